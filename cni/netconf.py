@@ -10,32 +10,55 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, PlainValidator, TypeAdapter
 
 from agent.config.networks import (
+    DEVICE,
     FOREIGN,
-    LINK_STATES,
+    GUID,
+    INTERFACE,
+    LINK_STATE,
+    MAC,
     MAX_MTU,
+    MAX_RATE,
     NETWORK_NAME,
+    OBJECT,
     OF_SHARES,
     OWN,
+    PROTOCOLS,
     REPLACED,
     Network,
+    NetworkKeys,
     Setup,
+    device_in,
     for_ipam,
-    interface_name,
-    read_ipam,
-    read_settings,
-    read_setup,
-    refuse_unknown,
+    ipam_of,
+    no_dhcp,
+    of_settings,
+    that,
+)
+from agent.config.section import (
+    FLAG,
+    JsonSection,
+    Refusal,
+    checked,
+    fold,
+    keys_of,
+    must_be,
+    refuse,
+    string,
+    value,
+    whole,
 )
 from agent.errors import RequestInvalid
 from agent.model.allocation import VfSettings
-from agent.model.fields import Fields, decode, is_device, is_list, is_text, join, shown, unicast_mac
+from agent.model.fields import decode, shown, unicast_mac
 from agent.model.pf_selector import PfSelector, parse_pf
 from agent.model.unit_id import UnitId
 from cni.result import check_result
@@ -126,52 +149,10 @@ def _parsed(text: bytes, mac: str) -> NetConf:
 _kept = functools.lru_cache(MAX_KEPT)(_parsed)
 
 
-def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> NetConf:
-    """Read a decoded configuration. Raises RequestInvalid with the path of what is wrong."""
-    kind = _kind(document)
-    fields = Fields(document, fold=kind in REPLACED)
-    version = _version(fields)
-    name = fields.text("name", "", _NAME.fullmatch, "a network name (letters, digits, '.', '_', '-')")
-    fields.take("type", is_text, "a plugin type")
-    runtime = fields.inside("runtimeConfig")
-    args = fields.inside("args").inside("cni")
-    wanted = _READERS[kind](fields, runtime, args)
-    setup, devices = wanted.setup, [wanted.device]
-    if kind in WITH_DEVICE:  # all are read before one is chosen: Multus gives deviceID and pciBusID at once
-        shares = setup.mode in OF_SHARES or wanted.network != ""
-        devices += fields.device("pciBusID", shares=shares), runtime.device("deviceID", shares=shares)
-    macs = (runtime.mac("mac"), _args_mac(cni_args or {}), setup.settings.mac) if kind in WITH_MAC else ()
-    mac = next(filter(None, macs), None)
-    if mac != setup.settings.mac:
-        setup = replace(setup, settings=replace(setup.settings, mac=mac))
-    if kind in REPLACED:  # to the Go plugins an ipam without a type is the same as none
-        is_infiniband = setup.mode == "ipoib" or kind == "ib-sriov"
-        ipam = read_ipam(fields, is_infiniband=is_infiniband, may_be_empty=True)
-        setup = replace(setup, ipam=ipam, for_ipam=for_ipam(document) if ipam is not None else {})
-    previous = fields.mapping("prevResult")
-    if previous is not None:
-        check_result(previous, "prevResult")
-    info = runtime.text("CNIDeviceInfoFile", "", _is_plain_path, "an absolute path without '..'")
-    if kind == OWN:
-        refuse_unknown(fields)
-    return NetConf(
-        **_told(setup),
-        cni_version=version,
-        name=name,
-        device=next(filter(None, devices), None),
-        prev_result=previous,
-        valid_attachments=_valid_attachments(fields, document),
-        kind=kind,
-        pf=wanted.pf,
-        network=wanted.network,
-        device_info_file=info or None,
-        ignored=_passed_over(fields) if kind in REPLACED else (),
-    )
-
-
 def version_in(text: bytes) -> str:
     """Read no more than the CNI version of a configuration. Raises RequestInvalid."""
-    return _version(Fields(decode(text, "the network configuration"), fold=True))
+    document = decode(text, "the network configuration")
+    return _version(next((value for key, value in _folded(document) if key == "cniversion"), None))
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -191,115 +172,353 @@ def _told(setup: Setup) -> dict[str, Any]:
 _OF_SETUP = tuple(field.name for field in fields_of(Setup))
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What the keys of one type ask for."""
-
-    setup: Setup
-    device: str | None
-    pf: tuple[PfSelector, ...] = ()
-    network: str = ""
+def _plain_path(text: str) -> str | None:
+    is_plain = text.startswith("/") and ".." not in text.split("/") and "\0" not in text and len(text) <= MAX_PATH
+    return text if is_plain else None
 
 
-def _own(fields: Fields, runtime: Fields, args: Fields) -> _Wanted:
-    guid = runtime.guid("infinibandGUID") or args.guid("guid")
-    setup = read_setup(fields)
-    network = fields.text("network", "", NETWORK_NAME.fullmatch, "the name of a network of the agent's configuration")
-    if network and setup != Setup():
-        raise RequestInvalid(f"network {network} says all of the interface: leave out what else is said of it")
-    device = fields.device("deviceID", shares=setup.mode in OF_SHARES or network != "")
-    return _Wanted(setup if guid is None else replace(setup, guid=guid), device, _pf(fields), network)
+def _device_or_auxiliary(text: str) -> str | None:
+    return text.lower() if _AUXILIARY.fullmatch(text) else device_in(text)
 
 
-def _sriov(fields: Fields, runtime: Fields, args: Fields) -> _Wanted:
-    return _Wanted(Setup(settings=read_settings(fields, fields.go_switch)), fields.device("deviceID"))
+def _pfs(given: Any) -> tuple[PfSelector, ...]:
+    if not isinstance(given, list) or not 0 < len(given) <= MAX_PFS or not all(isinstance(each, str) for each in given):
+        raise ValueError
+    return tuple(map(parse_pf, given))
 
 
-def _ib_sriov(fields: Fields, runtime: Fields, args: Fields) -> _Wanted:
-    guids = runtime.guid("infinibandGUID"), args.guid("guid"), fields.guid("guid")
-    if fields.flag("ibKubernetesEnabled"):
-        state = args.take("mellanox.infiniband.app", is_text, "a text")
-        if state != "configured":
-            raise RequestInvalid(
-                f'args.cni["mellanox.infiniband.app"] must be configured, is {shown(state)}: ib-kubernetes has not'
-                " set this pod up yet; see that it runs, or take ibKubernetesEnabled out"
-            )
-    setup = Setup(
-        settings=VfSettings(link_state=fields.word("link_state", LINK_STATES)),
-        guid=next(filter(None, guids), None),
-        # Left to itself it goes along where RDMA devices are kept apart. The old plugin refuses to do without.
-        rdma=True if fields.flag("rdmaIsolation") else None,
-        vfio=True if fields.flag("vfioPciMode") else None,
-    )
-    return _Wanted(setup, fields.device("deviceID"))
+def _attachments(given: Any) -> tuple[tuple[str, str], ...]:
+    if not isinstance(given, list):
+        raise must_be("a list")
+    found = [(i.get("containerID"), i.get("ifname")) if isinstance(i, dict) else (None, None) for i in given]
+    wrong = (n for n, pair in enumerate(found) if not (isinstance(pair[0], str) and isinstance(pair[1], str)))
+    refuse(Refusal((n,), f"must hold containerID and ifname, is {shown(given[n])}") for n in wrong)
+    return tuple((str(container), str(ifname)) for container, ifname in found)
 
 
-def _rdma(fields: Fields, runtime: Fields, args: Fields) -> _Wanted:
-    args.flag("debug")
-    want = "a PCI address such as 0000:3b:02.1, or an auxiliary device such as mlx5_core.sf.4"
-    device = fields.text("deviceID", "", _is_device_or_auxiliary, want)
-    return _Wanted(Setup(), (device if UnitId.parse(device).is_slot else device.lower()) or None)
+def _go_switch(given: Any) -> bool | None:
+    """Read a switch as the Go plugins do: any text but "on" is off."""
+    if given == "":
+        return None
+    if not isinstance(given, bool | str):
+        raise ValueError
+    return given in (True, "on")
 
 
-def _is_device_or_auxiliary(text: str) -> bool:
-    return bool(_AUXILIARY.fullmatch(text)) or is_device(text)
+def _name(text: str) -> str | None:
+    return text if _NAME.fullmatch(text) else None
 
 
-def _ipoib(fields: Fields, runtime: Fields, args: Fields) -> _Wanted:
-    master = interface_name(fields, "master")
-    if master is None:
-        raise RequestInvalid("master is missing: name the IPoIB interface of the host that the child belongs to")
-    return _Wanted(Setup(mode="ipoib", master=master, mtu=fields.whole("mtu", 0, MAX_MTU) or None), None)
+def _network_name(text: str) -> str | None:
+    return text if NETWORK_NAME.fullmatch(text) else None
 
 
-_READERS: Mapping[str, Callable[[Fields, Fields, Fields], _Wanted]] = MappingProxyType(
-    {OWN: _own, "sriov": _sriov, "ib-sriov": _ib_sriov, "rdma": _rdma, "ipoib": _ipoib}
+_AUXILIARY_DEVICE = that(
+    "a PCI address such as 0000:3b:02.1, or an auxiliary device such as mlx5_core.sf.4", _device_or_auxiliary
 )
-"""Each gets the document, its runtimeConfig and its args.cni."""
+_PFS = value(
+    f"a list of 1 to {MAX_PFS} PFs, such as ens1f0 or ens1f0#0-3,7 (its interface or PCI address, then VF indices)",
+    _pfs,
+    {},
+)
+_GO_SWITCH = value('"on" or "off"', _go_switch, {})
+_TEXT = string("a text", str)
+_ATTACHMENTS = PlainValidator(_attachments)
 
 
-def _pf(fields: Fields) -> tuple[PfSelector, ...]:
-    want = (
-        f"a list of 1 to {MAX_PFS} PFs, such as ens1f0 or ens1f0#0-3,7 (its interface or PCI address, then VF indices)"
+@dataclass(frozen=True, slots=True)
+class _Runtime(JsonSection):
+    """What the runtime asks of any plugin for a pod."""
+
+    overlooked: ClassVar[bool] = True
+
+    info: Annotated[
+        str | None,
+        that("an absolute path without '..'", _plain_path),
+        Field(alias="CNIDeviceInfoFile", description="Where the caller reads what the device is"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _RuntimeOfVf(_Runtime):
+    device: Annotated[str | None, DEVICE, Field(alias="deviceID", description="The device")] = None
+    guid: Annotated[str | None, GUID, Field(alias="infinibandGUID", description="GUID")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _RuntimeWithMac(_RuntimeOfVf):
+    mac: Annotated[str | None, MAC, Field(description="MAC address")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Args(JsonSection):
+    """args.cni"""
+
+    overlooked: ClassVar[bool] = True
+
+    guid: Annotated[str | None, GUID, Field(description="GUID")] = None
+    debug: Annotated[bool | None, FLAG, Field(description="Of no effect")] = None
+    state: Annotated[
+        str | None, _TEXT, Field(alias="mellanox.infiniband.app", description="What ib-kubernetes has done")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _AllArgs(JsonSection):
+    overlooked: ClassVar[bool] = True
+
+    cni: Annotated[_Args, Field(description="Of plugins")] = _Args()
+
+
+_NO_ARGS = _AllArgs()
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots: _Own has two bases
+class _Call(JsonSection):
+    """What a configuration of any type has."""
+
+    cni_version: Annotated[str | None, _TEXT, Field(description="Version")] = None
+    name: Annotated[
+        str | None,
+        that("a network name (letters, digits, '.', '_', '-')", _name),
+        Field(description="Name of the network"),
+    ] = None
+    type: Annotated[str | None, string("a plugin type", str), Field(description="The plugin")] = None
+    args: Annotated[_AllArgs, Field(description="Of the pod")] = _NO_ARGS
+    previous: Annotated[
+        Mapping[str, Any] | None, OBJECT, Field(alias="prevResult", description="Of the plugin before")
+    ] = None
+    valid: Annotated[
+        tuple[tuple[str, str], ...], _ATTACHMENTS, Field(alias="cni.dev/valid-attachments", description="For GC")
+    ] = ()
+    attachments: Annotated[
+        tuple[tuple[str, str], ...], _ATTACHMENTS, Field(alias="cni.dev/attachments", description="For GC")
+    ] = ()
+
+
+_OF_SHARE = "must be a PCI address such as 0000:3b:02.1, or a slot such as slot-rdma:vf-0-3, is {}"
+
+
+def _no_shares(*devices: str | None) -> list[Refusal]:
+    """Refuse shares of an adapter where only devices will do."""
+    named = zip((("deviceID",), ("pciBusID",), ("runtimeConfig", "deviceID")), devices, strict=False)
+    shares = ((loc, name) for loc, name in named if name is not None and UnitId.parse(name).is_share)
+    return [Refusal(loc, _OF_SHARE.format(shown(name))) for loc, name in shares]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Own(NetworkKeys, _Call):
+    runtime: Annotated[_RuntimeWithMac, Field(alias="runtimeConfig", description="Of the pod")] = _RuntimeWithMac()
+    device: Annotated[str | None, DEVICE, Field(alias="deviceID", description="The device")] = None
+    bus_id: Annotated[str | None, DEVICE, Field(alias="pciBusID", description="The device")] = None
+    pf: Annotated[tuple[PfSelector, ...], _PFS, Field(description="PFs whose VFs are a pool")] = ()
+    network: Annotated[
+        str | None,
+        that("the name of a network of the agent's configuration", _network_name),
+        Field(description="An entry of the agent's networks"),
+    ] = None
+
+    def contradictions(self) -> Iterator[Refusal]:
+        yield from super(_Own, self).contradictions()
+        if self.mode not in OF_SHARES and not self.network:
+            yield from _no_shares(self.device, self.bus_id, self.runtime.device)
+        if self.network and self.setup({}) != Setup(for_ipam={}):
+            text = f"{self.network} says all of the interface: leave out what else is said of it"
+            yield Refusal(("network",), text)
+
+    def wanted(self, document: Mapping[str, Any]) -> Setup:
+        guid = self.runtime.guid or self.args.cni.guid
+        setup = self.setup(document)
+        return setup if guid is None else replace(setup, guid=guid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replaced(_Call):
+    """What the configurations of the plugins that are replaced have. An ipam without a type is the same as none."""
+
+    ipam: Annotated[Mapping[str, Any] | None, PlainValidator(ipam_of), Field(description="Addresses")] = None
+
+    def wanted(self, document: Mapping[str, Any]) -> Setup:
+        return Setup(ipam=self.ipam, for_ipam=for_ipam(document) if self.ipam is not None else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfVf(_Replaced):
+    device: Annotated[str | None, DEVICE, Field(alias="deviceID", description="The device")] = None
+    bus_id: Annotated[str | None, DEVICE, Field(alias="pciBusID", description="The device")] = None
+    link_state: Annotated[str | None, LINK_STATE, Field(alias="link_state", description="Link of the VF")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sriov(_OfVf):
+    runtime: Annotated[_RuntimeWithMac, Field(alias="runtimeConfig", description="Of the pod")] = _RuntimeWithMac()
+    mac: Annotated[str | None, MAC, Field(description="MAC address")] = None
+    vlan: Annotated[int | None, whole(0, 4094), Field(description="VLAN")] = None
+    vlan_qos: Annotated[int | None, whole(0, 7), Field(alias="vlanQoS", description="Priority")] = None
+    vlan_proto: Annotated[str | None, PROTOCOLS, Field(description="Protocol")] = None
+    low: Annotated[int | None, whole(0, MAX_RATE), Field(alias="min_tx_rate", description="Mbit/s")] = None
+    high: Annotated[int | None, whole(0, MAX_RATE), Field(alias="max_tx_rate", description="Mbit/s")] = None
+    spoofchk: Annotated[bool | None, _GO_SWITCH, Field(description="Whether sources are checked")] = None
+    trust: Annotated[bool | None, _GO_SWITCH, Field(description="Whether the VF is trusted")] = None
+
+    def contradictions(self) -> list[Refusal]:
+        found = _no_shares(self.device, self.bus_id, self.runtime.device)
+        found += of_settings(self.vlan, self.vlan_qos, self.vlan_proto, self.low, self.high)
+        return found
+
+    def wanted(self, document: Mapping[str, Any]) -> Setup:
+        settings = VfSettings(
+            mac=self.mac,
+            vlan=self.vlan,
+            vlan_qos=self.vlan_qos,
+            vlan_proto=self.vlan_proto.lower() if self.vlan_proto else None,
+            min_tx_rate=self.low,
+            max_tx_rate=self.high,
+            spoofchk=self.spoofchk,
+            trust=self.trust,
+            link_state=self.link_state,
+        )
+        return replace(super(_Sriov, self).wanted(document), settings=settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _IbSriov(_OfVf):
+    runtime: Annotated[_RuntimeOfVf, Field(alias="runtimeConfig", description="Of the pod")] = _RuntimeOfVf()
+    guid: Annotated[str | None, GUID, Field(description="GUID")] = None
+    by_ib_kubernetes: Annotated[
+        bool | None, FLAG, Field(alias="ibKubernetesEnabled", description="Whether ib-kubernetes has its say")
+    ] = None
+    isolation: Annotated[bool | None, FLAG, Field(alias="rdmaIsolation", description="RDMA goes along")] = None
+    vfio: Annotated[bool | None, FLAG, Field(alias="vfioPciMode", description="For programs")] = None
+
+    def contradictions(self) -> list[Refusal]:
+        found = [*_no_shares(self.device, self.bus_id, self.runtime.device), *no_dhcp(self.ipam)]
+        state = self.args.cni.state
+        if self.by_ib_kubernetes and state != "configured":
+            text = (
+                f"must be configured, is {shown(state)}: ib-kubernetes has not set this pod up yet; see that it runs,"
+                " or take ibKubernetesEnabled out"
+            )
+            found.append(Refusal(("args", "cni", "mellanox.infiniband.app"), text))
+        return found
+
+    def wanted(self, document: Mapping[str, Any]) -> Setup:
+        return replace(
+            super(_IbSriov, self).wanted(document),
+            settings=VfSettings(link_state=self.link_state),
+            guid=self.runtime.guid or self.args.cni.guid or self.guid,
+            # Left to itself it goes along where RDMA devices are kept apart. The old plugin refuses to do without.
+            rdma=True if self.isolation else None,
+            vfio=True if self.vfio else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rdma(_Replaced):
+    runtime: Annotated[_Runtime, Field(alias="runtimeConfig", description="Of the pod")] = _Runtime()
+    device: Annotated[str | None, _AUXILIARY_DEVICE, Field(alias="deviceID", description="The device")] = None
+
+    def contradictions(self) -> list[Refusal]:
+        return _no_shares(self.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ipoib(_Replaced):
+    runtime: Annotated[_Runtime, Field(alias="runtimeConfig", description="Of the pod")] = _Runtime()
+    master: Annotated[str | None, INTERFACE, Field(description="The host's interface")] = None
+    mtu: Annotated[int | None, whole(0, MAX_MTU), Field(description="MTU")] = None
+
+    def contradictions(self) -> list[Refusal]:
+        found = list(no_dhcp(self.ipam))
+        if self.master is None:
+            text = "is missing: name the IPoIB interface of the host that the child belongs to"
+            found.append(Refusal(("master",), text))
+        return found
+
+    def wanted(self, document: Mapping[str, Any]) -> Setup:
+        setup = super(_Ipoib, self).wanted(document)
+        return replace(setup, mode="ipoib", master=self.master, mtu=self.mtu or None)
+
+
+_MODELS: Mapping[str, type[_Own | _Replaced]] = MappingProxyType(
+    {OWN: _Own, "sriov": _Sriov, "ib-sriov": _IbSriov, "rdma": _Rdma, "ipoib": _Ipoib}
+)
+
+
+_OF_OWN = TypeAdapter(_Own)
+
+
+@functools.cache
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    return _OF_OWN if kind == OWN else TypeAdapter(_MODELS[kind])
+
+
+def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> NetConf:
+    """Read a decoded configuration. Raises RequestInvalid with the path of what is wrong."""
+    kind = _kind(document)
+    is_own = kind == OWN
+    version = _version(document.get("cniVersion") if is_own else dict(_folded(document)).get("cniversion"))
+    said = checked(_adapter(kind), document, fold=not is_own)
+    setup: Setup = said.wanted(document)
+    own_device = getattr(said, "device", None)
+    devices = [own_device]
+    if kind in WITH_DEVICE:  # Multus gives deviceID and pciBusID at once
+        devices += said.bus_id, said.runtime.device
+    macs = (said.runtime.mac, _args_mac(cni_args or {}), setup.settings.mac) if kind in WITH_MAC else ()
+    mac = next(filter(None, macs), None)
+    if mac != setup.settings.mac:
+        setup = replace(setup, settings=replace(setup.settings, mac=mac))
+    if said.previous is not None:
+        check_result(said.previous, "prevResult")
+    is_gc = any(key in document for key in VALID_ATTACHMENTS)  # null is what Go writes for an empty list
+    return NetConf(
+        **_told(setup),
+        cni_version=version,
+        name=said.name or "",
+        device=next(filter(None, devices), None),
+        prev_result=said.previous,
+        valid_attachments=tuple(dict.fromkeys((*said.valid, *said.attachments))) if is_gc else None,
+        kind=kind,
+        pf=getattr(said, "pf", ()),
+        network=getattr(said, "network", None) or "",
+        device_info_file=said.runtime.info,
+        ignored=() if is_own else _passed_over(document, kind),
     )
-    return tuple(map(parse_pf, fields.take("pf", _are_pfs, want) or ()))
 
 
-def _are_pfs(value: Any) -> bool:
-    return is_list(value) and 0 < len(value) <= MAX_PFS and all(map(_is_pf, value))
+def _folded(document: Any) -> list[tuple[str, Any]]:
+    """List the keys as Go's decoder takes them: in any case, the last that is not null wins."""
+    if not isinstance(document, dict):
+        raise RequestInvalid(f"the network configuration must be an object, is {shown(document)}")
+    return list({fold(key): value for key, value in document.items() if value is not None}.items())
 
 
-def _is_pf(value: object) -> bool:
-    try:
-        return isinstance(value, str) and parse_pf(value) is not None
-    except ValueError:
-        return False
-
-
-def _passed_over(fields: Fields) -> tuple[str, ...]:
+def _passed_over(document: Mapping[str, Any], kind: str) -> tuple[str, ...]:
     """List the keys that no plugin knows."""
-    known = {key.lower() for key in FOREIGN} | _EFFECTLESS
-    return tuple(sorted(k for k in fields.unasked() if k.lower() not in known and not k.lower().startswith("cni.dev/")))
+    known = {key.lower() for key in (*FOREIGN, *keys_of(_MODELS[kind]))} | _EFFECTLESS
+    return tuple(sorted(k for k in document if fold(k) not in known and not k.lower().startswith("cni.dev/")))
 
 
-def _version(fields: Fields) -> str:
-    version = fields.take("cniVersion", is_text, "a text such as 1.0.0") or "0.3.1"
+def _version(given: Any) -> str:
+    version = given or "0.3.1"
+    if not isinstance(version, str):
+        raise RequestInvalid(f"cniVersion must be a text such as 1.0.0, is {shown(version)}")
     if version not in SUPPORTED_VERSIONS and version != _LIKE_0_3_1:
         raise VersionUnsupported(
             f"cniVersion must be {' or '.join(SUPPORTED_VERSIONS)}, is {shown(version)}: change it in the configuration"
         )
-    return str(version)
+    return version
 
 
 def _kind(document: Any) -> str:
     """Find the plugin's type, which decides how all else is read. A Go plugin may have its key in any case."""
-    exact = Fields(document).document.get("type")
-    value = exact if exact else Fields(document, fold=True).document.get("type")
-    if value is None or value == "":
+    keys = dict(_folded(document))
+    given = document.get("type") or keys.get("type")
+    if given is None or given == "":
         return OWN
-    if not isinstance(value, str) or value not in KINDS:
-        raise RequestInvalid(f"type must be {' or '.join(KINDS)}, is {shown(value)}")
-    return value
+    if not isinstance(given, str) or given not in KINDS:
+        raise RequestInvalid(f"type must be {' or '.join(KINDS)}, is {shown(given)}")
+    return given
 
 
 def _args_mac(cni_args: Mapping[str, str]) -> str | None:
@@ -310,27 +529,3 @@ def _args_mac(cni_args: Mapping[str, str]) -> str | None:
     if mac is None:
         raise RequestInvalid(f"CNI_ARGS MAC must be a unicast MAC address, is {shown(value)}")
     return mac
-
-
-def _is_plain_path(text: str) -> bool:
-    return text.startswith("/") and ".." not in text.split("/") and "\0" not in text and len(text) <= MAX_PATH
-
-
-def _valid_attachments(fields: Fields, document: Mapping[str, Any]) -> tuple[tuple[str, str], ...] | None:
-    given = [key for key in VALID_ATTACHMENTS if key in document]
-    if not given:
-        return None
-    found: dict[tuple[str, str], None] = {}
-    for key in given:
-        # null is what Go writes for an empty list: no attachment is valid.
-        for index, item in enumerate(fields.take(key, is_list, "a list") or ()):
-            found[_valid_attachment(item, join(key, index))] = None
-    return tuple(found)
-
-
-def _valid_attachment(item: Any, path: str) -> tuple[str, str]:
-    if isinstance(item, dict):
-        pair = (item.get("containerID"), item.get("ifname"))
-        if isinstance(pair[0], str) and isinstance(pair[1], str):
-            return pair[0], pair[1]
-    raise RequestInvalid(f"{path} must hold containerID and ifname, is {shown(item)}")

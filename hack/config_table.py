@@ -66,6 +66,8 @@ def _rows(path: str, said: Schema) -> list[Key]:
     below: dict[str, Schema] = {}
     for each in (said, said.get("items", {}), *said.get("anyOf", ())[:1], *said.get("oneOf", ())):
         for key, inner in each.get("properties", {}).items():
+            if inner.get("deprecated"):
+                continue
             shown = {**inner, "enum": list(RAIL_NIC_KINDS)} if "const" in inner else inner
             below.setdefault(key, {k: v for k, v in shown.items() if k != "const"})
     dots = "[]." if said.get("type") == "array" else "."

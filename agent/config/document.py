@@ -8,15 +8,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from agent.config.compat.go_json import Pairs, decode
 from agent.config.compat.shared import read_shared
 from agent.config.compat.sriov import DEFAULT_PREFIX, read_sriov
 from agent.config.contradictions import contradictions
-from agent.config.declare import read_fields
-from agent.config.networks import read_network
-from agent.config.reader import Reader, read_document
-from agent.config.resources import read_resource
+from agent.config.gone import without_gone
+from agent.config.section import read
 from agent.config.values import MAX_RESCAN_SECONDS, Config
+from agent.config.yaml_text import read_document
 from agent.errors import ConfigError
 from agent.model.device import LinkLayer
 from agent.model.printable import masked
@@ -74,8 +75,7 @@ def _legible(text: bytes, source: str) -> Config:
         shape, document = read_any(text, source)
     except ConfigError:
         return Config(source=source)
-    own = document if shape is Shape.OWN and document is not None else {}
-    return read_config(Reader(own, "", []), source)
+    return read_config(document if shape is Shape.OWN else None, source)[0]
 
 
 def read_file(path: Path) -> bytes:
@@ -95,7 +95,7 @@ def parse(text: str | bytes, source: str, flags: Flags | None = None) -> Config:
     shape, document = read_any(text, source)
     problems: list[str] = []
     if shape is Shape.OWN:
-        config = read_config(Reader({} if document is None else document, "", problems), source)
+        config, problems = read_config(document, source)
     else:
         config = _of_others(shape, document, problems, source, flags or Flags())
     if problems:
@@ -139,22 +139,20 @@ def _telling(value: Any) -> Any:
     return [_telling(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def read_config(top: Reader, source: str) -> Config:
-    """Read the whole document."""
-    networks = tuple(read_network(r) for r in top.sections("networks", about="How VFs are set up in pods"))
-    resources = tuple(read_resource(r) for r in top.sections("resources", about="What kubelet is offered"))
-    unread = frozenset(i for i in range(len(resources)) if _is_unread(top, i))
-    config = Config(resources=resources, networks=networks, source=source, **read_fields(Config, top))
-    for path, text in contradictions(config, unread):
-        top.note(path, text)
-    top.done()
-    return config
+def read_config(document: Any, source: str) -> tuple[Config, list[str]]:
+    """Read a document of our own shape as far as it is right, with all that is wrong in it."""
+    left, warnings = without_gone({} if document is None else document)
+    found, problems = read(_CONFIG, left)
+    config = replace(found, source=source, warnings=warnings)
+    # What a resource selects is not what was meant where something of its selectors was refused.
+    places = (at.loc for at in problems if at.loc[:1] == ("resources",))
+    unread = {int(loc[1]) for loc in places if len(loc) > 1 and loc[2:3] in _SELECTING}
+    said = [*map(str, problems), *(f"{path}: {text}" for path, text in contradictions(config, unread))]
+    return config, said
 
 
-def _is_unread(top: Reader, i: int) -> bool:
-    """Tell whether a resource selects other devices than meant, as something of its selectors was refused."""
-    paths = tuple(f"resources[{i}].{key}" for key in ("kind", "select", "gpu", "nic"))
-    return any(problem.startswith(paths) for problem in top.problems)
+_CONFIG = TypeAdapter(Config)
+_SELECTING = {(), ("kind",), ("select",), ("gpu",), ("nic",)}
 
 
 def read_any(text: str | bytes, source: str) -> tuple[Shape, Any]:

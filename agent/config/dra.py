@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from agent.config import declare
+from pydantic import AfterValidator, Field
+
 from agent.config.routing import KEYS as ROUTING_KEYS
+from agent.config.section import FLAG, LIST, Refusal, Section, choice, matching, string
+from agent.config.sections import each_once
 
 DRIVER = "nodefabric.io"
 STANDARD = "resource.kubernetes.io"
@@ -38,46 +42,62 @@ def _alias(text: str) -> str:
     return text
 
 
+_ALIAS_WANTED = (
+    f"an attribute of another driver, domain/name, with the name {' or '.join(ALIASED)}; of {STANDARD} only pciBusID"
+)
+
+
 @dataclass(frozen=True, slots=True)
-class Dra:
+class Dra(Section):
     """How the resources with `offer: dra` are offered."""
 
-    driver: str = declare.text(
-        DRIVER,
-        "a domain of at most 63 characters, such as nodefabric.io",
-        re.compile(_DOMAIN),
-        about="The driver's name in slices and classes",
-    )
-    aliases: tuple[str, ...] = declare.strings(
-        f"an attribute of another driver, domain/name, with the name {' or '.join(ALIASED)}; of"
-        f" {STANDARD} only pciBusID",
-        _alias,
-        default=("gpu.nvidia.com/uuid", NEAR_ADDRESS),
-        may_be_empty=True,
-        about="Attributes of other drivers that our devices carry too, so that a claim can match them: uuid (of the"
-        " nearest GPU), pciBusID (of the nearest GPU; late-bound places only) or numaNode; default:"
-        f" gpu.nvidia.com/uuid and {NEAR_ADDRESS}; [] for none",
-    )
-    list_attributes: bool = declare.flag(
-        False, about="Tell all nearest GPUs of a shared adapter; needs the gate DRAListTypeAttributes in the cluster"
-    )
-    status: bool = declare.flag(True, about="Write interface and addresses into the claim's status")
-    metadata: bool = declare.flag(False, about="Give containers files that tell of their devices (KEP-5304)")
-    claim_may: tuple[str, ...] = declare.words(
-        CLAIM_KEYS,
-        default=SAFE_KEYS,
-        may_be_empty=True,
-        about=f"What the parameters of a claim may say; those of a class may say all; default: {', '.join(SAFE_KEYS)}."
-        " Where the network has ipam, a claim may never say addresses",
-    )
-    shares: str = declare.choice(
-        "capacity",
-        SHARES,
-        about="How shares and late-bound units are told: as a device's capacity (Kubernetes 1.36), or as a device each",
-    )
+    driver: Annotated[
+        str,
+        matching("a domain of at most 63 characters, such as nodefabric.io", re.compile(_DOMAIN)),
+        Field(description="The driver's name in slices and classes"),
+    ] = DRIVER
+    aliases: Annotated[
+        tuple[Annotated[str, string(_ALIAS_WANTED, _alias)], ...],
+        LIST,
+        Field(
+            description="Attributes of other drivers that our devices carry too, so that a claim can match them: uuid"
+            " (of the nearest GPU), pciBusID (of the nearest GPU; late-bound places only) or numaNode; default:"
+            f" gpu.nvidia.com/uuid and {NEAR_ADDRESS}; [] for none"
+        ),
+    ] = ("gpu.nvidia.com/uuid", NEAR_ADDRESS)
+    list_attributes: Annotated[
+        bool,
+        FLAG,
+        Field(
+            description="Publish all nearest GPUs of a shared adapter; needs the gate DRAListTypeAttributes in the"
+            " cluster"
+        ),
+    ] = False
+    status: bool = True
+    """Whether interface and addresses go into the claim's status."""
+    metadata: Annotated[
+        bool, FLAG, Field(description="Give containers files that describe their devices (KEP-5304)")
+    ] = False
+    claim_may: Annotated[
+        tuple[Annotated[str, choice(*CLAIM_KEYS)], ...],
+        LIST,
+        AfterValidator(each_once),
+        Field(
+            description="What the parameters of a claim may say; those of a class may say all; default:"
+            f" {', '.join(SAFE_KEYS)}. Where the network has ipam, a claim may never say addresses"
+        ),
+    ] = SAFE_KEYS
+    shares: Annotated[
+        str,
+        choice(*SHARES),
+        Field(
+            description="How shares and late-bound units are published: as a device's capacity (Kubernetes 1.36), or as"
+            " a device each"
+        ),
+    ] = "capacity"
 
-    def contradictions(self) -> Iterator[tuple[str, str]]:
-        """List what does not go together: a key, and what is wrong there."""
+    def contradictions(self) -> Iterator[Refusal]:
         for alias in self.aliases:
             if alias.partition("/")[0] == self.driver:
-                yield "aliases", f"{alias} is in the driver's own domain, whose attributes are there anyway"
+                text = f"{alias} is in the driver's own domain, whose attributes are there anyway"
+                yield Refusal(("aliases",), text, ("driver",))

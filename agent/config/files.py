@@ -13,12 +13,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from agent.config.declare import key_of
 from agent.config.document import Flags, parse, read_file
+from agent.config.section import keys_of
 from agent.config.values import Config
 from agent.errors import ConfigError
 from agent.state import Latest
@@ -180,7 +180,7 @@ class Reloader:
 
 def without_restart(old: Config, new: Config, also: Sequence[str] = ()) -> tuple[Config, tuple[str, ...]]:
     """Say what of a new configuration can be in effect at once, and which of its keys have to wait for a restart."""
-    keys = {field.name: key_of(field) for field in fields(Config)}
+    keys = {name: key for key, name in keys_of(Config).items()}
     waiting = [name for name in (*AT_START_ONLY, *also) if name in keys and getattr(old, name) != getattr(new, name)]
     kept = {name: getattr(old, name) for name in waiting}
     return replace(new, **kept), tuple(keys[name] for name in waiting)

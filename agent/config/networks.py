@@ -1,7 +1,8 @@
-"""The entries of `networks`, and what the keys of our own plugin type mean, there and in a CNI configuration.
+"""The entries of `networks`, and what the keys of our own plugin type mean, there, in a CNI configuration and in the
+parameters of claims: one model for all three.
 
-A key that is not known is refused: a typo must not silently leave a VF open. Both are read once: an entry when the
-configuration is loaded, a CNI configuration when it is first met.
+A key that is not known is refused: a typo must not silently leave a VF open. An entry is read when the configuration is
+loaded, a CNI configuration when it is first met.
 """
 
 from __future__ import annotations
@@ -10,12 +11,27 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
-from agent.config.reader import MAX_VALUES, Reader, is_plain_json
-from agent.config.reader import shown as shown_at
-from agent.config.routing import KEYS as ROUTING_KEYS
-from agent.config.routing import NO_ROUTING, Routing, read_routing
+from pydantic import Field, PlainValidator, TypeAdapter, WithJsonSchema
+
+from agent.config.routing import NO_ROUTING, Routing, RoutingKeys
+from agent.config.section import (
+    ABSENT,
+    FLAG,
+    MAPPING,
+    Kind,
+    Refusal,
+    checked,
+    folded,
+    must_be,
+    refuse,
+    string,
+    value,
+    whole,
+    word,
+)
+from agent.config.shown import MAX_VALUES, advice, is_plain_json, shown
 from agent.config.template import (
     IN_QUOTES,
     NO_WORDS,
@@ -23,15 +39,15 @@ from agent.config.template import (
     Place,
     filled,
     misunderstood,
-    readable,
     unquoted,
     words_of,
 )
-from agent.config.trunk import with_trunk
 from agent.errors import RequestInvalid
-from agent.model.allocation import NO_SETTINGS, VfSettings
-from agent.model.fields import Fields, is_list, is_text, shown
-from agent.model.printable import unknown
+from agent.model import vlan_ids
+from agent.model.allocation import NO_SETTINGS, VfSettings, is_place
+from agent.model.device import is_pci_address
+from agent.model.fields import unicast_mac
+from agent.model.unit_id import UnitId
 
 OWN = "nodefabric"
 REPLACED = ("sriov", "ib-sriov", "rdma", "ipoib")
@@ -85,9 +101,6 @@ _HEEDED_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Key → the modes that heed it; a key that is not here has a meaning in all of them."""
-_SETTINGS = ("mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state")
-_OF_BONDS = ("bond", "arpTargets")
-_RARE = ("trunk", "master", "pkey", "vfio", "functionReset", "altNames", "macvlanMode", "ipvlanMode", *_OF_BONDS)
 _NOT_BONDED = ("mac", "guid", "pkey", "vfio", "functionReset")
 """Keys for VFs that a bond cannot join, and the MAC, which each of its VFs keeps."""
 _OFF_ANYWHERE = frozenset(("rdma", "functionReset"))
@@ -161,8 +174,9 @@ class Network:
         if not self.words:
             return self
         keys = filled(self.keys, place)
-        setup, ifname = _read_entry(keys)
-        return replace(self, setup=replace(setup, mode=self.setup.mode), keys=keys, ifname=ifname, words=NO_WORDS)
+        entry = checked(_ENTRY, keys)
+        setup = replace(entry.setup(keys), mode=self.setup.mode)
+        return replace(self, setup=setup, keys=keys, ifname=entry.ifname, words=NO_WORDS)
 
     def for_devices(self, nic_kind: str) -> Network:
         """Return what is meant for a resource of a kind.
@@ -181,65 +195,7 @@ ADAPTER = Network("", Setup(mode="nic"))
 """What a whole adapter joins where no network is named."""
 
 
-def read_network(reader: Reader) -> Network:
-    """Read one entry: `name`, and what a CNI configuration of ours may say, but for what is another for each pod."""
-    name = reader.text("name", None, "a lower-case DNS label", NETWORK_NAME, about="Name that resources call it by")
-    if "name" not in reader.value:
-        reader.note("name", "is missing")
-    keys = {key: value for key, value in reader.value.items() if key != "name"}
-    strange = [key for key, value in keys.items() if not is_plain_json(value)]
-    for key in strange:
-        reader.note(key, f"must be plain JSON values, not dates or the like, is {shown_at(keys[key], key)}")
-    for key in _OF_EACH_POD:
-        if keys.get(key):
-            reader.note(key, "is chosen for each pod, so leave it out")
-    bare = {} if strange else dict(unquoted(keys))
-    for key, text in bare.items():
-        reader.note(key, f"is {text} without quotes: {IN_QUOTES}")
-    templates = [] if strange else list(misunderstood(keys))
-    for text in templates:
-        reader.note("", text)
-    problems: list[str] = []
-    network = _network(name or "", readable({key: keys[key] for key in keys if key not in strange}), problems)
-    for problem in dict.fromkeys(problems):
-        reader.note("", problem)
-    if not (strange or bare or templates or problems):
-        return network
-    mode = keys["mode"] if keys.get("mode") in MODES else "vf"
-    return Network(name or "", Setup(mode=mode), keys)  # of one that is wrong
-
-
-def misplaced_in(network: Network) -> Iterator[str]:
-    """Say what is wrong with a network of a mode that it does not name itself."""
-    return _misplaced(network.setup.mode, network.keys)
-
-
-def network_of_keys(keys: Mapping[str, Any]) -> Network:
-    """Make a network of the keys of an entry, its name among them if it has one.
-
-    Raises RequestInvalid for a key or value that is wrong.
-    """
-    if not is_plain_json(keys):
-        raise RequestInvalid(f"a network must be plain JSON of at most {MAX_VALUES} values")
-    return _network(keys.get("name", ""), {key: value for key, value in keys.items() if key != "name"})
-
-
-def _network(name: str, keys: Mapping[str, Any], problems: list[str] | None = None) -> Network:
-    words = words_of(keys)
-    setup, ifname = _read_entry(filled(keys, SAMPLE) if words else keys, problems)
-    return Network(name, setup, keys, ifname, words)
-
-
-def _read_entry(keys: Mapping[str, Any], problems: list[str] | None = None) -> tuple[Setup, str]:
-    fields = Fields({key: value for key, value in keys.items() if key not in _OF_EACH_POD}, problems=problems)
-    fields.word("type", (OWN,))
-    fields.take("cniVersion", is_text, "a text such as 1.0.0")
-    setup = read_setup(fields)
-    ifname = fields.text("ifName", "", is_ifname, WANTED_IFNAME)
-    if ifname == PODS_OWN:
-        fields.refuse(f"ifName must not be {PODS_OWN}, which is the pod's own interface: take another name")
-    refuse_unknown(fields)
-    return setup, ifname
+# ------------------------------------------------------------------------------------------------------ kinds of values
 
 
 def is_ifname(text: str) -> bool:
@@ -247,81 +203,388 @@ def is_ifname(text: str) -> bool:
     return _IFNAMES.fullmatch(text) is not None
 
 
-def read_setup(fields: Fields) -> Setup:
-    """Read what the keys of our own type ask for. Refuses what is wrong, with its path."""
-    mode = fields.word("mode", MODES) or "vf"
-    ipam = read_ipam(fields, is_infiniband=mode == "ipoib")
-    setup = Setup(
-        mode=mode,
-        settings=read_settings(fields, fields.switch),
-        mtu=fields.whole("mtu", 68, MAX_MTU),
-        ipam=ipam,
-        for_ipam=for_ipam(fields.document) if ipam is not None else {},
-        guid=fields.guid("guid"),
-        rdma=fields.flag("rdma"),
-    )
-    if fields.has_any(_RARE):  # a pod's start waits: what is seldom there is not looked at key by key
-        setup = replace(
-            setup,
-            settings=with_trunk(fields, setup.settings),
-            master=interface_name(fields, "master"),
-            pkey=_pkey(fields),
-            vfio=fields.flag("vfio"),
-            function_reset=bool(fields.flag("functionReset")),
-            altnames=_listed(fields, "altNames", _ALTNAME, "interface names of at most 127 characters each"),
-            macvlan_mode=fields.word("macvlanMode", MACVLAN_MODES) or "bridge",
-            ipvlan_mode=fields.word("ipvlanMode", IPVLAN_MODES) or "l2",
-            bond=fields.word("bond", BONDS) or None,
-            arp_targets=_listed(fields, "arpTargets", _IPV4, "IPv4 addresses"),
+def is_host_ifname(text: str) -> bool:
+    """Tell whether an interface of the host may be called so."""
+    return _IFNAME.fullmatch(text) is not None
+
+
+def that(want: str, convert: Callable[[str], str | None]) -> Kind:
+    """A text of which `convert` makes another, or None to refuse it; an empty one is none."""
+
+    def read(given: str) -> str | None:
+        if given == "":
+            return None
+        found = convert(given)
+        if found is None:
+            raise ValueError
+        return found
+
+    return string(want, read)
+
+
+def _matching(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
+    return lambda text: text if pattern.fullmatch(text) else None
+
+
+def device_in(text: str) -> str | None:
+    """Spell what names a device: a PCI address, a slot, a place of a claim's devices, or a share of an adapter."""
+    if UnitId.parse(text).is_slot:
+        return text
+    return text.lower() if is_pci_address(text.lower()) or is_place(text) or UnitId.parse(text).is_share else None
+
+
+def _guid(text: str) -> str | None:
+    text = text.lower()
+    return text if _GUID.fullmatch(text) and text not in _EMPTY_GUIDS else None
+
+
+def _switch(given: Any) -> bool | None:
+    if given == "":
+        return None
+    if isinstance(given, bool):
+        return given
+    if given not in ("on", "off"):
+        raise ValueError
+    return bool(given == "on")
+
+
+def _pkey(given: Any) -> int | None:
+    """Read a partition key. Its top bit says full member; the other 15 must not all be zero."""
+    if given == "":
+        return None
+    number = given
+    if isinstance(given, str) and re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}", given):
+        number = int(given, 16 if given[:2] in ("0x", "0X") else 10)
+    if type(number) is not int or not 0 < number <= 0xFFFF or not number & 0x7FFF:
+        raise ValueError
+    return number
+
+
+def _names(pattern: re.Pattern[str], what: str) -> Kind:
+    def read(given: Any) -> tuple[str, ...]:
+        if not isinstance(given, list) or len(given) > MAX_LISTED:
+            raise ValueError
+        if not all(isinstance(each, str) and pattern.fullmatch(each) for each in given):
+            raise ValueError
+        return tuple(dict.fromkeys(given))
+
+    return value(f"a list of at most {MAX_LISTED} {what}", read, {})
+
+
+def _trunk(given: Any) -> str | None:
+    """Read `trunk`: the VLANs that a VF may send with tags of its own. ovs-cni knows the key as a list of objects."""
+    if given == "":
+        return None
+    if not isinstance(given, list):
+        ranges = _ranges(given)
+        if ranges is None:
+            raise must_be(_TRUNK)
+        return vlan_ids.spelled(ranges)
+    if not given:
+        raise must_be(_TRUNK)
+    found = [_of_object(item) if isinstance(item, dict) else _ranges(item) for item in given]
+    wrong = (i for i, ranges in enumerate(found) if ranges is None)
+    refuse(Refusal((i,), f"must be {_TRUNK_ITEM}, is {shown(given[i])}") for i in wrong)
+    return vlan_ids.spelled(each for ranges in found for each in ranges or ())
+
+
+def _of_object(item: dict[str, Any]) -> tuple[vlan_ids.Range, ...] | None:
+    if item.keys() == {"id"}:
+        return _between(item["id"], item["id"])
+    return _between(item["minID"], item["maxID"]) if item.keys() == {"minID", "maxID"} else None
+
+
+def _ranges(given: Any) -> tuple[vlan_ids.Range, ...] | None:
+    """Read an ID, or a text of several. None for what is neither."""
+    if not isinstance(given, str):
+        return _between(given, given)
+    try:
+        return vlan_ids.parse(given)
+    except ValueError:
+        return None
+
+
+def _between(first: Any, last: Any) -> tuple[vlan_ids.Range, ...] | None:
+    if type(first) is int and type(last) is int and vlan_ids.UNTAGGED <= first <= last <= vlan_ids.LAST:
+        return ((first, last),)
+    return None
+
+
+def _ipam(given: Any) -> Mapping[str, Any] | None:
+    if not isinstance(given, dict):
+        raise must_be("an object")
+    if not given:
+        return None
+    name = given.get("type")
+    if not isinstance(name, str) or not _PLUGIN_TYPE.fullmatch(name):
+        refuse([Refusal(("type",), f"must be the name of an IPAM plugin, is {shown(name)}")])
+    if name in NO_IPAM:
+        text = (
+            f"must be the name of an IPAM plugin, is {shown(name)}, which leases no addresses: take host-local,"
+            " whereabouts or the like"
         )
-    if fields.has_any(ROUTING_KEYS):
-        setup = replace(setup, routing=read_routing(fields, has_addresses=bool(fields.document.get("ipam"))))
-    if fields.document.get("mode") in (None, "", mode):
-        for text in _misplaced(mode, fields.document):
-            fields.refuse(text)
-    return setup
+        refuse([Refusal(("type",), text)])
+    return given
 
 
-def refuse_unknown(fields: Fields) -> None:
-    """Refuse a key that nobody asked for and that means nothing elsewhere either."""
-    for key in fields.unasked():
-        if key not in FOREIGN and not key.startswith("cni.dev/"):
-            fields.refuse(f"{shown(key)[1:-1]} {unknown(key, fields.asked)}")
+def no_dhcp(ipam: Mapping[str, Any] | None) -> Iterator[Refusal]:
+    """Refuse DHCP, for InfiniBand."""
+    if ipam and ipam.get("type") == "dhcp":
+        text = "must not be dhcp, which knows no InfiniBand addresses: take host-local or the like"
+        yield Refusal(("ipam", "type"), text)
 
 
-def _misplaced(mode: str, keys: Mapping[str, Any]) -> Iterator[str]:
-    """Tell of keys that the mode cannot heed: nobody would notice that they are not in force."""
-    for key, value in keys.items():
+def of_settings(
+    vlan: int | None, qos: int | None, proto: str | None, low: int | None, high: int | None
+) -> Iterator[Refusal]:
+    """List settings of a VF that do not go together."""
+    if not vlan and qos:
+        yield Refusal(("vlanQoS",), "needs a vlan from 1 to 4094", ("vlan",))
+    if not vlan and (proto or "").lower() == "802.1ad":
+        yield Refusal(("vlanProto",), "802.1ad needs a vlan from 1 to 4094", ("vlan",))
+    if low and high and low > high:
+        yield Refusal(("min_tx_rate",), f"{low} is above max_tx_rate {high} (Mbit/s)", ("max_tx_rate",))
+
+
+def ipam_of(given: Any) -> Mapping[str, Any] | None:
+    """Read `ipam` as a Go plugin does: its type in any case, and none where it names no plugin."""
+    if isinstance(given, dict):
+        name = folded(given, ("type",)).get("type")
+        if not name:
+            return None
+        given = {**given, "type": name}
+    return _ipam(given)
+
+
+def _object(given: Any) -> Any:
+    if not isinstance(given, dict):
+        raise ValueError
+    return given
+
+
+_TRUNK = 'VLAN IDs from 0 to 4094 and ranges of them, such as "100,200-210" or [100, "200-210"]'
+_TRUNK_ITEM = 'a VLAN ID from 0 to 4094, a range such as "200-210", {"id": 100} or {"minID": 200, "maxID": 210}'
+_GUID = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){7}")
+_EMPTY_GUIDS = ("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff")
+_VLAN, _QOS, _RATE = whole(0, 4094), whole(0, 7), whole(0, MAX_RATE)
+SWITCH = value('"on" or "off"', _switch, {})
+MAC = that("a unicast MAC address such as 02:00:00:00:00:01", unicast_mac)
+GUID = that("an InfiniBand GUID such as 02:00:00:00:00:00:00:01", _guid)
+DEVICE = that("a PCI address such as 0000:3b:02.1, or a slot such as slot-rdma:vf-0-3", device_in)
+INTERFACE = that("an interface name of at most 15 characters", _matching(_IFNAME))
+LINK_STATE = word(*LINK_STATES)
+OBJECT = value("an object", _object, {"type": "object"})
+VERSION = that("a text such as 1.0.0", str)
+PROTOCOLS = word("802.1q", "802.1ad", "802.1Q", "802.1AD", "802.1Ad")
+
+
+# --------------------------------------------------------------------------------------------------------- the model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkKeys(RoutingKeys):
+    """What an entry of `networks`, a CNI configuration of ours and a claim's parameters may say of an interface."""
+
+    mode: Annotated[str | None, word(*MODES), Field(description="How the pod gets it")] = None
+    mac: Annotated[str | None, MAC, Field(description="MAC address")] = None
+    vlan: Annotated[int | None, _VLAN, Field(description="VLAN that the PF tags with")] = None
+    vlan_qos: Annotated[int | None, _QOS, Field(alias="vlanQoS", description="Priority in the tag")] = None
+    vlan_proto: Annotated[str | None, PROTOCOLS, Field(description="802.1q or 802.1ad")] = None
+    min_tx_rate: Annotated[int | None, _RATE, Field(alias="min_tx_rate", description="Mbit/s")] = None
+    max_tx_rate: Annotated[int | None, _RATE, Field(alias="max_tx_rate", description="Mbit/s")] = None
+    spoofchk: Annotated[bool | None, SWITCH, Field(description="Whether the PF checks sources")] = None
+    trust: Annotated[bool | None, SWITCH, Field(description="Whether the PF trusts the VF")] = None
+    link_state: Annotated[str | None, LINK_STATE, Field(alias="link_state", description="Link of the VF")] = None
+    trunk: Annotated[str | None, PlainValidator(_trunk), Field(description="VLANs that the VF tags")] = None
+    mtu: Annotated[int | None, whole(68, MAX_MTU), Field(description="MTU")] = None
+    ipam: Annotated[Mapping[str, Any] | None, PlainValidator(_ipam), Field(description="Addresses")] = None
+    master: Annotated[str | None, INTERFACE, Field(description="The host's interface")] = None
+    guid: Annotated[str | None, GUID, Field(description="GUID of an InfiniBand VF")] = None
+    pkey: Annotated[
+        int | None, value("a partition key from 1 to 0xffff, such as 0x8001", _pkey, {}), Field(description="P_Key")
+    ] = None
+    rdma: Annotated[bool | None, FLAG, Field(description="Whether the RDMA device goes along")] = None
+    vfio: Annotated[bool | None, FLAG, Field(description="Whether programs drive the device")] = None
+    function_reset: Annotated[bool | None, FLAG, Field(description="Reset it on return")] = None
+    altnames: Annotated[
+        tuple[str, ...],
+        _names(_ALTNAME, "interface names of at most 127 characters each"),
+        Field(alias="altNames", description="Further names"),
+    ] = ()
+    macvlan_mode: Annotated[str | None, word(*MACVLAN_MODES), Field(description="Mode of the macvlan")] = None
+    ipvlan_mode: Annotated[str | None, word(*IPVLAN_MODES), Field(description="Mode of the ipvlan")] = None
+    bond: Annotated[str | None, word(*BONDS), Field(description="How two VFs become one interface")] = None
+    arp_targets: Annotated[
+        tuple[str, ...], _names(_IPV4, "IPv4 addresses"), Field(description="Whom the bond asks")
+    ] = ()
+
+    @classmethod
+    def is_foreign(cls, key: str) -> bool:
+        return key in FOREIGN or key.startswith("cni.dev/")
+
+    @classmethod
+    def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
+        yield from super(NetworkKeys, cls).refused(given)
+        mode = given.get("mode") or "vf"
+        if mode in MODES:
+            yield from misplaced(mode, given)
+
+    def contradictions(self) -> Iterator[Refusal]:
+        yield from of_settings(self.vlan, self.vlan_qos, self.vlan_proto, self.min_tx_rate, self.max_tx_rate)
+        if self.trunk is not None and self.vlan:
+            text = (
+                f"cannot be had with vlan {self.vlan}: either the PF tags what the VF sends, or the VF does;"
+                " leave one of the two out"
+            )
+            yield Refusal(("trunk",), text)
+        if self.mode == "ipoib":
+            yield from no_dhcp(self.ipam)
+        if self._has_routing:
+            yield from self.of_routing(has_addresses=self.ipam is not None)
+
+    @property
+    def _has_routing(self) -> bool:
+        said = (self.routing, self.routes, self.rules, self.neighbours, self.sysctls)
+        return self.gateway is not None or any(said)
+
+    def setup(self, document: Mapping[str, Any]) -> Setup:
+        """Return what becomes of a device. `document` is what it was read from: an IPAM plugin gets that, too."""
+        return Setup(
+            mode=self.mode or "vf",
+            settings=VfSettings(
+                mac=self.mac,
+                vlan=self.vlan,
+                vlan_qos=self.vlan_qos,
+                vlan_proto=self.vlan_proto.lower() if self.vlan_proto else None,
+                min_tx_rate=self.min_tx_rate,
+                max_tx_rate=self.max_tx_rate,
+                spoofchk=self.spoofchk,
+                trust=self.trust,
+                link_state=self.link_state,
+                trunk=self.trunk,
+            ),
+            mtu=self.mtu,
+            ipam=self.ipam,
+            for_ipam=for_ipam(document) if self.ipam is not None else {},
+            master=self.master,
+            guid=self.guid,
+            pkey=self.pkey,
+            rdma=self.rdma,
+            vfio=self.vfio,
+            function_reset=bool(self.function_reset),
+            altnames=self.altnames,
+            macvlan_mode=self.macvlan_mode or "bridge",
+            ipvlan_mode=self.ipvlan_mode or "l2",
+            bond=self.bond,
+            arp_targets=self.arp_targets,
+            routing=self.routing_value() if self._has_routing else NO_ROUTING,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry(NetworkKeys):
+    """An entry of `networks`, but for its name."""
+
+    type: Annotated[str | None, word(OWN), Field(description="nodefabric")] = None
+    cni_version: Annotated[str | None, VERSION, Field(description="Of no effect")] = None
+    ifname: Annotated[
+        str,
+        that(WANTED_IFNAME, lambda text: text if is_ifname(text) else None),
+        Field(alias="ifName", description="Name of the interface in the pod"),
+    ] = ""
+
+    @classmethod
+    def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
+        left = {key: value for key, value in given.items() if key not in _OF_EACH_POD}
+        chosen = (key for key in _OF_EACH_POD if given.get(key))
+        yield from (Refusal((key,), "is chosen for each pod, so leave it out") for key in chosen)
+        yield from super(Entry, cls).refused(left)
+
+    def contradictions(self) -> Iterator[Refusal]:
+        yield from super(Entry, self).contradictions()
+        if self.ifname == PODS_OWN:
+            text = f"must not be {PODS_OWN}, which is the pod's own interface: take another name"
+            yield Refusal(("ifName",), text)
+
+
+_ENTRY = TypeAdapter(Entry)
+
+
+def _read_entry(given: Any) -> Network:
+    """Read an entry: `name`, and what a CNI configuration of ours may say, but for what is another for each pod."""
+    if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
+        raise must_be(MAPPING)
+    name, keys = given.get("name"), {key: value for key, value in given.items() if key != "name"}
+    strange = [key for key, value in keys.items() if not is_plain_json(value)]
+    text = "must be plain JSON values, not dates or the like, is"
+    refuse(Refusal((key,), f"{text} {shown(keys[key], key)}") for key in strange)
+    if "name" not in given:
+        refuse([Refusal(("name",), "is missing")])
+    if name is not ABSENT and not (isinstance(name, str) and NETWORK_NAME.fullmatch(name)):
+        refuse([Refusal(("name",), f"must be a lower-case DNS label, is {shown(name)}{advice(name, is_text=True)}")])
+    refuse(Refusal(loc, f"is {text} without quotes: {IN_QUOTES}") for loc, text in unquoted(keys))
+    refuse(Refusal(loc, text) for loc, text in misunderstood(keys))
+    return _network(str(name), keys)
+
+
+def _network(name: str, keys: Mapping[str, Any]) -> Network:
+    words = words_of(keys)
+    meant = filled(keys, SAMPLE) if words else keys
+    entry = _ENTRY.validate_python(meant)
+    return Network(name, entry.setup(meant), keys, entry.ifname or "", words)
+
+
+NetworkEntry = Annotated[
+    Network,
+    PlainValidator(_read_entry),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "name": {
+                    "type": "string",
+                    "pattern": f"^(?:{NETWORK_NAME.pattern})$",
+                    "description": "Name that resources call it by",
+                }
+            },
+            "required": ["name"],
+        }
+    ),
+]
+
+
+def network_of_keys(keys: Mapping[str, Any]) -> Network:
+    """Make a network of the keys of an entry, its name among them if it has one.
+
+    Raises RequestInvalid for keys or values that are wrong.
+    """
+    if not is_plain_json(keys):
+        raise RequestInvalid(f"a network must be plain JSON of at most {MAX_VALUES} values")
+    left = {key: value for key, value in keys.items() if key != "name"}
+    words = words_of(left)
+    meant = filled(left, SAMPLE) if words else left
+    entry = checked(_ENTRY, meant)
+    return Network(keys.get("name", ""), entry.setup(meant), left, entry.ifname or "", words)
+
+
+def misplaced_in(network: Network) -> Iterator[str]:
+    """Say what is wrong with a network of a mode that it does not name itself."""
+    return (f"{each.loc[0]} {each.text}" for each in misplaced(network.setup.mode, network.keys))
+
+
+def misplaced(mode: str, keys: Mapping[str, Any]) -> Iterator[Refusal]:
+    """List keys that the mode cannot heed: nobody would notice that they are not in force."""
+    for key, said in keys.items():
         modes = _HEEDED_IN.get(key, MODES)
-        asks = value is not None and value != "" and not (value is False and key in _OFF_ANYWHERE)
+        asks = said is not None and said != "" and not (said is False and key in _OFF_ANYWHERE)
         if asks and mode not in modes:
-            yield f"{key} has no effect in mode {mode}, only in {' and '.join(modes)}: leave it out"
+            text = f"has no effect in mode {mode}, only in {' and '.join(modes)}: leave it out"
+            yield Refusal((key,), text, ("mode",))
     if keys.get("arpTargets") and not keys.get("bond"):
-        yield "arpTargets are asked by a bond: say bond, too, or leave them out"
+        yield Refusal(("arpTargets",), "are asked by a bond: say bond, too, or leave them out")
     if keys.get("bond") and (other := next((key for key in _NOT_BONDED if keys.get(key)), None)) is not None:
         why = "each VF keeps its own" if other == "mac" else "it joins Ethernet VFs with interfaces"
-        yield f"{other} cannot be had with bond: {why}; leave one of the two out"
-
-
-def read_ipam(fields: Fields, *, is_infiniband: bool, may_be_empty: bool = False) -> Mapping[str, Any] | None:
-    """Read `ipam`, None where no addresses are asked for. With `may_be_empty` also where it names no plugin."""
-    ipam = fields.mapping("ipam")
-    if not ipam:
-        return None
-    name = fields.inside("ipam").take("type", is_text, "the name of an IPAM plugin")
-    if not name and may_be_empty:
-        return None
-    if not name or not _PLUGIN_TYPE.fullmatch(name):
-        fields.refuse(f"ipam.type must be the name of an IPAM plugin, is {shown(name)}")
-        return None
-    if name in NO_IPAM:
-        fields.refuse(
-            f"ipam.type must be the name of an IPAM plugin, is {shown(name)}, which leases no addresses: take"
-            " host-local, whereabouts or the like"
-        )
-    if name == "dhcp" and is_infiniband:
-        fields.refuse("ipam.type must not be dhcp, which knows no InfiniBand addresses: take host-local or the like")
-    return {**ipam, "type": name}
+        yield Refusal((other,), f"cannot be had with bond: {why}; leave one of the two out")
 
 
 def for_ipam(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -331,58 +594,3 @@ def for_ipam(document: Mapping[str, Any]) -> Mapping[str, Any]:
         for key, value in document.items()
         if value is not None and key.casefold() not in _TOLD_ANEW and not key.startswith("cni.dev/")
     }
-
-
-def read_settings(fields: Fields, switch: Callable[[str], bool | None]) -> VfSettings:
-    """Read what a PF is to enforce on a VF. `switch` reads what is on or off."""
-    if not fields.has_any(_SETTINGS):
-        return NO_SETTINGS
-    vlan = fields.whole("vlan", 0, 4094)
-    qos = fields.whole("vlanQoS", 0, 7)
-    proto = fields.word("vlanProto", ("802.1q", "802.1ad", "802.1Q", "802.1AD", "802.1Ad"))
-    if not vlan and not fields.document.get("vlan") and (qos or (proto or "").lower() == "802.1ad"):
-        fields.refuse("vlanQoS and vlanProto 802.1ad need a vlan from 1 to 4094")
-    low, high = fields.whole("min_tx_rate", 0, MAX_RATE), fields.whole("max_tx_rate", 0, MAX_RATE)
-    if low and high and low > high:
-        fields.refuse(f"min_tx_rate {low} is above max_tx_rate {high} (Mbit/s)")
-    return VfSettings(
-        mac=fields.mac("mac"),
-        vlan=vlan,
-        vlan_qos=qos,
-        vlan_proto=proto.lower() if proto else None,
-        min_tx_rate=low,
-        max_tx_rate=high,
-        spoofchk=switch("spoofchk"),
-        trust=switch("trust"),
-        link_state=fields.word("link_state", LINK_STATES),
-    )
-
-
-def interface_name(fields: Fields, key: str) -> str | None:
-    """Read an interface's name. Refuses a text that is none."""
-    return fields.text(key, "", _IFNAME.fullmatch, "an interface name of at most 15 characters") or None
-
-
-def _pkey(fields: Fields) -> int | None:
-    value = fields.take("pkey", _is_pkey, "a partition key from 1 to 0xffff, such as 0x8001")
-    return _pkey_of(value) if value is not None and value != "" else None
-
-
-def _is_pkey(value: object) -> bool:
-    return value == "" or _pkey_of(value) is not None
-
-
-def _pkey_of(value: object) -> int | None:
-    """Read a partition key. Its top bit says full member; the other 15 must not all be zero."""
-    if isinstance(value, str) and re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}", value):
-        value = int(value, 16 if value[:2] in ("0x", "0X") else 10)
-    if type(value) is not int or not 0 < value <= 0xFFFF or not value & 0x7FFF:
-        return None
-    return value
-
-
-def _listed(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> tuple[str, ...]:
-    def are(value: Any) -> bool:
-        return is_list(value) and len(value) <= MAX_LISTED and all(is_text(n) and pattern.fullmatch(n) for n in value)
-
-    return tuple(dict.fromkeys(fields.take(key, are, f"a list of at most {MAX_LISTED} {what}") or ()))

@@ -3,79 +3,92 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from agent.config import declare
+from pydantic import Field
+
 from agent.config.naming import RESOURCE_NAME
-from agent.config.reader import Reader
+from agent.config.section import FOLDER, LIST, Refusal, Section, Through, matching, string
 from agent.model.gpu_ids import GpuIds, fields
 
 MAX_PATTERN = 200
-_PLAIN = GpuIds("", "")
 _NESTED = re.compile(r"\((?:\\.|[^()\\])*(?<!\\)[*+}](?:\\.|[^()\\])*\)[*+{]")
 """A repeated group with a repetition in it, such as (a+)+: one ID may take it years."""
 _RESOURCE = re.compile(rf"{RESOURCE_NAME.pattern}|[A-Za-z0-9.*/_-]*\*[A-Za-z0-9.*/_-]*")
+_GPU = re.compile(r"[^{}]*(?:\{\w+\}[^{}]*)+")
+
+_USUAL = "{pci}"
 
 
-def _gpu_ids(reader: Reader) -> GpuIds | None:
-    problems = len(reader.problems)
-    name = reader.text(
-        "resource",
-        None,
-        "domain/name, such as example.com/npu; * stands for anything",
-        _RESOURCE,
-        about="The resource of the GPUs; * stands for anything",
-    )
-    pattern = reader.take(
-        "pattern",
-        None,
-        f"a regular expression with named groups, such as npu-(?P<pci>.+), of at most {MAX_PATTERN} characters, without"
-        " a repetition in a repeated group",
-        _is_pattern,
-        schema={"type": "string"},
-        about="Regular expression of a whole device ID, with named groups",
-    )
-    gpu = reader.text(
-        "gpu",
-        _PLAIN.gpu,
-        "text with groups of the pattern in braces, such as accel{number}",
-        re.compile(r"[^{}]*(?:\{\w+\}[^{}]*)+"),
-        about="The GPU's PCI address, or what its driver calls it (card0, accel3), made of the groups",
-    )
-    reader.done()
-    for key in ("resource", "pattern"):
-        if key not in reader.value:
-            reader.note(key, "is missing")
-    if len(reader.problems) > problems or name is None or pattern is None or gpu is None:
-        return None
-    if unknown := sorted(fields(gpu) - set(re.compile(pattern).groupindex)):
-        reader.note(
-            "gpu" if "gpu" in reader.value else "pattern", f"has no group {unknown[0]}: name it (?P<{unknown[0]}>…)"
-        )
-        return None
-    return GpuIds(name, pattern, gpu)
-
-
-def _is_pattern(value: Any) -> bool:
-    if not isinstance(value, str) or len(value) > MAX_PATTERN or _NESTED.search(value):
-        return False
+def _pattern(given: str) -> str:
+    if len(given) > MAX_PATTERN or _NESTED.search(given):
+        raise ValueError
     try:
-        return re.compile(value).groups > 0
+        is_fine = re.compile(given).groups > 0
     except (re.error, OverflowError, RecursionError):
-        return False
+        is_fine = False
+    if not is_fine:
+        raise ValueError
+    return given
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class GpuNames(Section):
+    """What a device plugin that the agent does not know calls its GPUs."""
+
+    resource: Annotated[
+        str,
+        matching("domain/name, such as example.com/npu; * stands for anything", _RESOURCE),
+        Field(description="The resource of the GPUs; * stands for anything"),
+    ]
+    pattern: Annotated[
+        str,
+        string(
+            "a regular expression with named groups, such as npu-(?P<pci>.+), of at most"
+            f" {MAX_PATTERN} characters, without a repetition in a repeated group",
+            _pattern,
+        ),
+        Field(description="Regular expression of a whole device ID, with named groups"),
+    ]
+    gpu: Annotated[
+        str,
+        matching("text with groups of the pattern in braces, such as accel{number}", _GPU),
+        Field(description="The GPU's PCI address, or what its driver calls it (card0, accel3), made of the groups"),
+    ] = _USUAL
+
+    def contradictions(self) -> Iterator[Refusal]:
+        unknown = sorted(fields(self.gpu) - set(re.compile(self.pattern).groupindex))
+        if unknown and self.pattern:
+            where, other = (
+                ("pattern", "gpu") if self.gpu == GpuNames.__dataclass_fields__["gpu"].default else ("gpu", "pattern")
+            )
+            yield Refusal((where,), f"has no group {unknown[0]}: name it (?P<{unknown[0]}>…)", (other,))
+
+    def value(self) -> GpuIds:
+        return GpuIds(self.resource, self.pattern, self.gpu)
+
+
+def _values(given: tuple[GpuNames, ...]) -> tuple[GpuIds, ...]:
+    return tuple(each.value() for each in given)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement(Section):
     """What placement is to know besides what it finds out."""
 
-    gpu_ids: tuple[GpuIds, ...] = declare.sections(
-        _gpu_ids, about="What device plugins that the agent does not know call their GPUs"
-    )
-    topology_file: Path | None = declare.path(
-        None,
-        about="NCCL's topology file of hosts whose PCI tree tells no more than NUMA nodes; a node that has none goes by"
-        " what it knows; default: none",
-    )
+    gpu_ids: Annotated[
+        tuple[GpuIds, ...],
+        Through(Annotated[tuple[GpuNames, ...], LIST], _values),
+        Field(description="What device plugins that the agent does not know call their GPUs"),
+    ] = ()
+    topology_file: Annotated[
+        Path | None,
+        FOLDER,
+        Field(
+            description="NCCL's topology file of hosts whose PCI tree shows no more than NUMA nodes; a node that has"
+            " none goes by what it knows; default: none"
+        ),
+    ] = None

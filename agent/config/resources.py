@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
-from agent.config import declare
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
+
+from agent.config.compat.keys import OF_OTHER_PLUGINS
 from agent.config.compat.pools import SharedPool, SriovPool
-from agent.config.declare import foreign_keys, read_fields
 from agent.config.naming import (
     KUBELETS_OWN,
     NETWORK_SCHEMA,
@@ -23,7 +24,23 @@ from agent.config.naming import (
     root_device,
 )
 from agent.config.networks import MAX_RATE
-from agent.config.reader import Reader, WrongEntry
+from agent.config.section import (
+    FLAG,
+    LIST,
+    OneOrMany,
+    Refusal,
+    Section,
+    choice,
+    keys_of,
+    matching,
+    must_be,
+    string,
+    value,
+    whole,
+    wrong,
+)
+from agent.config.sections import each_once
+from agent.config.shown import shown
 from agent.model.allocation import VfSettings
 from agent.model.device import LinkLayer
 from agent.model.mounts import MOUNT_WORDS, Mount, parse_mount
@@ -55,208 +72,344 @@ MAX_ATTRIBUTE = 64
 _ID = "a four-digit hexadecimal ID"
 
 
-def _mount(text: str) -> Mount:
-    try:
-        return parse_mount(text)
-    except ValueError as error:
-        raise WrongEntry(error) from error
-
-
-def _shares() -> Any:
-    return declare.only(("hca",), declare.whole(DEFAULT_SHARES, 1, MAX_UNITS, about="Units that one HCA offers"))
+_NUMBER_OF_UNITS = whole(1, MAX_UNITS)
 
 
 @dataclass(frozen=True, slots=True)
-class Select:
+class Only:
+    """The kinds of resources that have a key."""
+
+    kinds: tuple[str, ...]
+
+
+def only(*kinds: str) -> Only:
+    return Only(kinds)
+
+
+OF_NETWORK = only(*NETWORK_KINDS)
+
+
+def kinds_of(cls: type[Any]) -> Mapping[str, tuple[str, ...]]:
+    """Map the keys that not all kinds have to those that do."""
+    hints, names = get_type_hints(cls, include_extras=True), keys_of(cls)
+    found = ((key, getattr(hints[name], "__metadata__", ())) for key, name in names.items())
+    return {key: each.kinds for key, said in found for each in said if isinstance(each, Only)}
+
+
+def _mount(given: Any) -> Mount:
+    if not isinstance(given, str):
+        raise must_be(MOUNT_WORDS, is_text=True)
+    try:
+        return parse_mount(given)
+    except ValueError as error:
+        raise wrong(f"{shown(given)}: {error}") from error
+
+
+def _not_kubelets(name: str) -> str:
+    if name and not is_extended(name):
+        raise wrong(f"{name} {KUBELETS_OWN}")
+    return name
+
+
+def _joined(found: Iterable[Select]) -> Select:
+    return Select(any_of=tuple(found))
+
+
+def _many(given: Any) -> int | str:
+    if given == PLANES or (type(given) is int and 1 <= given <= MAX_NICS):
+        return given  # type: ignore[no-any-return]
+    raise ValueError
+
+
+def _network(given: Any) -> Any:
+    if not is_network_name(given):
+        raise ValueError
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Section):
     """Which devices a resource takes: AND between fields, OR inside one. Empty: no condition."""
 
-    vendors: tuple[int, ...] = declare.strings(f"{_ID} such as 15b3", hex_id, about="PCI vendor IDs, four digits")
-    devices: tuple[int, ...] = declare.strings(f"{_ID} such as 101e", hex_id, about="PCI device IDs, four digits")
-    classes: tuple[str, ...] = declare.strings(
-        "the first 2, 4 or 6 hexadecimal digits of a PCI class",
-        pci_class,
-        about="PCI class codes by their first 2, 4 or 6 digits: 0207 is InfiniBand",
-    )
-    drivers: tuple[str, ...] = declare.strings("a driver name", word, about="Kernel drivers")
-    pci_addresses: tuple[str, ...] = declare.strings(
-        "a PCI address such as 0000:3b:00.0", pci_address, about="PCI addresses of the devices"
-    )
-    acpi_indexes: tuple[str, ...] = declare.strings(
-        "a number in quotes", number, about="The firmware's numbers (`acpi_index` in sysfs), in quotes"
-    )
-    pf: tuple[PfSelector, ...] = declare.only(
-        NETWORK_KINDS,
-        declare.strings(
-            "NAME or NAME#0-7,9 (a PF's interface or PCI address, then VF indices)",
-            parse_pf,
-            about="PFs by interface or PCI address, all or with VF indices: `ens1f0`, `ens1f0#0-7,9`",
-        ),
-    )
-    root_devices: tuple[PfSelector, ...] = declare.only(
-        NETWORK_KINDS,
-        declare.strings(
-            "a PF's PCI address, or ADDRESS#0-7,9 with VF indices",
-            root_device,
-            about="The same by PCI address only; heeded besides `pf`",
-        ),
-    )
-    netdevs: tuple[str, ...] = declare.only(
-        NETWORK_KINDS, declare.strings("an interface name", word, about="Interface names in the host")
-    )
-    rdma_devices: tuple[str, ...] = declare.only(
-        NETWORK_KINDS,
-        declare.strings("an RDMA device name such as mlx5_0", word, about="RDMA device names: `mlx5_0`"),
-    )
-    link_layers: tuple[LinkLayer, ...] = declare.only(
-        NETWORK_KINDS,
-        declare.strings(
-            "InfiniBand or Ethernet",
-            LinkLayer,
-            key="linkLayer",
-            schema={"enum": ["InfiniBand", "Ethernet"]},
-            about="Link layers of the ports; of the PF's for a VF",
-        ),
-    )
-    pkeys: tuple[int, ...] = declare.only(
-        NETWORK_KINDS,
-        declare.strings(
-            "a partition key such as 0x8001", pkey, key="pKeys", about="First partition key of an InfiniBand port"
-        ),
-    )
-    is_rdma: bool = declare.only(NETWORK_KINDS, declare.flag(False, about="Only devices that have an RDMA device"))
-    vdpa_type: str = declare.only(
-        NETWORK_KINDS, declare.choice("", VDPA_TYPES, about="Only devices with a vDPA device of this kind")
-    )
+    vendors: Annotated[
+        tuple[Annotated[int, string(f"{_ID} such as 15b3", hex_id)], ...],
+        LIST,
+        Field(description="PCI vendor IDs, four digits"),
+    ] = ()
+    devices: Annotated[
+        tuple[Annotated[int, string(f"{_ID} such as 101e", hex_id)], ...],
+        LIST,
+        Field(description="PCI device IDs, four digits"),
+    ] = ()
+    classes: Annotated[
+        tuple[Annotated[str, string("the first 2, 4 or 6 hexadecimal digits of a PCI class", pci_class)], ...],
+        LIST,
+        Field(description="PCI class codes by their first 2, 4 or 6 digits: 0207 is InfiniBand"),
+    ] = ()
+    drivers: Annotated[
+        tuple[Annotated[str, string("a driver name", word)], ...], LIST, Field(description="Kernel drivers")
+    ] = ()
+    pci_addresses: Annotated[
+        tuple[Annotated[str, string("a PCI address such as 0000:3b:00.0", pci_address)], ...],
+        LIST,
+        Field(description="PCI addresses of the devices"),
+    ] = ()
+    acpi_indexes: Annotated[
+        tuple[Annotated[str, string("a number in quotes", number)], ...],
+        LIST,
+        Field(description="The firmware's numbers (`acpi_index` in sysfs), in quotes"),
+    ] = ()
+    pf: Annotated[
+        tuple[
+            Annotated[
+                PfSelector,
+                string("NAME or NAME#0-7,9 (a PF's interface or PCI address, then VF indices)", parse_pf),
+            ],
+            ...,
+        ],
+        LIST,
+        OF_NETWORK,
+        Field(description="PFs by interface or PCI address, all or with VF indices: `ens1f0`, `ens1f0#0-7,9`"),
+    ] = ()
+    root_devices: Annotated[
+        tuple[Annotated[PfSelector, string("a PF's PCI address, or ADDRESS#0-7,9 with VF indices", root_device)], ...],
+        LIST,
+        OF_NETWORK,
+        Field(description="The same by PCI address only; heeded besides `pf`"),
+    ] = ()
+    netdevs: Annotated[
+        tuple[Annotated[str, string("an interface name", word)], ...],
+        LIST,
+        OF_NETWORK,
+        Field(description="Interface names in the host"),
+    ] = ()
+    rdma_devices: Annotated[
+        tuple[Annotated[str, string("an RDMA device name such as mlx5_0", word)], ...],
+        LIST,
+        OF_NETWORK,
+        Field(description="RDMA device names: `mlx5_0`"),
+    ] = ()
+    link_layers: Annotated[
+        tuple[
+            Annotated[
+                LinkLayer,
+                string("InfiniBand or Ethernet", LinkLayer, {"enum": ["InfiniBand", "Ethernet"]}),
+            ],
+            ...,
+        ],
+        LIST,
+        OF_NETWORK,
+        Field(alias="linkLayer", description="Link layers of the ports; of the PF's for a VF"),
+    ] = ()
+    pkeys: Annotated[
+        tuple[Annotated[int, string("a partition key such as 0x8001", pkey)], ...],
+        LIST,
+        OF_NETWORK,
+        Field(alias="pKeys", description="First partition key of an InfiniBand port"),
+    ] = ()
+    is_rdma: Annotated[bool, FLAG, OF_NETWORK, Field(description="Only devices that have an RDMA device")] = False
+    vdpa_type: Annotated[
+        str, choice(*VDPA_TYPES), OF_NETWORK, Field(description="Only devices with a vDPA device of this kind")
+    ] = ""
     """Empty: no condition."""
-    need_vhost_net: bool = declare.only(
-        NETWORK_KINDS,
-        declare.flag(False, about="No condition: hand out /dev/vhost-net and /dev/net/tun with what it takes"),
-    )
+    need_vhost_net: Annotated[
+        bool,
+        FLAG,
+        OF_NETWORK,
+        Field(description="No condition: hand out /dev/vhost-net and /dev/net/tun with what it takes"),
+    ] = False
     any_of: tuple[Select, ...] = ()
     """Besides the above, one of these must take the device; the first that does counts."""
 
+    @classmethod
+    def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
+        for refusal in super(Select, cls).refused(given):
+            why = UNKNOWABLE.get(str(refusal.loc[0]))
+            yield refusal if why is None else Refusal(refusal.loc, why)
+
+    def contradictions(self) -> Iterator[Refusal]:
+        if self.is_rdma and self.vdpa_type:
+            yield Refusal(("vdpaType",), "excludes isRdma", ("isRdma",))
+
+
+def _of_kind(selector: Any, kind: Any) -> Iterator[Refusal]:
+    """List what no device of a kind has, in a selector or a list of them."""
+    for i, one in enumerate(selector) if isinstance(selector, list) else [(None, selector)]:
+        for key, kinds in kinds_of(Select).items():
+            if isinstance(one, dict) and key in one and kind in KINDS and kind not in kinds:
+                text = f"matches no {kind}; one is selected by vendors, devices, drivers or pciAddresses"
+                yield Refusal((key,) if i is None else (i, key), text)
+
+
+def _below(loc: str, found: Iterable[Refusal]) -> Iterator[Refusal]:
+    return (Refusal((loc, *each.loc), each.text, each.beside) for each in found)
+
 
 @dataclass(frozen=True, slots=True)
-class RailNic:
+class RailNic(Section):
     """The NIC half of a rail."""
 
-    kind: str = "vf"
+    kind: Annotated[str, choice(*RAIL_NIC_KINDS), Field(description="What the NIC half is")] = "vf"
     """vf, hca or nic."""
-    select: Select = Select()
-    shares: int = _shares()
-    """So many rails may one HCA serve."""
-    count: int | str = declare.count(
-        MAX_NICS,
-        PLANES,
-        about="NICs that each rail has: so many, the nearest to its GPU; planes: one of each plane of the nearest",
+    select: Annotated[
+        Select, OneOrMany(_joined), Field(description="Which devices it takes; of a list, any may take one")
+    ] = Select()
+    shares: Annotated[int, _NUMBER_OF_UNITS, only("hca"), Field(description="Units that one HCA offers")] = (
+        DEFAULT_SHARES
     )
+    """So many rails may one HCA serve."""
+    count: Annotated[
+        int | str,
+        value(
+            f"a whole number from 1 to {MAX_NICS}, or {PLANES}",
+            _many,
+            {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NICS}, {"const": PLANES}]},
+        ),
+        Field(
+            description="NICs that each rail has: so many, the nearest to its GPU; planes: one of each plane of the"
+            " nearest"
+        ),
+    ] = 1
+
+    @classmethod
+    def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
+        yield from super(RailNic, cls).refused(given)
+        kind = given.get("kind", "vf")
+        if "shares" in given and kind in ("vf", "nic"):
+            yield Refusal(("shares",), f"is for hca, not {kind}: leave it out")
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
-    name: str
-    kind: str
+class Resource(Section):
+    name: Annotated[
+        str,
+        matching("domain/name, such as rdma/hca", RESOURCE_NAME),
+        AfterValidator(_not_kubelets),
+        Field(description="What pods ask for in their limits"),
+    ]
+    kind: Annotated[
+        str,
+        choice(*KINDS),
+        Field(
+            description="What a unit is: a share of one HCA, a VF, a whole adapter, a GPU, a GPU with its nearest"
+            " NIC, …"
+        ),
+    ]
     """hca, vf, nic (a whole PF or other adapter), gpu, rail (a GPU with its nearest NIC), or accelerator (a
     processing accelerator, PCI class 12)."""
-    select: Select = Select()
-    gpu: Select = Select()
+    select: Annotated[
+        Select,
+        OneOrMany(_joined),
+        only("hca", "vf", "nic", "gpu", "accelerator"),
+        Field(description="Which devices it takes; of a list, any may take one"),
+    ] = Select()
+    gpu: Annotated[
+        Select,
+        OneOrMany(_joined),
+        only("rail"),
+        Field(description="Which devices it takes; of a list, any may take one"),
+    ] = Select()
     """rail only."""
-    nic: RailNic = RailNic()
+    nic: Annotated[RailNic, only("rail"), Field(description="The other half of a rail")] = RailNic()
     """rail only."""
-    exclude_topology: bool = declare.flag(
-        False, about="Tell kubelet no NUMA node, so that its topology manager does not mind"
-    )
-    management: bool = declare.only(NETWORK_KINDS, declare.flag(False, about="Hand out the umad and issm devices too"))
-    network: str | Mapping[str, str] | None = declare.only(
-        NETWORK_KINDS,
-        declare.value(
-            None,
+    exclude_topology: Annotated[
+        bool,
+        FLAG,
+        Field(description="Do not report a NUMA node to kubelet, so that the topology manager ignores this resource"),
+    ] = False
+    management: Annotated[bool, FLAG, OF_NETWORK, Field(description="Hand out the umad and issm devices too")] = False
+    network: Annotated[
+        str | Mapping[str, str] | None,
+        value(
             "the name of a network, or a mapping of PFs (interface or PCI address) to such names",
-            is_network_name,
-            schema=NETWORK_SCHEMA,
-            about="Entry of `networks` that says what becomes of the device in the pod, or one for each PF",
+            _network,
+            NETWORK_SCHEMA,
         ),
-    )
+        OF_NETWORK,
+        Field(description="Entry of `networks` that says what becomes of the device in the pod, or one for each PF"),
+    ] = None
     """A VF joins it when the CNI request names no device; an HCA's says what interface a pod gets upon its netdev."""
-    environment: tuple[str, ...] = declare.only(
-        NETWORK_KINDS,
-        declare.words(ENVIRONMENTS, about="Variables and files that tell libraries which adapters are theirs"),
-    )
-    mounts: tuple[Mount, ...] = declare.only(
-        NETWORK_KINDS,
-        declare.strings(
-            MOUNT_WORDS,
-            _mount,
-            about="Libraries of the host that its containers get, read-only: `HOST` or `HOST:CONTAINER`",
-        ),
-    )
+    environment: Annotated[
+        tuple[Annotated[str, choice(*ENVIRONMENTS)], ...],
+        LIST,
+        AfterValidator(each_once),
+        OF_NETWORK,
+        Field(description="Variables and files that show libraries which adapters are theirs"),
+    ] = ()
+    mounts: Annotated[
+        tuple[Annotated[Mount, PlainValidator(_mount), WithJsonSchema({"type": "string"})], ...],
+        LIST,
+        OF_NETWORK,
+        Field(description="Libraries of the host that its containers get, read-only: `HOST` or `HOST:CONTAINER`"),
+    ] = ()
     """Provider libraries, which must match the kernel's driver."""
-    spread: bool = declare.only(
-        ("vf", "hca"),
-        declare.flag(
-            True,
-            about="Among devices that are equally near: by load, over all PFs; false: one PF filled before another",
+    spread: Annotated[
+        bool,
+        FLAG,
+        only("vf", "hca"),
+        Field(
+            description="Among devices that are equally near: by load, over all PFs; false: one PF filled before"
+            " another"
         ),
-    )
-    min_tx_rate: int | None = declare.only(
-        ("vf",),
-        declare.whole(
-            None,
-            0,
-            MAX_RATE,
-            key="min_tx_rate",
-            about="Mbit/s that the PF guarantees each VF, where its network says nothing of rates; 0: none",
+    ] = True
+    min_tx_rate: Annotated[
+        int | None,
+        whole(0, MAX_RATE),
+        only("vf"),
+        Field(
+            alias="min_tx_rate",
+            description="Mbit/s that the PF guarantees each VF, where its network says nothing of rates; 0: none",
         ),
-    )
-    max_tx_rate: int | None = declare.only(
-        ("vf",),
-        declare.whole(
-            None,
-            0,
-            MAX_RATE,
-            key="max_tx_rate",
-            about="Mbit/s that the PF lets each VF send at most, where its network says nothing of rates; 0: any",
+    ] = None
+    max_tx_rate: Annotated[
+        int | None,
+        whole(0, MAX_RATE),
+        only("vf"),
+        Field(
+            alias="max_tx_rate",
+            description="Mbit/s that the PF lets each VF send at most, where its network says nothing of rates; 0: any",
         ),
-    )
-    offer: str = declare.only(
-        OFFERED_KINDS,
-        declare.choice(
-            "devicePlugin",
-            OFFERS,
-            about="Who hands it out: kubelet's device plugins, or the scheduler by claims (DRA)",
+    ] = None
+    offer: Annotated[
+        str,
+        choice(*OFFERS),
+        only(*OFFERED_KINDS),
+        Field(description="Who hands it out: kubelet's device plugins, or the scheduler by claims (DRA)"),
+    ] = "devicePlugin"
+    binding: Annotated[
+        str,
+        choice(*BINDINGS),
+        only(*LATE_KINDS),
+        Field(
+            description="early: kubelet (with DRA the scheduler) chooses the device; late: it is chosen when the pod's"
+            " GPUs are known (device plugin: with the pod's network, so not for hostNetwork, nor shares of an hca)"
         ),
+    ] = "early"
+    slots: Annotated[
+        int | None,
+        _NUMBER_OF_UNITS,
+        only(*LATE_KINDS),
+        Field(description="Late binding: number of units, if it is to be less than that of devices"),
+    ] = None
+    shares: Annotated[int, _NUMBER_OF_UNITS, only("hca"), Field(description="Units that one HCA offers")] = (
+        DEFAULT_SHARES
     )
-    binding: str = declare.only(
-        LATE_KINDS,
-        declare.choice(
-            "early",
-            BINDINGS,
-            about="early: kubelet (with DRA the scheduler) chooses the device; late: it is chosen when the pod's GPUs"
-            " are known (device plugin: with the pod's network, so not for hostNetwork, nor shares of an hca)",
-        ),
-    )
-    slots: int | None = declare.only(
-        LATE_KINDS,
-        declare.whole(
-            None, 1, MAX_UNITS, about="Late binding: number of units, if it is to be less than that of devices"
-        ),
-    )
-    shares: int = _shares()
-    mig: str = declare.only(
-        ("gpu",),
-        declare.choice(
-            "none",
-            MIG_STRATEGIES,
-            about="How slices (MIG) are offered: not, instead of their GPU under this name, or by profile",
-        ),
-    )
-    replicas: int = declare.only(
-        ("gpu",), declare.whole(1, 1, MAX_UNITS, about="Containers that take turns on one GPU")
-    )
-    pass_by: tuple[str, ...] = declare.only(
-        ("gpu", "rail"),
-        declare.words(PASS_BY, about="How the container gets the GPU; default: what the node has"),
-    )
+    mig: Annotated[
+        str,
+        choice(*MIG_STRATEGIES),
+        only("gpu"),
+        Field(description="How slices (MIG) are offered: not, instead of their GPU under this name, or by profile"),
+    ] = "none"
+    replicas: Annotated[
+        int, _NUMBER_OF_UNITS, only("gpu"), Field(description="Containers that take turns on one GPU")
+    ] = 1
+    pass_by: Annotated[
+        tuple[Annotated[str, choice(*PASS_BY)], ...],
+        LIST,
+        AfterValidator(each_once),
+        only("gpu", "rail"),
+        Field(description="How the container gets the GPU; default: what the node has"),
+    ] = ()
     mig_profile: str = ""
     """Not configured: the profile of a resource that `mig: mixed` makes."""
     derived_from: str = ""
@@ -295,6 +448,57 @@ class Resource:
         """Whether its units are devices that come into the pod's network."""
         return self.nic_kind in ("vf", "nic") or (self.nic_kind == "hca" and self.network is not None)
 
+    @classmethod
+    def known(cls, given: Mapping[str, Any]) -> Iterable[str]:
+        kinds, kind = kinds_of(cls), given.get("kind")
+        return (key for key in keys_of(cls) if kind not in KINDS or kind in kinds.get(key, KINDS))
+
+    @classmethod
+    def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
+        kind = given.get("kind")
+        is_copied = [Refusal((key,), OF_OTHER_PLUGINS[key]) for key in given if key in OF_OTHER_PLUGINS]
+        yield from is_copied  # first: a pool that was copied lacks name and kind, too
+        if kind is not None:
+            yield from (each for each in super(Resource, cls).refused(given) if each not in is_copied)
+        else:
+            yield from (Refusal((key,), "is missing") for key in ("name", "kind") if key not in given)
+        if isinstance(kind, str) and kind in KINDS:
+            for key, kinds in kinds_of(cls).items():
+                if key in given and kind not in kinds:
+                    yield Refusal(
+                        (key,), f"is for {', '.join(kinds)}, not {kind}: {_INSTEAD.get((key, kind), LEAVE_OUT)}"
+                    )
+        yield from _below("select", _of_kind(given.get("select"), kind))
+        yield from _below("gpu", _of_kind(given.get("gpu"), "gpu"))
+        if isinstance(nic := given.get("nic"), dict):
+            found = _of_kind(nic.get("select"), nic.get("kind", "vf"))
+            yield from _below("nic", _below("select", found))
+
+    def contradictions(self) -> Iterator[Refusal]:
+        if self.slots is not None and self.binding != "late":
+            text = "needs binding: late; with early binding each selected device is a unit"
+            yield Refusal(("slots",), text, ("binding",))
+        yield from self._of_offer()
+
+    def _of_offer(self) -> Iterator[Refusal]:
+        """List what goes with the other offer only, and rates that contradict each other."""
+        low, high = self.min_tx_rate, self.max_tx_rate
+        if low and high and low > high:
+            yield Refusal(("min_tx_rate",), f"{low} is above max_tx_rate {high} (Mbit/s)", ("max_tx_rate",))
+        if self.kind == "hca" and self.network is None and self.has_slots:
+            for word in (word for word in self.environment if word in TOLD_AT_ADD):
+                text = f"{word} needs network: without one no file is written"
+                yield Refusal(("environment",), text, ("network", "binding"))
+        if self.offer == "dra":
+            if self.slots is not None:
+                text = "is for offer: devicePlugin; with dra each place has as many units as devices"
+                yield Refusal(("slots",), text)
+            if len(self.name) > MAX_ATTRIBUTE:
+                yield Refusal(("name",), f"is longer than {MAX_ATTRIBUTE} characters, which DRA has no room for")
+        elif self.kind == "hca" and self.binding == "late" and self.shares != 1:
+            text = "late needs shares: 1 for an hca, or offer: dra; with more, kubelet chooses the share"
+            yield Refusal(("binding",), text, ("shares", "offer"))
+
 
 LEAVE_OUT = "leave it out"
 _INSTEAD = {
@@ -305,85 +509,3 @@ UNKNOWABLE = {
     "ddpProfiles": "cannot be looked up here: select the PFs that carry the profile by pf or pciAddresses",
     "auxTypes": "scalable functions are not offered: select VFs or whole adapters",
 }
-
-
-def read_select(reader: Reader, key: str, kind: str | None) -> Select:
-    """Read a selector of a resource of this kind: one mapping, or a list of which any may take a device."""
-    if not isinstance(reader.value.get(key), list):
-        return _one(
-            reader.section(key, about="Which devices it takes; of a list, any may take one", or_many=True), kind
-        )
-    return Select(any_of=tuple(_one(r, kind) for r in reader.sections(key)))
-
-
-def _one(reader: Reader, kind: str | None) -> Select:
-    for key in sorted(reader.value.keys() & foreign_keys(Select, kind or "vf").keys()):
-        reader.asked.add(key)
-        reader.note(key, f"matches no {kind}; one is selected by vendors, devices, drivers or pciAddresses")
-    for key, why in UNKNOWABLE.items():
-        if key in reader.value:
-            reader.asked.add(key)
-            reader.note(key, why)
-    select = Select(**read_fields(Select, reader, kind or "vf"))
-    if select.is_rdma and select.vdpa_type:
-        reader.note("vdpaType", "excludes isRdma")
-    reader.done()
-    return select
-
-
-def read_resource(reader: Reader) -> Resource:
-    """Read one entry. Which keys it may have depends on its kind."""
-    reader.refuse_foreign()  # first: a pool that was copied lacks name and kind, too
-    name = reader.text(
-        "name", None, "domain/name, such as rdma/hca", RESOURCE_NAME, about="What pods ask for in their limits"
-    )
-    about = "What a unit is: a share of one HCA, a VF, a whole adapter, a GPU, a GPU with its nearest NIC, …"
-    kind = reader.choice("kind", None, KINDS, about=about)
-    if name is not None and not is_extended(name):
-        reader.note("name", f"{name} {KUBELETS_OWN}")
-    for key in ("name", "kind"):
-        if key not in reader.value:
-            reader.note(key, "is missing")
-    found: dict[str, Any] = {}
-    if kind == "rail":
-        found["gpu"] = read_select(reader, "gpu", "gpu")
-        found["nic"] = _rail_nic(reader.section("nic", about="The other half of a rail"))
-    else:
-        found["select"] = read_select(reader, "select", kind)
-    found |= read_fields(Resource, reader, kind)
-    for key, kinds in foreign_keys(Resource, kind).items() if kind in KINDS else ():
-        if key in reader.value:
-            reader.asked.add(key)
-            reader.note(key, f"is for {', '.join(kinds)}, not {kind}: {_INSTEAD.get((key, kind), LEAVE_OUT)}")
-    if found.get("slots") is not None and found["binding"] != "late":
-        reader.note("slots", "needs binding: late; with early binding each selected device is a unit")
-    resource = Resource(name=name or "", kind=kind or "", **found)
-    for key, text in _of_offer(resource):
-        reader.note(key, text)
-    if kind:
-        reader.done()
-    return resource
-
-
-def _of_offer(resource: Resource) -> Iterator[tuple[str, str]]:
-    """List what a resource says that goes with the other offer only, and rates that contradict each other."""
-    low, high = resource.min_tx_rate, resource.max_tx_rate
-    if low and high and low > high:
-        yield "min_tx_rate", f"{low} is above max_tx_rate {high} (Mbit/s)"
-    if resource.kind == "hca" and resource.network is None and resource.has_slots:
-        for word in (word for word in resource.environment if word in TOLD_AT_ADD):
-            yield "environment", f"{word} needs network: without one no file is written"
-    if resource.offer == "dra":
-        if resource.slots is not None:
-            yield "slots", "is for offer: devicePlugin; with dra each place has as many units as devices"
-        if len(resource.name) > MAX_ATTRIBUTE:
-            yield "name", f"is longer than {MAX_ATTRIBUTE} characters, which DRA has no room for"
-    elif resource.kind == "hca" and resource.binding == "late" and resource.shares != 1:
-        yield "binding", "late needs shares: 1 for an hca, or offer: dra; with more, kubelet chooses the share"
-
-
-def _rail_nic(reader: Reader) -> RailNic:
-    kind = str(reader.choice("kind", "vf", RAIL_NIC_KINDS, about="What the NIC half is"))
-    nic = RailNic(kind=kind, select=read_select(reader, "select", kind), **read_fields(RailNic, reader, kind))
-    reader.done()
-    return nic

@@ -17,9 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from ipaddress import ip_address, ip_network
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
-from agent.model.fields import Fields, is_list, is_object, join, shown
+from pydantic import BeforeValidator, Field, PlainValidator
+
+from agent.config.section import FLAG, JsonSection, Refusal, keys_of, must_be, refuse, string, value, whole, word
+from agent.config.shown import shown
 from agent.model.printable import unknown
 
 KEYS = ("routing", "gateway", "routes", "rules", "neighbours", "sysctls")
@@ -88,30 +91,6 @@ class Routing:
 NO_ROUTING = Routing()
 
 
-def read_routing(fields: Fields, *, has_addresses: bool) -> Routing:
-    """Read the keys of a network. Refuses what is wrong, with its path."""
-    mode = fields.word("routing", (SOURCE, MAIN)) or MAIN
-    routes = tuple(_each(fields, "routes", MAX_ROUTES, _route))
-    gateways = _gateways(fields)
-    if mode == SOURCE and not has_addresses:
-        fields.refuse("routing: source is about addresses, and none are given: say ipam, too")
-    if (
-        gateways is not None
-        and not fields.problems
-        and mode != SOURCE
-        and all("gw" in route or route.get("scope") for route in routes)
-    ):
-        fields.refuse("gateway has no effect without routing: source, or a route that lacks gw: leave it out")
-    return Routing(
-        mode,
-        gateways,
-        routes,
-        tuple(_rule(entry, has_table=mode == SOURCE) for entry in _entries(fields, "rules", MAX_RULES)),
-        tuple(_each(fields, "neighbours", MAX_NEIGHBOURS, _neighbour)),
-        _sysctls(fields),
-    )
-
-
 def strange_gateways(routing: Routing, ipam: Mapping[str, Any] | None) -> Iterator[str]:
     """Tell of gateways of a family in which an IPAM plugin gives no address and that no route takes."""
     given = _families(ipam or {})
@@ -143,125 +122,21 @@ def _families(ipam: Mapping[str, Any]) -> set[int]:
     return found
 
 
-def _gateways(fields: Fields) -> tuple[str, ...] | None:
-    want = f"an IP address, a list of one for each family, or {NO_GATEWAY}"
-    value = fields.take("gateway", _are_gateways, want)
-    if not value:
-        return None
-    return () if value == NO_GATEWAY else tuple(value) if is_list(value) else (value,)
+def _said(entry: JsonSection) -> dict[str, Any]:
+    """Return what is said in an entry, as JSON has it."""
+    found = ((key, getattr(entry, name)) for key, name in keys_of(type(entry)).items())
+    return {key: value for key, value in found if value is not None}
 
 
-def _are_gateways(value: Any) -> bool:
-    if value in ("", NO_GATEWAY):
-        return True
-    versions = [_version(text) for text in (value if is_list(value) else [value])]
-    return 0 < len(versions) <= 2 and None not in versions and len(set(versions)) == len(versions)
+def _that(want: str, ok: Callable[[str], object]) -> Any:
+    """A text that is as it should be; an empty one is none."""
 
+    def read(given: str) -> str | None:
+        if given and not ok(given):
+            raise ValueError
+        return given or None
 
-def _route(entry: Fields) -> Mapping[str, Any]:
-    to = _needed(entry, "dst", _network_version, "a network such as 10.0.0.0/8")
-    found = {
-        "dst": to,
-        "gw": _of_family(entry, "gw", to),
-        "src": _of_family(entry, "src", to),
-        **{key: entry.whole(key, 0, _WORD) for key in ("priority", "advmss")},
-        "mtu": entry.whole("mtu", 68, 65535),
-        "scope": entry.whole("scope", 0, 254),
-        "table": _table(entry),
-        "onlink": entry.flag("onlink"),
-    }
-    if found["onlink"] and found["gw"] is None:
-        entry.refuse(f"{join(entry.path, 'onlink')} is about a gateway: say gw, too")
-    return found
-
-
-def _rule(entry: Fields, *, has_table: bool) -> Mapping[str, Any]:
-    source = entry.text("from", "", _rule_version, "a network or an address") or None
-    to = entry.text("to", "", _rule_version, "a network or an address") or None
-    if source is not None and to is not None and _rule_version(source) != _rule_version(to):
-        entry.refuse(f"{join(entry.path, 'to')} must be of from's family, is {shown(to)}")
-    found: dict[str, Any] = {
-        "from": source,
-        "to": to,
-        **{key: entry.text(key, "", _IFNAME.fullmatch, "an interface name") or None for key in ("iif", "oif")},
-        "fwmark": entry.whole("fwmark", 1, _WORD),
-    }
-    if not any(map(entry.document.get, found)):
-        entry.refuse(f"{entry.path} must say which packets it is about: from, to, iif, oif or fwmark")
-    table = _table(entry)
-    if table is None and not has_table:
-        entry.refuse(f"{join(entry.path, 'table')} is missing: only with routing: source has an interface its own")
-    priority = entry.whole("priority", 1, HIGHEST_PRIORITY)
-    _done(entry)
-    return _said({**found, "table": table, "priority": RULE_PRIORITY if priority is None else priority})
-
-
-def _neighbour(entry: Fields) -> Mapping[str, str]:
-    mac = _needed(entry, "mac", _MAC.fullmatch, "a MAC address such as 02:00:00:00:00:01")
-    return {"ip": _needed(entry, "ip", _version, "an IP address"), "mac": mac.lower()}
-
-
-def _sysctls(fields: Fields) -> Mapping[str, int]:
-    found = {}
-    for name, value in (fields.mapping("sysctls") or {}).items():
-        path, allowed = join("sysctls", name), SYSCTLS.get(name)
-        if allowed is None:
-            fields.refuse(f"{path} {unknown(name, SYSCTLS, 'setting')}")
-        elif type(value) is not int or value not in allowed:
-            fields.refuse(f"{path} must be {' or '.join(map(str, allowed))}, is {shown(value)}")
-        else:
-            found[name] = value
-    return found
-
-
-# ---------------------------------------------------------------------------------------------------------- entries
-
-
-def _entries(fields: Fields, key: str, most: int) -> Iterator[Fields]:
-    def are_entries(value: Any) -> bool:
-        return is_list(value) and len(value) <= most and all(map(is_object, value))
-
-    for index, item in enumerate(fields.take(key, are_entries, f"a list of at most {most} objects") or ()):
-        yield Fields(item, join(join(fields.path, key), index), problems=fields.problems)
-
-
-def _each(
-    fields: Fields, key: str, most: int, read: Callable[[Fields], Mapping[str, Any]]
-) -> Iterator[Mapping[str, Any]]:
-    for entry in _entries(fields, key, most):
-        found = read(entry)
-        _done(entry)
-        yield _said(found)
-
-
-def _done(entry: Fields) -> None:
-    for key in entry.unasked():
-        entry.refuse(f"{join(entry.path, key)} {unknown(key, entry.asked)}")
-
-
-def _said(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _needed(entry: Fields, key: str, ok: Callable[[str], object], want: str) -> str:
-    value = entry.text(key, "", ok, want)
-    if not value and entry.document.get(key) in (None, ""):
-        entry.refuse(f"{join(entry.path, key)} is missing: it must be {want}")
-    return value
-
-
-def _of_family(entry: Fields, key: str, network: str) -> str | None:
-    def fits(text: str) -> bool:
-        return _version(text) is not None and (not network or _version(text) == ip_network(network).version)
-
-    return entry.text(key, "", fits, "an address of dst's family") or None
-
-
-def _table(entry: Fields) -> int | None:
-    table = entry.whole("table", 1, _WORD)
-    if table == LOCAL_TABLE:
-        entry.refuse(f"{join(entry.path, 'table')} must not be {LOCAL_TABLE}, which is the kernel's own")
-    return table
+    return string(want, read)
 
 
 def _version(text: Any) -> int | None:
@@ -282,3 +157,145 @@ def _network_version(text: str) -> int | None:
 
 def _rule_version(text: str) -> int | None:
     return _network_version(text) or _version(text)
+
+
+_ROUTE_TO, _ADDRESS = "a network such as 10.0.0.0/8", "an IP address"
+_MAC_WANTED = "a MAC address such as 02:00:00:00:00:01"
+_WORDS = whole(0, _WORD)
+_TABLE = whole(1, _WORD)
+_PACKETS = _that("a network or an address", _rule_version)
+_NAME = _that("an interface name", _IFNAME.fullmatch)
+
+
+def _own_table(table: int | None) -> Iterator[Refusal]:
+    if table == LOCAL_TABLE:
+        yield Refusal(("table",), f"must not be {LOCAL_TABLE}, which is the kernel's own")
+
+
+@dataclass(frozen=True, slots=True)
+class _Route(JsonSection):
+    dst: Annotated[str | None, _that(_ROUTE_TO, _network_version), Field(description="Where to")] = None
+    gw: Annotated[str | None, _that("an address of dst's family", _version), Field(description="Gateway")] = None
+    src: Annotated[str | None, _that("an address of dst's family", _version), Field(description="From")] = None
+    priority: Annotated[int | None, _WORDS, Field(description="Metric")] = None
+    advmss: Annotated[int | None, _WORDS, Field(description="TCP segments")] = None
+    mtu: Annotated[int | None, whole(68, 65535), Field(description="MTU")] = None
+    scope: Annotated[int | None, whole(0, 254), Field(description="Scope")] = None
+    table: Annotated[int | None, _TABLE, Field(description="Table")] = None
+    onlink: Annotated[bool | None, FLAG, Field(description="Whether the gateway is a neighbour")] = None
+
+    def contradictions(self) -> Iterator[Refusal]:
+        if self.dst is None:
+            yield Refusal(("dst",), f"is missing: it must be {_ROUTE_TO}")
+            return
+        for key in ("gw", "src"):
+            address = getattr(self, key)
+            if address is not None and _version(address) != _network_version(self.dst):
+                yield Refusal((key,), f"must be an address of dst's family, is {shown(address)}", ("dst",))
+        if self.onlink and self.gw is None:
+            yield Refusal(("onlink",), "is about a gateway: say gw, too", ("gw",))
+        yield from _own_table(self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule(JsonSection):
+    source: Annotated[str | None, _PACKETS, Field(alias="from", description="Packets from")] = None
+    to: Annotated[str | None, _PACKETS, Field(description="Packets to")] = None
+    iif: Annotated[str | None, _NAME, Field(description="Packets that come by")] = None
+    oif: Annotated[str | None, _NAME, Field(description="Packets of sockets bound to")] = None
+    fwmark: Annotated[int | None, whole(1, _WORD), Field(description="Packets with this mark")] = None
+    table: Annotated[int | None, _TABLE, Field(description="Table")] = None
+    priority: Annotated[int | None, whole(1, HIGHEST_PRIORITY), Field(description="Priority")] = None
+
+    def contradictions(self) -> Iterator[Refusal]:
+        if self.source is not None and self.to is not None and _rule_version(self.source) != _rule_version(self.to):
+            yield Refusal(("to",), f"must be of from's family, is {shown(self.to)}", ("from",))
+        if not (self.source or self.to or self.iif or self.oif or self.fwmark):
+            about = ("from", "to", "iif", "oif", "fwmark")
+            yield Refusal((), "must say which packets it is about: from, to, iif, oif or fwmark", about)
+        yield from _own_table(self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class _Neighbour(JsonSection):
+    ip: Annotated[str | None, _that(_ADDRESS, _version), Field(description="Address")] = None
+    mac: Annotated[str | None, _that(_MAC_WANTED, _MAC.fullmatch), Field(description="MAC")] = None
+
+    def contradictions(self) -> Iterator[Refusal]:
+        for key, want in (("ip", _ADDRESS), ("mac", _MAC_WANTED)):
+            if getattr(self, key) is None:
+                yield Refusal((key,), f"is missing: it must be {want}")
+
+
+def _entries(most: int) -> BeforeValidator:
+    def check(given: Any) -> Any:
+        if not isinstance(given, list) or len(given) > most or not all(isinstance(each, dict) for each in given):
+            raise must_be(f"a list of at most {most} objects")
+        return given
+
+    return BeforeValidator(check)
+
+
+def _gateways(given: Any) -> tuple[str, ...] | None:
+    if given == "":
+        return None
+    if given == NO_GATEWAY:
+        return ()
+    found = tuple(given) if isinstance(given, list) else (given,)
+    versions = [_version(text) for text in found]
+    if not 0 < len(versions) <= 2 or None in versions or len(set(versions)) < len(versions):
+        raise ValueError
+    return found
+
+
+def _sysctls(given: Any) -> dict[str, int]:
+    if not isinstance(given, dict):
+        raise must_be("an object")
+    wrong: list[Refusal] = []
+    for name, number in given.items():
+        allowed = SYSCTLS.get(name)
+        if allowed is None:
+            wrong.append(Refusal((name,), unknown(name, SYSCTLS, "setting")))
+        elif type(number) is not int or number not in allowed:
+            wrong.append(Refusal((name,), f"must be {' or '.join(map(str, allowed))}, is {shown(number)}"))
+    refuse(wrong)
+    return given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingKeys(JsonSection):
+    """The keys of a network about routes, rules, neighbours and settings."""
+
+    routing: Annotated[str | None, word(SOURCE, MAIN), Field(description="Whose tables")] = None
+    gateway: Annotated[
+        tuple[str, ...] | None,
+        value(f"an IP address, a list of one for each family, or {NO_GATEWAY}", _gateways, {}),
+        Field(description="Gateways"),
+    ] = None
+    routes: Annotated[tuple[_Route, ...], _entries(MAX_ROUTES), Field(description="Routes")] = ()
+    rules: Annotated[tuple[_Rule, ...], _entries(MAX_RULES), Field(description="Rules")] = ()
+    neighbours: Annotated[tuple[_Neighbour, ...], _entries(MAX_NEIGHBOURS), Field(description="Neighbours")] = ()
+    sysctls: Annotated[Mapping[str, int] | None, PlainValidator(_sysctls), Field(description="Settings")] = None
+
+    def routing_value(self) -> Routing:
+        return Routing(
+            self.routing or MAIN,
+            self.gateway,
+            tuple(map(_said, self.routes)),
+            tuple({**_said(rule), "priority": rule.priority or RULE_PRIORITY} for rule in self.rules),
+            tuple({"ip": one.ip or "", "mac": (one.mac or "").lower()} for one in self.neighbours),
+            self.sysctls or {},
+        )
+
+    def of_routing(self, *, has_addresses: bool) -> Iterator[Refusal]:
+        """List routing keys that do not go together."""
+        is_source = self.routing == SOURCE
+        if is_source and not has_addresses:
+            yield Refusal(("routing",), "source is about addresses, and none are given: say ipam, too", ("ipam",))
+        if self.gateway is not None and not is_source and all(r.gw or r.scope for r in self.routes):
+            text = "has no effect without routing: source, or a route that lacks gw: leave it out"
+            yield Refusal(("gateway",), text, ("routing", "routes"))
+        for i, rule in enumerate(self.rules):
+            if rule.table is None and not is_source:
+                text = "is missing: only with routing: source has an interface its own"
+                yield Refusal(("rules", i, "table"), text, ("routing",))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from agent.config import declare
+from pydantic import AfterValidator, Field
+
+from agent.config.section import FLAG, LIST, Section, choice, seconds, string, value, whole
 from agent.model.device import is_pci_address
 from agent.model.device_health import EVERY_XID, QUIET_SECONDS, GpuPolicy
 from agent.model.health import Reason
@@ -24,79 +26,95 @@ EVICTING = tuple(
 )
 """Reasons of network devices: those of the agent as a whole would evict every pod at once."""
 MAX_XID = 1_000_000
-_XID = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_XID}, {"const": "all"}]}
-_XID_WANTED = "a GPU error number (XID), or all"
 MAX_WAIT_SECONDS = 5.0
 """With the time to reach the API server, and to stop, that is below the pod's terminationGracePeriodSeconds of 10."""
 
 
-def _is_ip_address(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and bool(ipaddress.ip_address(value))
-    except ValueError:
-        return False
+def _ip_address(text: str) -> str:
+    ipaddress.ip_address(text)
+    return text
 
 
-def _xid(value: Any) -> int:
-    if value == "all":
+def _xid(given: Any) -> int:
+    if given == "all":
         return EVERY_XID
-    if type(value) is not int or not 0 <= value <= MAX_XID:
-        raise ValueError(value)
-    return value
+    if type(given) is not int or not 0 <= given <= MAX_XID:
+        raise ValueError
+    return given
 
 
-def _adapter(text: str) -> str:
+def adapter(text: str) -> str:
+    """Read an interface's name or a PCI address."""
     return text.lower() if is_pci_address(text.lower()) else word(text)
 
 
+def each_once(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out words that stand in a list twice."""
+    return tuple(dict.fromkeys(words))
+
+
+_XID = value(
+    "a GPU error number (XID), or all",
+    _xid,
+    {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_XID}, {"const": "all"}]},
+)
+Xids = Annotated[frozenset[Annotated[int, _XID]], LIST]
+
+
 @dataclass(frozen=True, slots=True)
-class Endpoints:
+class Endpoints(Section):
     """Where the agent answers HTTP: metrics, health, status."""
 
-    address: str = declare.value(
-        "127.0.0.1",
-        "an IP address",
-        _is_ip_address,
-        schema={"type": "string"},
-        about="IP address of /metrics, /healthz, /readyz, /status and the page",
-    )
-    port: int = declare.whole(9808, 0, 65535, about="Port of the endpoints; 0 takes a free one")
-    status: str = declare.choice(
-        "node",
-        READERS,
-        about="From where /status and the page are read; /metrics and the probes are for all who reach the address",
-    )
-    exporter_names: bool = declare.flag(
-        False, about="Give metrics of VFs under the names of sriov-network-metrics-exporter too"
-    )
+    address: Annotated[
+        str,
+        string("an IP address", _ip_address),
+        Field(description="IP address of /metrics, /healthz, /readyz, /status and the page"),
+    ] = "127.0.0.1"
+    port: Annotated[int, whole(0, 65535), Field(description="Port of the endpoints; 0 takes a free one")] = 9808
+    status: Annotated[
+        str,
+        choice(*READERS),
+        Field(
+            description="From where /status and the page are read; /metrics and the probes are for all who reach the"
+            " address"
+        ),
+    ] = "node"
+    exporter_names: Annotated[
+        bool, FLAG, Field(description="Give metrics of VFs under the names of sriov-network-metrics-exporter too")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
-class HealthSettings:
+class HealthSettings(Section):
     """How long a device must be down or up before kubelet is told, and which GPU errors say nothing."""
 
-    down_seconds: float = declare.seconds(2.0, 0, 3600, about="A link down for this long makes its devices unhealthy")
+    down_seconds: Annotated[
+        float, seconds(0, 3600), Field(description="A link down for this long makes its devices unhealthy")
+    ] = 2.0
     """Hard faults are told at once."""
-    up_seconds: float = declare.seconds(5.0, 0, 3600, about="A device well again for this long is offered as healthy")
-    gone_seconds: float = declare.seconds(
-        300.0, 0, 86400, about="A vanished device stays listed, as unhealthy, this long"
-    )
-    link: str = declare.choice("follow", LINK_POLICIES, about="Whether the link of a PF makes its VFs unhealthy")
-    ignored_xids: frozenset[int] = declare.entries(
-        _XID_WANTED, _xid, schema=_XID, about="GPU errors that leave a GPU healthy, or all"
-    )
+    up_seconds: Annotated[
+        float, seconds(0, 3600), Field(description="A device well again for this long is offered as healthy")
+    ] = 5.0
+    gone_seconds: Annotated[
+        float, seconds(0, 86400), Field(description="A vanished device stays listed, as unhealthy, this long")
+    ] = 300.0
+    link: Annotated[
+        str, choice(*LINK_POLICIES), Field(description="Whether the link of a PF makes its VFs unhealthy")
+    ] = "follow"
+    ignored_xids: Annotated[Xids, Field(description="GPU errors that leave a GPU healthy, or all")] = frozenset()
     """Besides those that applications cause; may hold EVERY_XID."""
-    fatal_xids: frozenset[int] = declare.entries(
-        _XID_WANTED, _xid, schema=_XID, about="GPU errors that make a GPU unhealthy until it is reset, or all"
+    fatal_xids: Annotated[Xids, Field(description="GPU errors that make a GPU unhealthy until it is reset, or all")] = (
+        frozenset()
     )
     """Whatever is usual; may hold EVERY_XID."""
-    xid_quiet_seconds: float = declare.seconds(
-        QUIET_SECONDS, 0, 86400, about="A GPU error that may be over keeps a GPU unhealthy this long"
-    )
-
-    evict: tuple[str, ...] = declare.words(
-        EVICTING, about="Reasons for which Kubernetes deletes the pods whose claims have the device; default: none"
-    )
+    xid_quiet_seconds: float = QUIET_SECONDS
+    """A GPU error that may be over keeps a GPU unhealthy this long."""
+    evict: Annotated[
+        tuple[Annotated[str, choice(*EVICTING)], ...],
+        LIST,
+        AfterValidator(each_once),
+        Field(description="Reasons for which Kubernetes deletes the pods whose claims have the device; default: none"),
+    ] = ()
     """For resources with `offer: dra`; pods that are served through extended resources are left alone."""
 
     @property
@@ -106,27 +124,37 @@ class HealthSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class CniSettings:
+class CniSettings(Section):
     """What network configurations may name: whoever writes one could otherwise take any device of the node."""
 
-    require_grant: bool = declare.flag(
-        True,
-        about="Devices that a resource offers come only into the pod that kubelet gave them, whatever a network names",
-    )
-    protect: tuple[str, ...] = declare.strings(
-        "an interface name or a PCI address",
-        _adapter,
-        about="Adapters by interface or PCI address that never come into a pod, nor carry a pod's interface",
-    )
+    require_grant: Annotated[
+        bool,
+        FLAG,
+        Field(
+            description="Devices that a resource offers come only into the pod that kubelet gave them, whatever a"
+            " network names"
+        ),
+    ] = True
+    protect: Annotated[
+        tuple[Annotated[str, string("an interface name or a PCI address", adapter)], ...],
+        LIST,
+        Field(
+            description="Adapters by interface or PCI address that never come into a pod, nor carry a pod's interface"
+        ),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(Section):
     """What the agent does about a restart of its own that is planned."""
 
-    taint: bool = declare.flag(
-        False, about="Taint the own Node while the agent restarts (nodefabric.io/agent-not-ready:NoSchedule)"
-    )
+    taint: Annotated[
+        bool,
+        FLAG,
+        Field(description="Taint the own Node while the agent restarts (nodefabric.io/agent-not-ready:NoSchedule)"),
+    ] = False
     """So that no pod is placed there until kubelet has the lists again."""
-    wait_seconds: float = declare.seconds(2.0, 0, MAX_WAIT_SECONDS, about="Between the taint and the agent's end")
+    wait_seconds: Annotated[
+        float, seconds(0, MAX_WAIT_SECONDS), Field(description="Between the taint and the agent's end")
+    ] = 2.0
     """So long do pods have that were placed before."""

@@ -9,6 +9,7 @@ for every rail that there may be. Pure.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from agent.model.printable import is_secret
 if TYPE_CHECKING:
     from agent.config.networks import Network
 
+Loc = tuple[str | int, ...]
 WORDS = ("rail", "plane", "pf", "numa", "vf")
 NO_WORDS = frozenset[str]()
 USUAL_RAILS, USUAL_PLANES = 8, 2
@@ -72,11 +74,15 @@ SAMPLE = Place(0, "pf0", 0, 0, plane=0)
 
 def templates_in(value: Any) -> Iterator[tuple[str, str]]:
     """List the texts with templates: path and text. A secret is none."""
-    return ((path, each) for path, each in _values(value) if isinstance(each, str) and _TEMPLATE.search(each))
+    return ((functools.reduce(join, loc, ""), text) for loc, text in _templates(value))
 
 
-def unquoted(value: Any) -> Iterator[tuple[str, str]]:
-    """List the mappings that YAML made of a template without quotes: path and template."""
+def _templates(value: Any) -> Iterator[tuple[Loc, str]]:
+    return ((loc, each) for loc, each in _values(value) if isinstance(each, str) and _TEMPLATE.search(each))
+
+
+def unquoted(value: Any) -> Iterator[tuple[Loc, str]]:
+    """List the mappings that YAML made of a template without quotes: place and template."""
     for path, each in _values(value):
         if isinstance(each, Mapping) and (text := _bare(each)):
             yield path, text
@@ -95,52 +101,21 @@ def misplaced(value: Any) -> str:
     return ""
 
 
-def readable(value: Any) -> Any:
-    """Copy a tree without the templates that are not understood, to find what else is wrong in it.
-
-    A value that is nothing but such a template is None; in a text a sample takes its place.
-    """
-    if isinstance(value, Mapping):
-        return None if _bare(value) else {k: v if is_secret(k) else readable(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [found for found in map(readable, value) if found is not None]
-    if not isinstance(value, str) or not any(misunderstood(value)):
-        return value
-    known = _TEMPLATE.sub(lambda found: found[0] if _understood(found) else "{rail}", value)
-    made = "".join(part if _TEMPLATE.fullmatch(part) else _ALMOST.sub("{rail}", part) for part in _parts(known))
-    return None if _TEMPLATE.fullmatch(made) else made
-
-
-def _parts(text: str) -> Iterator[str]:
-    """Cut a text into its templates and what is between them."""
-    at = 0
-    for found in _TEMPLATE.finditer(text):
-        yield text[at : found.start()]
-        yield found[0]
-        at = found.end()
-    yield text[at:]
-
-
-def _understood(found: re.Match[str]) -> bool:
-    word, times, plus = found.groups()
-    return word in WORDS and not (word == "pf" and (times or plus))
-
-
 def touches_template(text: str, at: int) -> bool:
     """Tell whether a template, or what was meant as one, begins or ends at a place in a text."""
     return any(at in found.span() for found in _ALMOST.finditer(text))
 
 
-def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """List what is not secret, at any depth: path and value."""
-    yield path, value
+def _values(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
+    """List what is not secret, at any depth: place and value."""
+    yield loc, value
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not is_secret(str(key)):
-                yield from _values(inner, join(path, str(key)))
+                yield from _values(inner, (*loc, str(key)))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _values(inner, join(path, index))
+            yield from _values(inner, (*loc, index))
 
 
 def words_of(value: Any) -> frozenset[str]:
@@ -148,23 +123,23 @@ def words_of(value: Any) -> frozenset[str]:
 
     Raises RequestInvalid for a template of another word, or of a form that is not understood.
     """
-    for text in misunderstood(value):
-        raise RequestInvalid(text)
+    for loc, text in misunderstood(value):
+        raise RequestInvalid(f"{functools.reduce(join, loc, '')} {text}".lstrip())
     return frozenset(word for _, text in templates_in(value) for word, _, _ in _TEMPLATE.findall(text))
 
 
-def misunderstood(value: Any) -> Iterator[str]:
-    """Tell of templates of another word, or of a form that is not understood."""
-    for path, text in _values(value):
+def misunderstood(value: Any) -> Iterator[tuple[Loc, str]]:
+    """List templates of another word, or of a form that is not understood: place, and why."""
+    for loc, text in _values(value):
         if isinstance(text, str) and (almost := _ALMOST.search(_TEMPLATE.sub("", text))) is not None:
-            yield f"{path} has {almost[0]}, which is not understood: take {_forms(almost[1])}"
-    for path, text in templates_in(value):
+            yield loc, f"has {almost[0]}, which is not understood: take {_forms(almost[1])}"
+    for loc, text in _templates(value):
         for word, times, plus in _TEMPLATE.findall(text):
             if word not in WORDS:
                 known = ", ".join(f"{{{each}}}" for each in WORDS)
-                yield f"{path} has {{{word}}}, which stands for nothing; known are {known}"
+                yield loc, f"has {{{word}}}, which stands for nothing; known are {known}"
             elif word == "pf" and (times or plus):
-                yield f"{path} counts with {{pf}}, which is a name"
+                yield loc, "counts with {pf}, which is a name"
 
 
 def _forms(word: str) -> str:
@@ -227,7 +202,7 @@ def problems(network: Network, places: Iterable[Place]) -> Iterator[tuple[str, s
         except RequestInvalid as error:
             yield "", f"for {place}: {error}"
             return
-    told = dict(templates_in(network.keys))
+    told = {path for path, _ in templates_in(network.keys)}
     wrong: dict[str, str] = {}
     pools: dict[str, list[tuple[Place, _Pool]]] = {}
     for place, keys in made:

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from agent.config import declare
-from agent.config.reader import Reader, is_mapping, shown
+from pydantic import Field, PlainValidator, TypeAdapter, ValidationError, WithJsonSchema
+
+from agent.config.section import (
+    ABSENT,
+    FLAG,
+    FOLDER,
+    LIST,
+    Refusal,
+    Section,
+    below,
+    choice,
+    matching,
+    must_be,
+    refuse,
+    seconds,
+    string,
+    value,
+    wrong,
+)
+from agent.config.shown import shown
 from agent.model.device import is_pci_address
 
 OF_NODE = (
@@ -77,19 +95,106 @@ def _adapter(text: str) -> str:
     return text.lower() if is_pci_address(text.lower()) else _netdev(text)
 
 
-def _planes(value: Any) -> tuple[str, ...]:
+def _planes(given: Any) -> tuple[str, ...]:
     """Read an entry of `rails`: an adapter, or one for each plane."""
-    listed = value if isinstance(value, list) and value else [value]
+    listed = given if isinstance(given, list) and given else [given]
     if not all(isinstance(each, str) for each in listed):
-        raise ValueError(value)
+        raise ValueError
     return tuple(map(_adapter, listed))
 
 
+_RAIL = value(
+    "the interface or the PCI address of an adapter, or a list of such for the planes of one rail",
+    _planes,
+    {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "string"}}]},
+)
+
+
+def _pattern(given: str) -> str:
+    try:
+        is_fine = len(given) <= 200 and re.compile(given).groups == 1
+    except (re.error, OverflowError):
+        is_fine = False
+    if not is_fine:
+        raise ValueError
+    return given
+
+
 @dataclass(frozen=True, slots=True)
-class Labels:
-    keys: tuple[LabelRule, ...] = ()
-    to: str = declare.choice("node", DESTINATIONS, about="Patch the Node, or write a file for NFD's worker")
-    nfd_file: Path = declare.path(NFD_FILE, about="The file for NFD's worker")
+class Fact(Section):
+    """Where a label's value comes from."""
+
+    fact: Annotated[str, choice(*FACTS), Field(description="Where the label's value comes from")]
+    path: Annotated[Path | None, FOLDER, Field(description="For fact file: the file whose first line is the value")] = (
+        None
+    )
+    text: Annotated[str | None, matching("a label value", _VALUE), Field(description="For fact text: the value")] = None
+    pattern: Annotated[
+        str | None,
+        string("a regular expression with one group", _pattern),
+        Field(description="The first group of this regular expression in the fact is the value"),
+    ] = None
+
+    def contradictions(self) -> Iterator[Refusal]:
+        for name, its_fact in (("path", "file"), ("text", "text")):
+            is_given = getattr(self, name) is not None
+            if self.fact == its_fact and not is_given:
+                yield Refusal((name,), "is missing", ("fact",))
+            elif self.fact not in (its_fact, ABSENT) and is_given:
+                yield Refusal((name,), f"is for fact {its_fact} only", ("fact",))
+
+
+_FACT = TypeAdapter(Fact)
+
+
+def _rules(given: Any) -> tuple[LabelRule, ...]:
+    """Read the labels. A fact alone may stand for its mapping."""
+    if not isinstance(given, dict):
+        raise must_be("a mapping")
+    found: list[LabelRule] = []
+    for key in given:
+        plain = str(key).replace(NIC, "0000-00-00.0").replace(RAIL, "00").replace(PLANE, "0")
+        if not isinstance(key, str) or not _KEY.fullmatch(plain):
+            words = f"{NIC}, or {RAIL} and {PLANE},"
+            raise wrong(f"a label key must be domain/name, perhaps with {words} in the name, is {shown(key)}")
+    for key, said in given.items():
+        if isinstance(said, str) and said not in FACTS:
+            refuse([Refusal((key,), f"must be one of {', '.join(FACTS)}, is {shown(said)}")])
+        try:
+            fact = _FACT.validate_python({"fact": said} if isinstance(said, str) else said)
+        except ValidationError as error:
+            raise below(error, key) from error
+        rule = LabelRule(key, fact.fact, fact.pattern, fact.path, fact.text)
+        refuse(Refusal((key,) if isinstance(said, str) else (key, "fact"), text) for text in _unfit(rule))
+        found.append(rule)
+    return tuple(found)
+
+
+def _unfit(rule: LabelRule) -> Iterator[str]:
+    key, fact = rule.key, rule.fact
+    if PLANE in key and not rule.is_per_nic:
+        yield f"{PLANE} in the key needs {RAIL}, as in nodefabric.io/leaf.{RAIL}-{PLANE}"
+    elif rule.is_per_nic and fact not in OF_NIC:
+        yield f"{fact} is not known for each NIC: leave {NIC if NIC in key else RAIL} out of the key"
+    elif not rule.is_per_nic and fact in PER_NIC_ONLY:
+        yield f"{fact} is known for each NIC: put {NIC} into the key, as in nodefabric.io/{fact}.{NIC}"
+
+
+@dataclass(frozen=True, slots=True)
+class Labels(Section):
+    keys: Annotated[
+        tuple[LabelRule, ...],
+        PlainValidator(_rules, json_schema_input_type=dict[str, Any]),
+        WithJsonSchema({"type": "object", "additionalProperties": _KEY_SCHEMA}),
+        Field(
+            description="Label key → fact. In the key {nic} stands for each NIC's PCI address, {rail} and {plane} for"
+            " those of its rail"
+        ),
+    ] = ()
+    to: Annotated[str, choice(*DESTINATIONS), Field(description="Patch the Node, or write a file for NFD's worker")] = (
+        "node"
+    )
+    nfd_file: Annotated[Path, FOLDER, Field(description="The file for NFD's worker")] = NFD_FILE
 
     @property
     def need_lldp(self) -> bool:
@@ -98,111 +203,98 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(Section):
     """Which of the node's pods count for the fingerprint in the NodeResourceTopology object."""
 
-    pods: str = "dedicated"
+    pods: Annotated[
+        str,
+        choice(*INFORMERS),
+        Field(
+            description="The scheduler plugin's informerMode, with a watch of pods; or the pods that kubelet lists,"
+            " which needs no right to list pods"
+        ),
+    ] = "dedicated"
     """As the scheduler's informer sees them (dedicated, shared), or those that kubelet lists (podresources)."""
-    method: str = "all"
-    rules: str = "v0.34"
+    method: Annotated[str, choice(*METHODS), Field(description="Which of these pods count")] = "all"
+    rules: Annotated[
+        str,
+        choice(*RULES),
+        Field(
+            description="Which scheduler-plugins runs, for with-exclusive-resources: up to v0.34.7, or its master"
+            " branch of 2026"
+        ),
+    ] = "v0.34"
     """Whose rules `with-exclusive-resources` follows: those of scheduler-plugins up to v0.34.7, or of its master."""
 
-
-def _fingerprint(reader: Reader) -> Fingerprint:
-    plain = Fingerprint()
-    method = reader.choice("method", plain.method, METHODS, about="Which of these pods count")
-    pods = reader.choice(
-        "pods",
-        plain.pods,
-        INFORMERS,
-        about="The scheduler plugin's informerMode, with a watch of pods; or the pods that kubelet lists, which needs"
-        " no right to list pods",
-    )
-    rules = reader.choice(
-        "rules",
-        plain.rules,
-        RULES,
-        about="Which scheduler-plugins runs, for with-exclusive-resources: up to v0.34.7, or its master branch of 2026",
-    )
-    reader.done()
-    return Fingerprint(pods, method, rules)
-
-
-def _labels(reader: Reader) -> Labels:
-    about = (
-        "Label key → fact. In the key {nic} stands for each NIC's PCI address, {rail} and {plane} for those of its rail"
-    )
-    schema = {"type": "object", "additionalProperties": _KEY_SCHEMA}
-    keys: Mapping[Any, Any] = reader.take("keys", {}, "a mapping", is_mapping, schema=schema, about=about)
-    rules = tuple(rule for key, value in keys.items() if (rule := _rule(reader, key, value)) is not None)
-    found = Labels(keys=rules, **declare.read_fields(Labels, reader))
-    reader.done()
-    return found
+    def contradictions(self) -> Iterator[Refusal]:
+        if self.pods == "podresources" and self.method != "all":
+            text = "must be all with pods: podresources, which does not show what pods ask for"
+            yield Refusal(("method",), text, ("pods",))
 
 
 @dataclass(frozen=True, slots=True)
-class Bandwidth:
-    """How the live bandwidth of ports is told."""
+class Bandwidth(Section):
+    """How the live bandwidth of ports is published."""
 
-    sample_seconds: float = declare.seconds(15.0, 0, 3600, about="How often port counters are read; 0: never")
-    annotation: str | None = declare.text(
-        None,
-        "domain/name",
-        _ANNOTATION,
-        about="Annotation of the Node that tells the load of the ports; default: none",
-    )
-    annotation_seconds: float = declare.seconds(
-        600.0, 60, 86400, about="The annotation tells the mean of so long, and is written at most once in so long"
-    )
-
-    def contradictions(self) -> Iterator[tuple[str, str]]:
-        """List what does not go together: a key, and what is wrong there."""
-        if self.annotation is not None and not 0 < self.sample_seconds <= self.annotation_seconds:
-            yield "annotation", "needs sampleSeconds above 0 and at most annotationSeconds"
+    sample_seconds: float = 15.0
+    """How often port counters are read; 0: never."""
+    annotation: Annotated[
+        str | None,
+        matching("domain/name", _ANNOTATION),
+        Field(description="Annotation of the Node that shows the load of the ports; default: none"),
+    ] = None
+    annotation_seconds: float = 600.0
+    """The annotation has the mean of so long, and is written at most once in so long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
-    publish: bool = declare.flag(False, about="Publish a NodeResourceTopology object for this node")
-    volcano: bool = declare.flag(False, about="Publish a Numatopology object for this node (Volcano)")
-    coalesce_seconds: float = declare.seconds(2.0, 0, 60, about="Changes within this time make one write")
-    settle_seconds: float = declare.seconds(
-        10.0,
-        0,
-        600,
-        about="One more write of the NodeResourceTopology comes this long after the last change; longer than the"
-        " scheduler plugin's cacheResyncPeriodSeconds; 0: none",
-    )
-    heartbeat_seconds: float = declare.seconds(
-        600.0, 10, 86400, about="Read what is published this often, and write it again if somebody changed it"
-    )
-    start_spread_seconds: float = declare.seconds(
-        60.0, 0, 600, about="The first write comes at a random moment within this time"
-    )
+class Topology(Section):
+    publish: Annotated[bool, FLAG, Field(description="Publish a NodeResourceTopology object for this node")] = False
+    volcano: Annotated[bool, FLAG, Field(description="Publish a Numatopology object for this node (Volcano)")] = False
+    coalesce_seconds: float = 2.0
+    """Changes within this time make one write."""
+    settle_seconds: Annotated[
+        float,
+        seconds(0, 600),
+        Field(
+            description="One more write of the NodeResourceTopology comes this long after the last change; longer than"
+            " the scheduler plugin's cacheResyncPeriodSeconds; 0: none"
+        ),
+    ] = 10.0
+    heartbeat_seconds: Annotated[
+        float,
+        seconds(10, 86400),
+        Field(description="Read what is published this often, and write it again if somebody changed it"),
+    ] = 600.0
+    start_spread_seconds: Annotated[
+        float, seconds(0, 600), Field(description="The first write comes at a random moment within this time")
+    ] = 60.0
     """So that a cluster's nodes do not write at once."""
-    kubelet_config: Path = declare.path(
-        Path("/var/lib/kubelet/config.yaml"),
-        about="The kubelet's configuration, to read its topology policy from",
-    )
-    kubelet_config_dir: Path | None = declare.path(None, about="The kubelet's folder of drop-ins, if any")
-    fingerprint: Fingerprint = declare.section(
-        Fingerprint, by=_fingerprint, about="Which pods count for the NodeResourceTopology's fingerprint"
-    )
-    labels: Labels = declare.section(Labels, by=_labels, about="Labels for the node, made of stable facts")
-    lldp_netdevs: tuple[str, ...] = declare.strings(
-        "an interface name",
-        _netdev,
-        about="Where to listen for the switch's name; default: each adapter with an RDMA device",
-    )
-    rails: tuple[tuple[str, ...], ...] = declare.listed(
-        "the interface or the PCI address of an adapter, or a list of such for the planes of one rail",
-        _planes,
-        schema={"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "string"}}]},
-        about="The adapters to the fabric, by interface or PCI address, rail 0 first, where a rail has planes a list of"
-        " these; default: those that resources take (if none does, all) with an RDMA device that are nearest to a GPU"
-        " (without GPUs all of these), by PCI address",
-    )
-    bandwidth: Bandwidth = declare.section(Bandwidth, about="Live bandwidth of the ports")
+    kubelet_config: Annotated[
+        Path, FOLDER, Field(description="The kubelet's configuration, to read its topology policy from")
+    ] = Path("/var/lib/kubelet/config.yaml")
+    kubelet_config_dir: Annotated[
+        Path | None, FOLDER, Field(description="The kubelet's folder of drop-ins, if any")
+    ] = None
+    fingerprint: Annotated[
+        Fingerprint, Field(description="Which pods count for the NodeResourceTopology's fingerprint")
+    ] = Fingerprint()
+    labels: Annotated[Labels, Field(description="Labels for the node, made of stable facts")] = Labels()
+    lldp_netdevs: Annotated[
+        tuple[Annotated[str, string("an interface name", _netdev)], ...],
+        LIST,
+        Field(description="Where to listen for the switch's name; default: each adapter with an RDMA device"),
+    ] = ()
+    rails: Annotated[
+        tuple[Annotated[tuple[str, ...], _RAIL], ...],
+        LIST,
+        Field(
+            description="The adapters to the fabric, by interface or PCI address, rail 0 first, where a rail has planes"
+            " a list of these; default: those that resources take (if none does, all) with an RDMA device that are"
+            " nearest to a GPU (without GPUs all of these), by PCI address"
+        ),
+    ] = ()
+    bandwidth: Annotated[Bandwidth, Field(description="Live bandwidth of the ports")] = Bandwidth()
 
     @property
     def needs_api(self) -> bool:
@@ -219,62 +311,9 @@ class Topology:
         """Whether the pods of the node are watched."""
         return self.publish and self.fingerprint.pods != "podresources"
 
-    def contradictions(self) -> Iterator[tuple[str, str]]:
-        """List what does not go together: a key, and what is wrong there."""
-        if self.fingerprint.pods == "podresources" and self.fingerprint.method != "all":
-            yield "fingerprint.method", "must be all with pods: podresources, which does not tell what pods ask for"
+    def contradictions(self) -> Iterator[Refusal]:
         first: dict[str, int] = {}
         for i, name in ((i, name) for i, planes in enumerate(self.rails) for name in planes):
             if name in first:
-                yield f"rails[{i}]", f"{name} is rail {first[name]} already: name each adapter once"
+                yield Refusal(("rails", i), f"{name} is rail {first[name]} already: name each adapter once")
             first.setdefault(name, i)
-
-
-def _rule(reader: Reader, key: Any, value: Any) -> LabelRule | None:
-    where = f'keys."{key}"'
-    plain = str(key).replace(NIC, "0000-00-00.0").replace(RAIL, "00").replace(PLANE, "0")
-    if not isinstance(key, str) or not _KEY.fullmatch(plain):
-        words = f"{NIC}, or {RAIL} and {PLANE},"
-        reader.note("keys", f"a label key must be domain/name, perhaps with {words} in the name, is {shown(key)}")
-        return None
-    inner = Reader({} if isinstance(value, str) else value, reader.at(where), reader.problems)
-    plainly = Reader({where: value}, reader.path, reader.problems)
-    holder, at = (plainly, where) if isinstance(value, str) else (inner, "fact")
-    fact = holder.choice(at, None, FACTS, about="Where the label's value comes from")
-    path = inner.path_to("path", None, about="For fact file: the file whose first line is the value")
-    text = inner.text("text", None, "a label value", _VALUE, about="For fact text: the value")
-    pattern = inner.take(
-        "pattern",
-        None,
-        "a regular expression with one group",
-        _is_pattern,
-        schema={"type": "string"},
-        about="The first group of this regular expression in the fact is the value",
-    )
-    inner.done()
-    if at not in holder.value:
-        holder.note(at, "is missing")
-    if fact is None:
-        return None
-    for name, its_fact in (("path", "file"), ("text", "text")):
-        if fact == its_fact and name not in inner.value:
-            inner.note(name, "is missing")
-        elif fact != its_fact and name in inner.value:
-            inner.note(name, f"is for fact {its_fact} only")
-    rule = LabelRule(key, fact, pattern, path, text)
-    if PLANE in key and not rule.is_per_nic:
-        holder.note(at, f"{PLANE} in the key needs {RAIL}, as in nodefabric.io/leaf.{RAIL}-{PLANE}")
-    elif rule.is_per_nic and fact not in OF_NIC:
-        holder.note(at, f"{fact} is not told for each NIC: leave {NIC if NIC in key else RAIL} out of the key")
-    elif not rule.is_per_nic and fact in PER_NIC_ONLY:
-        holder.note(at, f"{fact} is told for each NIC: put {NIC} into the key, as in nodefabric.io/{fact}.{NIC}")
-    return rule
-
-
-def _is_pattern(value: Any) -> bool:
-    if not isinstance(value, str) or len(value) > 200:
-        return False
-    try:
-        return re.compile(value).groups == 1
-    except (re.error, OverflowError):
-        return False

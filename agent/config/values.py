@@ -5,58 +5,72 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
-from agent.config import declare
+from pydantic import AfterValidator, Field
+
 from agent.config.dra import Dra
-from agent.config.networks import ADAPTER, Network
+from agent.config.networks import ADAPTER, Network, NetworkEntry
 from agent.config.placement import Placement
-from agent.config.reader import PATH
 from agent.config.resources import Resource
+from agent.config.section import FLAG, FOLDER, LIST, Section, seconds
 from agent.config.sections import CniSettings, Endpoints, HealthSettings, Restart
 from agent.config.topology import Topology
 
 MAX_RESCAN_SECONDS = 3600
 
 
-def _absolute(text: str) -> Path:
-    if not PATH.fullmatch(text):
-        raise ValueError(text)
-    return Path(text)
+NETNS_FOLDERS = (Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/docker/netns"))
+
+
+def _or_usual(given: tuple[Path, ...]) -> tuple[Path, ...]:
+    return given or NETNS_FOLDERS
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    resources: tuple[Resource, ...] = ()
-    networks: tuple[Network, ...] = ()
-    endpoints: Endpoints = declare.section(Endpoints, about="Where the agent answers HTTP")
-    topology: Topology = declare.section(Topology, about="What is told to schedulers")
-    health: HealthSettings = declare.section(HealthSettings, about="How patient the agent is with ill devices")
-    dra: Dra = declare.section(Dra, about="How resources with offer: dra are offered")
-    placement: Placement = declare.section(Placement, about="What the hardware does not tell of GPUs")
-    cni: CniSettings = declare.section(CniSettings, about="Which devices networks may name")
-    restart: Restart = declare.section(Restart, about="What the agent does before an end that is planned")
-    kubelet_dir: Path = declare.path(Path("/var/lib/kubelet"), about="The kubelet's folder")
-    state_dir: Path = declare.path(
-        Path("/var/lib/nodefabric"), about="Where the agent keeps its books; survives a reboot"
+class Config(Section):
+    resources: Annotated[tuple[Resource, ...], LIST, Field(description="What kubelet is offered")] = ()
+    networks: Annotated[tuple[NetworkEntry, ...], LIST, Field(description="How VFs are set up in pods")] = ()
+    endpoints: Annotated[Endpoints, Field(description="Where the agent answers HTTP")] = Endpoints()
+    topology: Annotated[Topology, Field(description="What is published for schedulers")] = Topology()
+    health: Annotated[HealthSettings, Field(description="How patient the agent is with ill devices")] = HealthSettings()
+    dra: Annotated[Dra, Field(description="How resources with offer: dra are offered")] = Dra()
+    placement: Annotated[Placement, Field(description="What the hardware does not show of GPUs")] = Placement()
+    cni: Annotated[CniSettings, Field(description="Which devices networks may name")] = CniSettings()
+    restart: Annotated[Restart, Field(description="What the agent does before an end that is planned")] = Restart()
+    kubelet_dir: Annotated[Path, FOLDER, Field(description="The kubelet's folder")] = Path("/var/lib/kubelet")
+    state_dir: Annotated[Path, FOLDER, Field(description="Where the agent keeps its books; survives a reboot")] = Path(
+        "/var/lib/nodefabric"
     )
-    run_dir: Path = declare.path(Path("/run/nodefabric"), about="Where the agent's sockets are; empty after a reboot")
-    cdi_dir: Path = declare.path(Path("/var/run/cdi"), about="Where the container runtime looks for CDI specs")
+    run_dir: Annotated[Path, FOLDER, Field(description="Where the agent's sockets are; empty after a reboot")] = Path(
+        "/run/nodefabric"
+    )
+    cdi_dir: Annotated[Path, FOLDER, Field(description="Where the container runtime looks for CDI specs")] = Path(
+        "/var/run/cdi"
+    )
     """Our own specs are written there."""
-    cdi_names: bool = declare.flag(
-        True,
-        about="Hand out early-bound units by CDI names, which stay true when devices are renumbered; false for a"
-        " runtime without CDI, and for kubelet before 1.29",
-    )
-    netns_folders: tuple[Path, ...] = declare.strings(
-        "an absolute path",
-        _absolute,
-        default=(Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/docker/netns")),
-        key="netnsDirs",
-        about="Where the container runtime binds the network namespaces of pods",
-    )
-    runtime_socket: Path | None = declare.path(None, about="The container runtime's CRI socket")
+    cdi_names: Annotated[
+        bool,
+        FLAG,
+        Field(
+            description="Hand out early-bound units by CDI names, which stay true when devices are renumbered; false"
+            " for a runtime without CDI, and for kubelet before 1.29"
+        ),
+    ] = True
+    netns_folders: Annotated[
+        tuple[Annotated[Path, FOLDER], ...],
+        LIST,
+        AfterValidator(_or_usual),
+        Field(
+            alias="netnsDirs",
+            description="Where the container runtime binds the network namespaces of pods",
+        ),
+    ] = NETNS_FOLDERS
+    runtime_socket: Annotated[Path | None, FOLDER, Field(description="The container runtime's CRI socket")] = None
     """To ask which sandboxes live; without it kubelet's word alone counts."""
-    rescan_seconds: float = declare.seconds(60.0, 1, MAX_RESCAN_SECONDS, about="Time between full scans")
+    rescan_seconds: Annotated[float, seconds(1, MAX_RESCAN_SECONDS), Field(description="Time between full scans")] = (
+        60.0
+    )
     source: str = field(default="defaults", compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
     """What was overlooked in it."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent.config.networks import MAX_MTU, interface_name
+from agent.config.networks import MAX_MTU, is_host_ifname
 from agent.errors import RequestInvalid
 from agent.model.allocation import PodRef, VfSettings
 from agent.model.fields import Fields, unicast_mac
@@ -126,10 +126,14 @@ def _owner(name: str) -> tuple[str, str]:
     return next((way for way in fitting if runtimes and way[0] == runtimes[1]), fitting[0])
 
 
+def _interface_name(fields: Fields, key: str) -> str | None:
+    return fields.text(key, "", is_host_ifname, "an interface name of at most 15 characters") or None
+
+
 def _before(kind: str, fields: Fields, conf: NetConf) -> dict[str, Any]:
     """Read how the device was in the host."""
     found: dict[str, Any] = {
-        "pf_netdev": interface_name(fields, "master"),
+        "pf_netdev": _interface_name(fields, "master"),
         "vf_index": fields.whole("vfid", 0, 65535),
     }
     if kind == "ib-sriov":
@@ -144,7 +148,7 @@ def _before(kind: str, fields: Fields, conf: NetConf) -> dict[str, Any]:
         }
     was = fields.inside("origVfState")
     return found | {
-        "netdev": interface_name(was, "hostIFName") or "",
+        "netdev": _interface_name(was, "hostIFName") or "",
         "mac": _hardware_address(was, "effectiveMAC"),
         "mtu": was.whole("mtu", 0, MAX_MTU) or None,
         "for_programs": bool(fields.flag("dpdkMode")),

@@ -19,16 +19,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_interface, ip_network
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator, TypeAdapter
 
 from agent.config import Config, Resource
 from agent.config.contradictions import unfit
 from agent.config.dra import CLAIM_KEYS
-from agent.config.networks import MAX_MTU, MODES, WANTED_IFNAME, Network, is_ifname, network_of_keys
-from agent.config.reader import is_plain_json
-from agent.config.template import SAMPLE, filled, words_of
+from agent.config.networks import WANTED_IFNAME, Network, NetworkKeys, is_ifname, network_of_keys
+from agent.config.section import Problem, Refusal, must_be, read, refuse, string
+from agent.config.shown import is_plain_json, shown
+from agent.config.template import SAMPLE, filled, misunderstood, words_of
 from agent.errors import ClaimInvalid, RequestInvalid
-from agent.model.fields import join, shown
 from agent.model.printable import unknown
 from deviceplugin.dra.allocation import Opaque, Result
 
@@ -40,13 +42,6 @@ MAX_PROBLEMS = 32
 OF_ONE = ("addresses", "mac", "guid", "altNames")
 """What no two interfaces have alike."""
 NO_KEYS_OF_NETWORKS = ("network", "ifName", "addresses")
-_BY_SOURCE: Mapping[str, Any] = {"routing": "source", "ipam": {"type": "static"}}
-_TRIED_WITH: Mapping[str, Mapping[str, Any]] = {
-    "vlanQoS": {"vlan": 1},
-    "vlanProto": {"vlan": 1},
-    **dict.fromkeys(("routing", "gateway", "rules"), _BY_SOURCE),
-}
-"""What a key needs beside it to be looked at alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,64 +118,80 @@ def _of_entry(number: int, entry: Opaque, config: Config, problems: dict[str, No
             note(f"{shown(key)[1:-1]} {unknown(key, CLAIM_KEYS)}")
         elif not entry.from_class and key not in config.dra.claim_may:
             note(f"{key} may be said by a DeviceClass only (dra.claimMay)")
-        elif (wrong := _wrong(key, value, config.networks)) is not None:
-            note(wrong)
         else:
             kept[key] = value
-    return kept
+    wrong: set[str | int] = set()
+    for loc, text in misunderstood(kept):
+        wrong.add(loc[0])
+        problem = f"must be {WANTED_IFNAME}, is {shown(kept['ifName'])}" if loc[0] == "ifName" else text
+        note(Problem(loc, problem).sentence)
+    meant = {key: value for key, value in kept.items() if key not in wrong}
+    said, problems_of_keys = read(_PARAMETERS, filled(meant, SAMPLE) if words_of(meant) else meant)
+    for each in problems_of_keys:
+        wrong |= {*each.loc[:1]}
+        text = f"ifName must be {WANTED_IFNAME}, is {shown(kept.get('ifName'))}"  # as it is written
+        note(text if each.loc == ("ifName",) else each.sentence)
+    name = said.network
+    if name is not None and "network" not in wrong and not any(network.name == name for network in config.networks):
+        names = ", ".join(sorted(network.name for network in config.networks)) or "none"
+        wrong.add("network")
+        note(f"network {shown(name)} is not configured on this node; there are: {names}")
+    return {key: value for key, value in kept.items() if key not in wrong}
 
 
-def _wrong(key: str, value: Any, networks: Sequence[Network]) -> str | None:
-    """Tell what is wrong with one key, as far as it can be judged alone."""
-    if key == "network":
-        names = ", ".join(sorted(network.name for network in networks)) or "none"
-        is_there = isinstance(value, str) and any(network.name == value for network in networks)
-        return None if is_there else f"network {shown(value)} is not configured on this node; there are: {names}"
-    if key == "ifName":
-        return None if _names(value) else f"ifName must be {WANTED_IFNAME}, is {shown(value)}"
-    if key == "addresses":
-        return _wrong_addresses(value)
-    if key == "mtu":
-        fits = type(value) is int and 68 <= value <= MAX_MTU
-        return None if fits else f"mtu must be a whole number from 68 to {MAX_MTU}, is {shown(value)}"
-    return _wrong_key_of_network(key, value)
+def _ifname(given: str) -> str:
+    if not is_ifname(given):
+        raise ValueError
+    return given
 
 
-def _names(value: Any) -> bool:
-    """Tell whether interfaces may be called so, of devices at any place."""
+def _addresses(given: Any) -> Any:
+    if not isinstance(given, list) or not 0 < len(given) <= MAX_ADDRESSES:
+        raise must_be(f"a list of 1 to {MAX_ADDRESSES} addresses")
+    wrong = ((i, _why_no_address(text)) for i, text in enumerate(given))
+    refuse(Refusal((i,), f"{why}, is {shown(given[i])}") for i, why in wrong if why is not None)
+    if len(set(map(ip_interface, given))) < len(given):
+        refuse([Refusal((), "must not have one twice")])
+    return given
+
+
+def _why_no_address(text: Any) -> str | None:
     try:
-        return isinstance(value, str) and bool(words_of(value) | {value}) and is_ifname(str(filled(value, SAMPLE)))
-    except RequestInvalid:
-        return False
+        if not isinstance(text, str) or "/" not in text or "%" in text:
+            raise ValueError(text)
+        address = ip_interface(text).ip
+    except ValueError:
+        return "must be an address with its prefix, such as 192.0.2.10/24"
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    if address.is_loopback or address.is_multicast or address.is_unspecified or str(address) == "255.255.255.255":
+        return "must be an address that one interface can have"
+    return None
 
 
-def _wrong_key_of_network(key: str, value: Any) -> str | None:
-    """Try a key in each mode that might heed it: which one is in force is known when all has been merged."""
-    text = None
-    for mode in (value,) if key == "mode" else MODES:
-        try:
-            network_of_keys({"mode": mode, **_TRIED_WITH.get(key, {}), key: value})
-            return None
-        except RequestInvalid as error:
-            text = text or str(error)
-    return text
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parameters(NetworkKeys):
+    """What parameters may say. What does not go together is known when all of them are merged."""
+
+    network: Annotated[str | None, string("the name of a network", str), Field(description="An entry of networks")] = (
+        None
+    )
+    ifname: Annotated[
+        str | None, string(WANTED_IFNAME, _ifname), Field(alias="ifName", description="Name in the pod")
+    ] = None
+    addresses: Annotated[list[str], PlainValidator(_addresses), Field(description="Addresses")] = field(
+        default_factory=list
+    )
+
+    @classmethod
+    def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
+        return iter(())
+
+    def contradictions(self) -> Iterator[Refusal]:
+        return iter(())
 
 
-def _wrong_addresses(value: Any) -> str | None:
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_ADDRESSES:
-        return f"addresses must be a list of 1 to {MAX_ADDRESSES} addresses, is {shown(value)}"
-    for i, text in enumerate(value):
-        try:
-            if not isinstance(text, str) or "/" not in text or "%" in text:
-                raise ValueError(text)
-            address = ip_interface(text).ip
-        except ValueError:
-            return f"{join('addresses', i)} must be an address with its prefix, such as 192.0.2.10/24, is {shown(text)}"
-        if isinstance(address, IPv6Address):
-            address = address.ipv4_mapped or address
-        if address.is_loopback or address.is_multicast or address.is_unspecified or str(address) == "255.255.255.255":
-            return f"{join('addresses', i)} must be an address that one interface can have, is {shown(text)}"
-    return "addresses must not have one twice" if len(set(map(ip_interface, value))) < len(value) else None
+_PARAMETERS = TypeAdapter(_Parameters)
 
 
 # ---------------------------------------------------------------------------------------------- all of a result's

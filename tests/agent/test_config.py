@@ -32,7 +32,7 @@ resources:
 networks:
   - {name: rails, mode: vf, mtu: 9000, ipam: {type: host-local}}
 endpoints: {address: "::", port: 0, status: everywhere}
-topology: {publish: true, coalesceSeconds: 1, heartbeatSeconds: 60.5, kubeletConfig: /etc/kubelet.yaml}
+topology: {publish: true, settleSeconds: 1, heartbeatSeconds: 60.5, kubeletConfig: /etc/kubelet.yaml}
 kubeletDir: /k
 stateDir: /s
 runDir: /r
@@ -60,7 +60,7 @@ def test_every_key_is_read() -> None:
     assert network.setup.ipam == {"type": "host-local"}
     assert (read.endpoints.address, read.endpoints.port, read.endpoints.status) == ("::", 0, "everywhere")
     assert read.topology.publish
-    assert (read.topology.coalesce_seconds, read.topology.heartbeat_seconds) == (1.0, 60.5)
+    assert (read.topology.settle_seconds, read.topology.heartbeat_seconds) == (1.0, 60.5)
     assert read.topology.kubelet_config == Path("/etc/kubelet.yaml")
     assert (read.kubelet_dir, read.ledger_path) == (Path("/k"), Path("/s/ledger.db"))
     assert (read.spool_dir, read.cni_socket) == (Path("/s/spool"), Path("/r/cni.sock"))
@@ -80,49 +80,6 @@ def test_json_is_read_as_the_yaml_that_it_is() -> None:
         "networks": [{"name": "pods", "mode": "macvlan"}],
     }
     assert config.parse(json.dumps(document), "file") == config.parse(yaml.safe_dump(document), "file")
-
-
-@pytest.mark.parametrize(
-    ("keys", "wrong"),
-    [
-        ("vlna: 5", "networks[0]: vlna is not a known key"),
-        ("vlan: 9999", "networks[0]: vlan must be a whole number from 0 to 4094, is 9999"),
-        ("type: sriov", "networks[0]: type must be nodefabric, is 'sriov'"),
-        ("mode: ipoib, ipam: {type: dhcp}", "networks[0]: ipam.type must not be dhcp"),
-        ("args: {cni: {guid: x}}", "networks[0].args: is chosen for each pod, so leave it out"),
-        ("pciBusID: '0000:3b:00.2'", "networks[0].pciBusID: is chosen for each pod, so leave it out"),
-    ],
-)
-def test_what_a_cni_configuration_could_not_say_a_network_cannot_either(keys: str, wrong: str) -> None:
-    (problem,) = problems_of(f"networks: [{{name: n, {keys}}}]")
-    assert problem.startswith(wrong)
-
-
-def test_all_problems_are_listed_with_their_paths() -> None:
-    found = problems_of(
-        "resources:\n"
-        "  - {name: Bad Name, kind: vf, network: none}\n"
-        "  - {kind: disk}\n"
-        "  - {name: a/b, kind: hca, shares: 0, select: {pf: [ok, 'x#9-1'], vendors: 15b3}}\n"
-        "networks: [{mtu: 1}]\n"
-        "endpoints: {port: 70000}\n"
-        "rescanSeconds: soon\n"
-    )
-    paths = [problem.split(":")[0] for problem in found]
-    assert set(paths) == {
-        "resources[0].name",
-        "resources[0].network",
-        "resources[1].kind",
-        "resources[1].name",
-        "resources[2].shares",
-        "resources[2].select.pf[1]",
-        "resources[2].select.vendors",
-        "networks[0].name",
-        "networks[0]",
-        "endpoints.port",
-        "rescanSeconds",
-    }
-    assert len(paths) == len(set(paths))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +135,7 @@ def test_a_network_must_be_expressible_in_json(value: str) -> None:
     ("key", "low", "high"),
     [
         ("endpoints.port", 0, 65535),
-        ("topology.coalesceSeconds", 0, 60),
+        ("topology.settleSeconds", 0, 600),
         ("topology.heartbeatSeconds", 10, 86400),
         ("rescanSeconds", 1, 3600),
     ],
@@ -310,9 +267,8 @@ def test_a_rail_may_have_several_nics() -> None:
 
 
 def test_errors_of_gpus_are_ignored_or_fatal_by_number_or_all_at_once() -> None:
-    health = config.parse("health: {ignoredXids: [all], fatalXids: [48, 79], xidQuietSeconds: 60}", "test").health
+    health = config.parse("health: {ignoredXids: [all], fatalXids: [48, 79]}", "test").health
     assert [health.gpu_policy.classify(xid).value for xid in (48, 74, 13)] == ["fatal", "application", "application"]
-    assert health.gpu_policy.quiet_seconds == 60
     with pytest.raises(ConfigError) as caught:
         config.parse("health: {fatalXids: [none, -1]}", "test")
     assert [problem.split(":")[0] for problem in caught.value.problems] == [

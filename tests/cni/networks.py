@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agent.config.networks import Network, read_setup
-from agent.model.fields import Fields
+from agent.config.networks import Network, network_of_keys
 
 PREVIOUS: dict[str, Any] = {
     "cniVersion": "1.0.0",
@@ -19,5 +18,4 @@ PREVIOUS: dict[str, Any] = {
 
 def network(keys: Mapping[str, Any]) -> Network:
     """Read an entry of `networks`."""
-    rest = {key: value for key, value in keys.items() if key != "name"}
-    return Network(keys.get("name", ""), read_setup(Fields(rest)), rest)
+    return network_of_keys(keys)

@@ -232,6 +232,6 @@ def test_what_is_wrong_with_a_networks_keys_is_told_before_anything_is_touched(r
     pod = rig.pod()
     with pytest.raises(RequestInvalid, match=r"routes\[0\]\.dst is missing"):
         rig.add("c1", pod, routes=[{}])
-    with pytest.raises(RequestInvalid, match="routing: source is about addresses, and none are given: say ipam"):
+    with pytest.raises(RequestInvalid, match="routing source is about addresses, and none are given: say ipam"):
         rig.add("c1", pod, routing="source")
     assert rig.ledger.attachments() == ()

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from agent.config.reader import shown
+from agent.config.shown import shown
 from agent.errors import ConfigError
 
 T = TypeVar("T")

@@ -159,3 +159,12 @@ def test_whatever_stands_in_the_document_only_a_config_error_is_raised(document:
 def test_whatever_bytes_come_only_a_config_error_is_raised(text: bytes) -> None:
     with suppress(ConfigError):
         config.parse(text, "fuzz.yaml")
+
+
+def test_a_key_that_went_is_read_with_a_warning_that_says_what_to_do() -> None:
+    read = config.parse("topology: {coalesceSeconds: 5, publish: true}\ndra: {status: false}\n", "test.yaml")
+    assert read.topology.publish
+    assert read.warnings == (
+        "topology.coalesceSeconds: has no effect any more, the value is always 2: take it out",
+        "dra.status: has no effect any more, the claim's status is always written: take it out",
+    )

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from agent.config.networks import Setup
-from agent.config.routing import KEYS, NO_ROUTING, SYSCTLS, Routing, read_routing
+from agent.config.networks import Setup, network_of_keys
+from agent.config.routing import NO_ROUTING, SYSCTLS, Routing
 from agent.errors import RequestInvalid
-from agent.model.fields import Fields
 
 ALL: dict[str, Any] = {
     "routing": "source",
@@ -30,10 +29,8 @@ ALL: dict[str, Any] = {
 
 
 def read(*, has_addresses: bool = True, **keys: Any) -> Routing:
-    fields = Fields(keys)
-    found = read_routing(fields, has_addresses=has_addresses)
-    assert fields.asked == set(KEYS)
-    return found
+    ipam = {"ipam": {"type": "static"}} if has_addresses else {}
+    return network_of_keys({**ipam, **keys}).setup.routing
 
 
 def test_every_key_is_read() -> None:
@@ -73,40 +70,3 @@ def test_each_setting_may_be_what_it_may_be(name: str) -> None:
         assert read(sysctls={name: value}).sysctls == {name: value}
     with pytest.raises(RequestInvalid, match=rf"sysctls\.{name} must be 0 or 1.*, is 9"):
         read(sysctls={name: 9})
-
-
-@pytest.mark.parametrize(
-    ("keys", "text"),
-    [
-        ({"routing": "policy"}, "routing must be source or main, is 'policy'"),
-        (
-            {"routing": "source", "has_addresses": False},
-            "routing: source is about addresses, and none are given: say ipam",
-        ),
-        ({"routing": "source", "gateway": "10.1.0"}, "gateway must be an IP address, a list of one for each family"),
-        ({"routing": "source", "gateway": ["10.1.0.1", "10.1.0.2"]}, "gateway must be an IP address, a list of one"),
-        ({"gateway": "10.1.0.1"}, "gateway has no effect without routing: source, or a route that lacks gw"),
-        ({"routes": {}}, "routes must be a list of at most 64 objects, is {}"),
-        ({"routes": [{}]}, r"routes\[0\]\.dst is missing: it must be a network such as 10\.0\.0\.0/8"),
-        ({"routes": [{"dst": "10.0.0.1/8"}]}, r"routes\[0\]\.dst must be a network such as .*, is '10\.0\.0\.1/8'"),
-        ({"routes": [{"dst": "10.0.0.0/8", "gw": "fd00::1"}]}, r"routes\[0\]\.gw must be an address of dst's family"),
-        (
-            {"routes": [{"dst": "10.0.0.0/8", "metric": 7}]},
-            r"routes\[0\]\.metric is not a known key; known are: .*prio",
-        ),
-        ({"routes": [{"dst": "10.0.0.0/8", "onlink": True}]}, r"routes\[0\]\.onlink is about a gateway: say gw, too"),
-        ({"routes": [{"dst": "10.0.0.0/8", "table": 255}]}, r"routes\[0\]\.table must not be 255"),
-        ({"rules": [{"table": 100}]}, r"rules\[0\] must say which packets it is about: from, to, iif, oif or fwmark"),
-        ({"rules": [{"from": "10.0.0.1"}]}, r"rules\[0\]\.table is missing: only with routing: source"),
-        ({"rules": [{"from": "10.0.0.1", "to": "fd00::1", "table": 1}]}, r"rules\[0\]\.to must be of from's family"),
-        ({"rules": [{"from": "10.0.0.1/8", "table": 1}]}, r"rules\[0\]\.from must be a network or an address"),
-        ({"rules": [{"from": "10.0.0.1", "table": 1, "priority": 0}]}, r"rules\[0\]\.priority must be a whole number"),
-        ({"neighbours": [{"ip": "10.0.0.1"}]}, r"neighbours\[0\]\.mac is missing: it must be a MAC address"),
-        ({"neighbours": [{"ip": "10.0.0.1", "mac": "02:00"}]}, r"neighbours\[0\]\.mac must be a MAC address"),
-        ({"sysctls": {"ip_forward": 1}}, r"sysctls\.ip_forward is not a known setting; known are: .*arp_filter"),
-        ({"sysctls": {"rp_filter": True}}, r"sysctls\.rp_filter must be 0 or 1 or 2, is True"),
-    ],
-)
-def test_what_is_wrong_is_told_with_its_path(keys: dict[str, Any], text: str) -> None:
-    with pytest.raises(RequestInvalid, match=text):
-        read(**keys)

@@ -28,7 +28,7 @@ EXAMPLES = """
 - {resources: [{name: a/b, kind: rail, nic: {kind: nic}}, {name: a/c, kind: accelerator, excludeTopology: true}]}
 - {endpoints: {address: "::", port: 0}, rescanSeconds: 1.5, stateDir: /s, netnsDirs: [/n], health: {link: ignore}}
 - {endpoints: {address: 0.0.0.0, status: everywhere}}
-- {topology: {publish: true, coalesceSeconds: 1, kubeletConfig: /k}}
+- {topology: {publish: true, settleSeconds: 1, kubeletConfig: /k}}
 - dra: {driver: dra.example.com, aliases: [], claimMay: [ifName, vlan], shares: devices}
   resources: [{name: rdma/hca, kind: hca, offer: dra, binding: late}]
   health: {evict: [DeviceGone]}

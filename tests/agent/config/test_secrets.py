@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from agent import config
+from agent.config.networks import network_of_keys
 from agent.config.schema import json_schema
 from agent.errors import ConfigError, RequestInvalid
-from agent.model.fields import Fields
 from agent.model.printable import MASK, is_secret
 
 NETWORKS = """
@@ -94,5 +94,5 @@ def test_the_place_of_what_is_not_shown_is_told() -> None:
 
 def test_errors_of_a_network_tell_no_secret() -> None:
     with pytest.raises(RequestInvalid, match="ipam must be an object") as caught:
-        Fields({"ipam": [{"password": "s3cret"}]}).mapping("ipam")
+        network_of_keys({"ipam": [{"password": "s3cret"}]})
     assert "s3cret" not in str(caught.value)

@@ -99,19 +99,19 @@ def test_a_pf_has_the_network_that_the_resource_names_for_it() -> None:
     [
         (
             {"ifName": "{gpu}"},
-            "networks[0]: ifName has {gpu}, which stands for nothing; known are {rail}, {plane}, {pf}",
+            "networks[0].ifName: has {gpu}, which stands for nothing; known are {rail}, {plane}, {pf}",
         ),
-        ({"altNames": ["{pf+1}"]}, "networks[0]: altNames[0] counts with {pf}, which is a name"),
+        ({"altNames": ["{pf+1}"]}, "networks[0].altNames[0]: counts with {pf}, which is a name"),
         (
             {"ifName": "rail{rail-1}"},
-            "networks[0]: ifName has {rail-1}, which is not understood: take {rail}, {rail+100}",
+            "networks[0].ifName: has {rail-1}, which is not understood: take {rail}, {rail+100}",
         ),
-        ({"altNames": ["{pf }"]}, "networks[0]: altNames[0] has {pf }, which is not understood: take {pf}"),
-        ({"ifName": "v{vf"}, "networks[0]: ifName has {vf, which is not understood: take {vf}, {vf+100}, {vf*32} or"),
-        ({"ifName": "eth{rail}"}, "networks[0]: ifName must not be eth0, which is the pod's own interface"),
+        ({"altNames": ["{pf }"]}, "networks[0].altNames[0]: has {pf }, which is not understood: take {pf}"),
+        ({"ifName": "v{vf"}, "networks[0].ifName: has {vf, which is not understood: take {vf}, {vf+100}, {vf*32} or"),
+        ({"ifName": "eth{rail}"}, "networks[0].ifName: must not be eth0, which is the pod's own interface"),
         (
             {"ifName": "a-longer-name-{rail}x"},
-            "networks[0]: ifName must be an interface name of at most 15 characters, is",
+            "networks[0].ifName: must be an interface name of at most 15 characters, is",
         ),
         (
             {"ifName": "of-many-rails{rail*50}"},

@@ -171,62 +171,6 @@ def test_the_configuration_may_let_claims_say_more_or_nothing() -> None:
     assert "mtu may be said by a DeviceClass only" in problems(of_claim(mtu=1500), config=free)
 
 
-@pytest.mark.parametrize(
-    ("keys", "problem"),
-    [
-        ({"mtu": "9000"}, "mtu must be a whole number from 68"),
-        ({"mtu": True}, "mtu must be a whole number"),
-        ({"ifName": "a-name-of-17-char"}, "ifName must be an interface name"),
-        ({"ifName": "lo"}, "ifName must be"),
-        ({"ifName": "a%s"}, "ifName must be"),
-        ({"ifName": "a%d%d"}, "ifName must be"),
-        ({"ifName": "a b"}, "ifName must be"),
-        ({"ifName": "a/b"}, "ifName must be"),
-        ({"addresses": []}, "addresses must be a list of 1 to 16"),
-        ({"addresses": ["192.0.2.1"]}, "addresses[0] must be an address with its prefix"),
-        ({"addresses": ["192.0.2.1/33"]}, "addresses[0]"),
-        ({"addresses": ["192.0.2.1/24", "192.0.2.1/24"]}, "addresses must not have one twice"),
-        ({"addresses": [7]}, "addresses[0]"),
-        ({"routes": {}}, "routes must be a list"),
-        ({"routes": [{"gw": "192.0.2.1"}]}, "routes[0].dst is missing"),
-        ({"routes": [{"dst": "198.51.100.1/24"}]}, "routes[0].dst must be a network"),
-        ({"routes": [{"dst": "::/0", "gw": "192.0.2.1"}]}, "routes[0].gw must be an address of dst's family"),
-        ({"routes": [{"dst": "::/0", "via": "x"}]}, "routes[0].via is not a known key"),
-        ({"routes": [{"dst": "::/0", "table": -1}]}, "routes[0].table must be a whole number"),
-        ({"rules": [{"priority": 7}]}, "rules[0] must say which packets it is about"),
-        ({"sysctls": {"ip_forward": 1}}, "sysctls.ip_forward is not a known setting"),
-        ({"speed": 9}, "speed is not a known key; known are: addresses"),
-        ({"deviceID": "0000:3b:02.1"}, "deviceID is not a known key"),
-        ({"apiVersion": "v1"}, "apiVersion must be nodefabric.io/v1alpha1"),
-        ({"kind": "Pod"}, "kind must be Network"),
-    ],
-)
-def test_a_wrong_value_is_named_with_its_key(keys: Mapping[str, Any], problem: str) -> None:
-    assert problem in problems(of_claim(**keys))
-
-
-@pytest.mark.parametrize(
-    ("keys", "problem"),
-    [
-        ({"network": "nowhere"}, "network 'nowhere' is not configured on this node; there are: child, rails"),
-        ({"vlan": 5000}, "vlan must be a whole number from 0 to 4094"),
-        ({"trust": "yes"}, "trust must be"),
-        ({"mode": "bridge"}, "mode must be vf or nic"),
-        ({"mode": "macvlan"}, "vlan has no effect in mode macvlan"),
-        ({"vlan": 0, "vlanQoS": 3}, "vlanQoS and vlanProto 802.1ad need a vlan"),
-        ({"trunk": [5, 4095]}, "trunk[1] must be a VLAN ID from 0 to 4094"),
-        ({"vlan": 7, "trunk": "100"}, "trunk cannot be had with vlan 7"),
-        ({"ipam": {"type": "bridge"}}, "leases no addresses"),
-    ],
-)
-def test_what_a_class_says_wrong_is_told_too(keys: Mapping[str, Any], problem: str) -> None:
-    assert problem in problems(of_class(**keys))
-
-
-def test_source_routing_needs_something_that_gives_addresses() -> None:
-    assert "routing: source is about addresses" in problems(of_claim(routing="source"), resource=PLAIN)
-
-
 def test_all_problems_are_told_at_once() -> None:
     text = problems(of_class(vlan=5000, trust=3, mac="x"), of_claim(mtu=1, vlan=7, rules=3, speed=1))
 

@@ -1,0 +1,475 @@
+"""What all models of documents have in common, how a wrong document is read as far as it is right, and what is said.
+
+A section is a frozen dataclass. pydantic reads a mapping into it: a key is the field's name in camel case (or its
+alias), and its annotation says what the value must be and, as the description, what the key means.
+
+    @dataclass(frozen=True, slots=True)
+    class Endpoints(Section):
+        port: Annotated[int, whole(0, 65535), Field(description="Port of the endpoints; 0 takes a free one")] = 9808
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+
+from agent.config.compat.keys import OF_OTHER_PLUGINS
+from agent.config.shown import advice, shown
+from agent.errors import RequestInvalid
+from agent.model.printable import unknown
+
+T = TypeVar("T")
+Loc = tuple[str | int, ...]
+MAPPING = "a mapping with text keys"
+MAX_ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a key, or what is below it, is refused."""
+
+    loc: Loc
+    text: str
+    beside: tuple[str, ...] = ()
+    """Keys beside it that it contradicts: where one of them is wrong itself, this says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    loc: Loc
+    text: str
+
+    def __str__(self) -> str:
+        return f"{path_of(self.loc) or 'the document'}: {self.text}"
+
+    @property
+    def sentence(self) -> str:
+        """The problem as a sentence whose subject is the path."""
+        return f"{path_of(self.loc)} {self.text}".lstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A mapping of a document."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", alias_generator=to_camel)
+    what: ClassVar[str] = "key here"
+
+    @classmethod
+    def known(cls, given: Mapping[str, Any]) -> Iterable[str]:
+        """List the keys that this mapping may have."""
+        return keys_of(cls)
+
+    @classmethod
+    def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
+        """List what is wrong with the keys themselves, whatever their values."""
+        known = cls.known(given)
+        for key in given:
+            if key not in keys_of(cls):
+                yield Refusal((key,), OF_OTHER_PLUGINS.get(key) or unknown(key, known, cls.what))
+        yield from (Refusal((key,), "is missing") for key in required_keys(cls) if key not in given)
+
+    def contradictions(self) -> Iterable[Refusal]:
+        """List values that do not go together."""
+        return ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
+            raise must_be(MAPPING)
+        refuse(cls.refused(given))
+        return given
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Section:
+        refuse(self.contradictions())
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSection(Section):
+    """An object of JSON from outside, in which null is the same as absent."""
+
+    what: ClassVar[str] = "key"
+    overlooked: ClassVar[bool] = False
+    """Whether unknown keys are."""
+
+    @classmethod
+    def is_foreign(cls, key: str) -> bool:
+        """Tell whether a key that has no meaning here is fine all the same."""
+        return cls.overlooked
+
+    @classmethod
+    def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
+        known = keys_of(cls)
+        for key in given:
+            if key not in known and not cls.is_foreign(key):
+                yield Refusal((key,), unknown(key, (k for k in known if not cls.is_foreign(k)), cls.what))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, dict):
+            raise must_be("an object")
+        if info.context and info.context.get("fold"):
+            return folded(given, keys_of(cls))
+        said = {key: value for key, value in given.items() if value is not None}
+        if said:
+            refuse(cls.refused(said))
+        known = keys_of(cls)
+        return {key: value for key, value in said.items() if key in known}
+
+
+def folded(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Spell keys as they are known, as Go's encoding/json takes them: in any case, the last that is not null wins."""
+    spelled = {fold(key): key for key in known}
+    found = ((spelled.get(fold(key)), value) for key, value in given.items() if value is not None)
+    return {key: value for key, value in found if key is not None}
+
+
+def fold(key: str) -> str:
+    folded = key.casefold()  # maps the long s and the Kelvin sign to letters, as Go's folding does
+    return folded if len(folded) == len(key) else key
+
+
+_KEYS: dict[type[Any], Mapping[str, str]] = {}
+"""Made once: a pod's start waits for a configuration to be read."""
+
+
+def keys_of(cls: type[Any]) -> Mapping[str, str]:
+    """Map the keys of a section to its fields. A field without a description is no key."""
+    if cls in _KEYS:
+        return _KEYS[cls]
+    hints = get_type_hints(cls, include_extras=True)
+    found: dict[str, str] = {}
+    for each in fields(cls):
+        for said in getattr(hints[each.name], "__metadata__", ()):
+            if isinstance(said, FieldInfo) and said.description:
+                found[said.alias or to_camel(each.name)] = each.name
+    _KEYS[cls] = found
+    return found
+
+
+def required_keys(cls: type[Any]) -> tuple[str, ...]:
+    """List the keys without a default."""
+    needed = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+    return tuple(key for key, name in keys_of(cls).items() if name in needed)
+
+
+def must_be(want: str, *, is_text: bool = False) -> PydanticCustomError:
+    return PydanticCustomError("must_be", "must be {want}", {"want": want, "is_text": is_text})
+
+
+def wrong(text: str) -> PydanticCustomError:
+    return PydanticCustomError("wrong", "{text}", {"text": text})
+
+
+def refuse(found: Iterable[Refusal]) -> None:
+    """Raise ValidationError if anything is refused."""
+    lines = [
+        InitErrorDetails(
+            type=PydanticCustomError("wrong", "{text}", {"text": each.text, "beside": each.beside}),
+            loc=each.loc,
+            input=None,
+        )
+        for each in found
+    ]
+    if lines:
+        raise ValidationError.from_exception_data("", lines)
+
+
+def read(adapter: TypeAdapter[T], document: Any) -> tuple[T, tuple[Problem, ...]]:
+    """Read a document as far as it is right, with all that is wrong in it.
+
+    What is wrong is left out and the rest read again, until nothing is: so a mistake hides no other.
+    """
+    problems: dict[Loc, Problem] = {}
+    follow: set[Loc] = set()
+    """Places where no more than the consequence of another mistake is wrong."""
+    for _ in range(MAX_ROUNDS):
+        try:
+            return adapter.validate_python(document), tuple(problems.values())
+        except ValidationError as error:
+            found = [(_loc(line["loc"]), line) for line in error.errors(include_url=False)]
+        new: dict[Loc, Problem] = {}
+        for loc, line in found:
+            at, context = _as_written(document, loc), line.get("ctx", {})
+            beside = {(*at[:-1], key) for key in context.get("beside", ())}
+            known = problems.keys() | follow
+            is_below = any(at[:n] in known for n in range(len(at) + 1))
+            if beside & known or is_below or any(loc[: len(at)] == at for loc in problems):
+                follow.add(at)
+            else:
+                new.setdefault(at, Problem(at, _text(line, at)))
+        problems |= new
+        wrong = {loc: line.get("ctx", {}).get("want") == MAPPING for loc, line in found}
+        for loc in reversed(wrong):  # from behind: numbers of entries of a list stay true
+            if not any(loc[:n] in wrong for n in range(len(loc))):
+                document = _without(document, loc, is_mapping=wrong[loc])
+    return adapter.validate_python({}), tuple(problems.values())
+
+
+def checked(adapter: TypeAdapter[T], document: Any, **context: Any) -> T:
+    """Read a document of a request. Raises RequestInvalid with what is wrong in it."""
+    try:
+        return adapter.validate_python(document, context=context)
+    except ValidationError as error:
+        lines = [(_loc(line["loc"]), line) for line in error.errors(include_url=False)]
+        raise RequestInvalid("; ".join(Problem(loc, _text(line, loc)).sentence for loc, line in lines)) from None
+
+
+def path_of(loc: Sequence[str | int]) -> str:
+    """Write a place in a document: resources[0].select.pf"""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            text = part if len(part) <= 80 else f"{part[:77]}..."
+            text = text if text.isprintable() else ascii(text)
+            path += f'."{text}"' if path and not text.replace("-", "").isidentifier() else f".{text}" if path else text
+    return path
+
+
+def _loc(loc: Loc) -> Loc:
+    """Leave out the names of alternatives."""
+    return tuple(part for part in loc if not (isinstance(part, str) and part.startswith("<")))
+
+
+def _text(line: Any, loc: Loc) -> str:
+    context = line.get("ctx", {})
+    if line["type"] == "wrong":
+        return str(context["text"])
+    key = next((part for part in reversed(loc) if isinstance(part, str)), "")
+    value = shown(line["input"], key if loc and loc[-1] == key else "")
+    if line["type"] == "must_be":
+        return f"must be {context['want']}, is {value}{advice(line['input'], is_text=context.get('is_text', False))}"
+    return f"{line['msg'][0].lower()}{line['msg'][1:]}, is {value}"
+
+
+class _Rest(list[Any]):
+    """What is left of a list, with the numbers that its entries had."""
+
+    def __init__(self, items: Iterable[Any], numbers: Sequence[int]) -> None:
+        super().__init__(items)
+        self.numbers = numbers
+
+
+def _as_written(document: Any, loc: Loc) -> Loc:
+    """Number the entries of lists as they were before some were left out."""
+    found: list[str | int] = []
+    for part in loc:
+        is_there = isinstance(document, list) and isinstance(part, int) and part < len(document)
+        found.append(document.numbers[int(part)] if is_there and isinstance(document, _Rest) else part)
+        if is_there or (isinstance(document, dict) and part in document):
+            document = document[part]
+    return tuple(found)
+
+
+def _without(document: Any, loc: Loc, *, is_mapping: bool) -> Any:
+    """Copy a document without what is at a place. A key that is missing there is put in as absent."""
+    if not loc:
+        return {}
+    first, rest = loc[0], loc[1:]
+    if isinstance(document, list) and isinstance(first, int) and first < len(document):
+        numbers = document.numbers if isinstance(document, _Rest) else range(len(document))
+        if rest or (is_mapping and document[first] != {}):
+            copy = _Rest(document, numbers)
+            copy[first] = _without(document[first], rest, is_mapping=is_mapping)
+            return copy
+        kept = [i for i in range(len(document)) if i != first]
+        return _Rest([document[i] for i in kept], [numbers[i] for i in kept])
+    if not isinstance(document, dict):
+        return ABSENT
+    if first not in document:
+        return {**document, first: ABSENT}
+    if rest and isinstance(document[first], dict | list):
+        return {**document, first: _without(document[first], rest, is_mapping=is_mapping)}
+    return {key: value for key, value in document.items() if key != first}
+
+
+def below(error: ValidationError, *loc: str | int) -> ValidationError:
+    """Put what was refused below a place."""
+    lines = [
+        InitErrorDetails(
+            type=PydanticCustomError(line["type"], "{text}", {"text": line["msg"], **line.get("ctx", {})}),
+            loc=(*loc, *line["loc"]),
+            input=line["input"],
+        )
+        for line in error.errors(include_url=False)
+    ]
+    return ValidationError.from_exception_data("", lines)
+
+
+# --------------------------------------------------------------------------------------------------- kinds of values
+
+
+PATH = re.compile(r"(?:/(?!\.\.(?:/|$))[^/\0\n]*)+")
+
+
+class _Absent(str):
+    """Stands for a needed text that is missing or wrong, while the rest of a document is read."""
+
+
+ABSENT = _Absent()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a value is read. Whatever pydantic refuses, the message is that it must be `want`."""
+
+    want: str
+    schema: CoreSchema = field(hash=False)
+    json: Mapping[str, Any] = field(hash=False)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.custom_error_schema(
+            self.schema,
+            custom_error_type="must_be",
+            custom_error_message="must be {want}",
+            custom_error_context={"want": self.want, "is_text": self.json.get("type") == "string"},
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return dict(self.json)
+
+
+def whole(low: int, high: int) -> Kind:
+    """A whole number."""
+    schema = core_schema.int_schema(strict=True, ge=low, le=high)
+    return Kind(f"a whole number from {low} to {high}", schema, {"type": "integer", "minimum": low, "maximum": high})
+
+
+def seconds(low: float, high: float) -> Kind:
+    """A time, whole or not."""
+    schema = core_schema.float_schema(strict=True, ge=low, le=high, allow_inf_nan=False)
+    want = f"a number of seconds from {low:g} to {high:g}"
+    return Kind(want, schema, {"type": "number", "minimum": low, "maximum": high})
+
+
+FLAG = Kind("true or false", core_schema.bool_schema(strict=True), {"type": "boolean"})
+
+
+def value(want: str, convert: Callable[[Any], Any], json: Mapping[str, Any]) -> Kind:
+    """Anything that `convert` takes; it refuses with ValueError."""
+
+    def read(given: Any) -> Any:
+        return given if given is ABSENT else convert(given)
+
+    return Kind(want, core_schema.no_info_plain_validator_function(read), json)
+
+
+def string(want: str, convert: Callable[[str], Any], json: Mapping[str, Any] | None = None) -> Kind:
+    """A text that `convert` takes; it refuses with ValueError."""
+
+    def read(given: Any) -> Any:
+        if not isinstance(given, str):
+            raise ValueError
+        return convert(given)
+
+    return value(want, read, {"type": "string", **(json or {})})
+
+
+def matching(want: str, pattern: re.Pattern[str]) -> Kind:
+    """A text of a pattern."""
+
+    def read(given: str) -> str:
+        if not pattern.fullmatch(given):
+            raise ValueError
+        return given
+
+    return string(want, read, {"pattern": f"^(?:{pattern.pattern})$"})
+
+
+def choice(*words: str) -> Kind:
+    """One of some words."""
+
+    def read(given: Any) -> str:
+        if not isinstance(given, str) or given not in words:
+            raise ValueError
+        return given
+
+    return value(_one_of(words), read, {"enum": list(words)})
+
+
+def _absolute(given: str) -> Path:
+    if not PATH.fullmatch(given):
+        raise ValueError
+    return Path(given)
+
+
+FOLDER = string("an absolute path", _absolute, {"pattern": f"^(?:{PATH.pattern})$"})
+"""A file or a folder."""
+
+
+def _list(given: Any) -> Any:
+    if not isinstance(given, list):
+        raise PydanticCustomError("must_be", "must be {want}", {"want": "a list"})
+    return given
+
+
+LIST = BeforeValidator(_list)
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """Reads a value as a model, and makes of that what the program works with."""
+
+    model: Any
+    convert: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.convert, handler.generate_schema(self.model))
+
+
+class OneOrMany:
+    """Reads a mapping, or a list of them, which `join` makes one."""
+
+    def __init__(self, join: Callable[[tuple[Any, ...]], Any]) -> None:
+        self._join = join
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        one = handler(source)
+        many = core_schema.no_info_after_validator_function(
+            lambda found: self._join(tuple(found)), core_schema.list_schema(one, strict=True)
+        )
+        return core_schema.tagged_union_schema(
+            {"<one>": one, "<many>": many}, lambda given: "<many>" if isinstance(given, list) else "<one>"
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        one = handler(schema["choices"]["<one>"])
+        return {"anyOf": [one, {"type": "array", "items": one}]}
+
+
+def word(*words: str) -> Kind:
+    """One of some words; an empty text is none."""
+
+    def read(given: Any) -> str | None:
+        if not isinstance(given, str) or given not in ("", *words):
+            raise ValueError
+        return given or None
+
+    return value(_one_of(words), read, {"enum": list(words)})
+
+
+def _one_of(words: tuple[str, ...]) -> str:
+    return f"one of {', '.join(words)}" if len(words) > 1 else words[0]
