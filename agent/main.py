@@ -336,8 +336,7 @@ def _prepare(config: Config, snapshot: Snapshot) -> None:
     if config.needs_api:
         agent.cluster.apiserver.load()
     if config.offers_dra:
-        import agent.cluster.claim_objects
-        import agent.cluster.claim_status
+        import agent.cluster.claims
         import agent.cluster.slices
         import deviceplugin.dra.driver  # noqa: F401
 

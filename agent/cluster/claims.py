@@ -1,4 +1,4 @@
-"""ResourceClaims at the API server: read before they are prepared, told of their devices once these are in the pod."""
+"""ResourceClaims at the API server: what is read for them, and the status that they get once a pod has the devices."""
 
 from __future__ import annotations
 
@@ -6,19 +6,32 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from agent.cluster.apiserver import CLAIM, ApiServer, on_own_thread
+from agent.cluster.apiserver import CLAIM, CLASS, NODE, POD, SLICE, ApiServer, on_own_thread
 from agent.config import Config
 from agent.errors import AgentError, Conflicted, Refused, Unavailable
-from agent.model.allocation import ClaimRef, NetworkData
+from agent.ledger import Ledger
+from agent.model.allocation import (
+    Attachment,
+    AttachmentState,
+    Claim,
+    ClaimDevice,
+    ClaimRef,
+    NetworkData,
+    PodRef,
+    network_data,
+)
+from agent.model.device import Snapshot
 from agent.model.fields import at, objects_at
+from agent.offer.offer import Offer
 from agent.process.backoff import Backoff
+from agent.report.doctor.facts import ClusterFacts, DeviceClass
 from agent.report.report import Report
 from agent.state import Latest, first
 
@@ -277,3 +290,111 @@ def _is_of_allocation(error: Refused) -> bool:
     """Tell whether a status was refused since the allocation in it would be another one."""
     is_invalid = error.status == HTTPStatus.UNPROCESSABLE_ENTITY
     return is_invalid and "status.allocation" in str(error) and "immutable" in str(error)
+
+
+class ClaimObjects:
+    """Reads these. Blocks: call it from a thread, and from as many as the client has requests at once."""
+
+    def __init__(self, api: ApiServer, node_name: str) -> None:
+        self._api = api
+        self._node_name = node_name
+
+    def pod(self, pod: PodRef) -> Mapping[str, Any] | None:
+        """Read a pod; None if there is none, or another one of its name. Raises Unavailable."""
+        found = self._api.current(POD.within(pod.namespace), pod.name)
+        return found if found is not None and pod.uid in ("", at(found, "metadata.uid", str)) else None
+
+    def claim(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        """Read a claim, whatever its UID; None if there is none. Raises Unavailable."""
+        return self._api.current(CLAIM.within(namespace), name)
+
+    def slices(self, driver: str) -> Sequence[Mapping[str, Any]]:
+        """List this node's ResourceSlices of a driver. Raises Unavailable."""
+        selector = {"spec.driver": driver, "spec.nodeName": self._node_name}
+        _, found = self._api.list_of(SLICE, selector, dict)
+        return found
+
+
+class ClaimStatus:
+    """Follows the books, and has the writer know what is in pods and what is unprepared."""
+
+    def __init__(self, ledger: Ledger, writer: ClaimStatusWriter, driver: str, offer: Latest[Offer]) -> None:
+        self._ledger = ledger
+        self._writer = writer
+        self._driver = driver
+        self._offer = offer
+        self._has_begun = self._is_over = False
+
+    def end(self) -> None:
+        """Follow no more."""
+        self._is_over = True
+
+    async def begin(self) -> None:
+        """Follow from the first scan on, and report what there is. A second call changes nothing."""
+        while not (offer := self._offer.value).snapshot.generation:
+            await self._offer.other_than(offer)
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._ledger.watch_attachments(self._attachment)
+        self._ledger.watch_claims(self._claim)
+        for row in self._ledger.attachments():
+            self._attachment(None, row)
+
+    def _attachment(self, before: Attachment | None, row: Attachment | None) -> None:
+        if self._is_over or row is None or not row.claim_uid or row.state is not AttachmentState.ATTACHED:
+            return
+        claim = self._ledger.claim(row.claim_uid)
+        if claim is not None:
+            self._writer.attached(claim.ref, *attached(self._driver, claim, row, self._offer.value.snapshot))
+
+    def _claim(self, before: Claim | None, after: Claim | None) -> None:
+        if before is not None and after is None:
+            self._writer.forget(before.ref.uid)
+
+
+def attached(driver: str, claim: Claim, row: Attachment, snapshot: Snapshot) -> Iterator[AttachedDevice]:
+    """Say what an attachment of a claim is, once for each result that it stands for. Pure."""
+    for device in claim.devices:
+        if not device.admin and device.device == row.parent:
+            yield _told(driver, device, row, snapshot)
+
+
+def _told(driver: str, device: ClaimDevice, row: Attachment, snapshot: Snapshot) -> AttachedDevice:
+    network = network_data(row.result or {}, row.ifname)
+    return AttachedDevice(
+        driver=driver,
+        pool=device.pool,
+        device=device.device_name,
+        ready_since=row.since,
+        share_id=device.share_id,
+        interface=network.interface,
+        mac=network.mac,
+        addresses=network.addresses,
+        pci_address=device.device,
+        rdma_device=row.undo.rdma or _shared_rdma_device(device.device, snapshot),
+        network=str((row.request.get("network") or {}).get("name", "")),
+    )
+
+
+def _shared_rdma_device(address: str, snapshot: Snapshot) -> str:
+    """Name the RDMA device that a pod uses in the host's namespace; empty if there is none, or none is shared."""
+    found = snapshot.by_address.get(address) if not snapshot.rdma_exclusive else None
+    return next((rdma.name for rdma in found.rdma_devices), "") if found is not None else ""
+
+
+def cluster_facts(api: ApiServer, node_name: str) -> ClusterFacts:
+    """Ask. Blocks; never raises: what is not answered is left out, with the reason."""
+    version = ""
+    try:
+        node = api.get(NODE, node_name) or {}
+        version = str(node.get("status", {}).get("nodeInfo", {}).get("kubeletVersion", ""))
+        _, classes = api.list_of(CLASS, {}, _device_class)
+    except Unavailable as error:
+        return ClusterFacts(version, None, str(error))
+    return ClusterFacts(version, tuple(classes))
+
+
+def _device_class(found: Mapping[str, Any]) -> DeviceClass:
+    selectors = found["spec"].get("selectors") or ()
+    return DeviceClass(found["metadata"]["name"], tuple(one["cel"]["expression"] for one in selectors if "cel" in one))

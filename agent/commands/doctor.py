@@ -36,7 +36,7 @@ def add(command: Command) -> None:
 def _cluster() -> ClusterFacts:
     """Ask the API server with the pod's account; who is not in a pod has none."""
     from agent.cluster.apiserver import ApiServer
-    from agent.cluster.class_facts import look
+    from agent.cluster.claims import cluster_facts
     from agent.process.identity import node_name
     from agent.report.doctor.facts import ClusterFacts
 
@@ -45,7 +45,7 @@ def _cluster() -> ClusterFacts:
     except ConfigError:
         return ClusterFacts(problem="only the agent's own container has an account at the API server")
     with contextlib.closing(api):
-        return look(api, node_name())
+        return cluster_facts(api, node_name())
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -222,7 +222,7 @@ class Dra:
         Meanwhile no selector is to miss the attribute: Kubernetes would place none of its pods.
         """
         from agent.cluster.apiserver import on_own_thread
-        from agent.cluster.claim_objects import ClaimObjects
+        from agent.cluster.claims import ClaimObjects
         from deviceplugin.dra.attributes import leaves_in
 
         try:
@@ -260,8 +260,7 @@ class Dra:
         self, name: str, api: ApiServer, driver: DraDriver, published: Published, closing: contextlib.ExitStack
     ) -> Beside:
         """Make what runs beside the driver."""
-        from agent.cluster.claim_status import ClaimStatus
-        from agent.cluster.claims import ClaimReader, ClaimStatusWriter
+        from agent.cluster.claims import ClaimReader, ClaimStatus, ClaimStatusWriter
         from agent.cluster.slices import Pool, SliceCells, SlicePublisher
 
         node, report = self._node, self._report
@@ -298,8 +297,7 @@ class _Reads:
 
     def open(self, api: ApiServer, node_name: str) -> None:
         """Read there from now on."""
-        from agent.cluster.claim_objects import ClaimObjects
-        from agent.cluster.claims import ClaimReader
+        from agent.cluster.claims import ClaimObjects, ClaimReader
 
         self._found.set_result((ClaimReader(api), ClaimObjects(api, node_name)))
 

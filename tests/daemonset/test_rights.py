@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent.cluster.apiserver import CLAIM, CLASS, DAEMONSET, NODE, NUMATOPOLOGY, POD, SLICE, TOPOLOGY, ApiServer
-from agent.cluster.pod_watch import read_pod
+from agent.cluster.object_watch import read_pod
 from tests.daemonset.manifests import Document, Kube, host_paths
 
 Right = tuple[str, str, str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.cluster.pod_watch import WatchedPod
+from agent.cluster.object_watch import WatchedPod
 from agent.kubelet import podresources as kubelet
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.kubelet.podresources import DeviceAssignment, MemoryBlock

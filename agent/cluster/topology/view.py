@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.cluster.apiserver import FIELD_MANAGER, NODE, ApiServer, on_own_thread
-from agent.cluster.pod_watch import PodWatch, WatchedPod
+from agent.cluster.object_watch import PodWatch, WatchedPod
 from agent.cluster.topology.publisher import Problems, owned_keys
 from agent.cluster.topology.state import Allocatable, NodeState, PodUsage, unlisted
 from agent.config.topology import Topology

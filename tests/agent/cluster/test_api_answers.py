@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from urllib3 import HTTPResponse
 
-from agent.cluster.api_answers import MAX_ANSWER_BYTES, body_of, decoded
-from agent.cluster.apiserver import POD, ApiServer
+from agent.cluster.apiserver import MAX_ANSWER_BYTES, POD, ApiServer, body_of, decoded
 from agent.errors import Unavailable
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.claim_objects import ClaimObjects
+from agent.cluster.claims import ClaimObjects
 from agent.errors import Unavailable
 from agent.model.allocation import PodRef
 from tests.standins.apiserver import ApiServerStandIn, Fault

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.class_facts import look
+from agent.cluster.claims import cluster_facts
 from agent.report.doctor.facts import ClusterFacts, DeviceClass
 from tests.standins.apiserver import ApiServerStandIn, Fault
 
@@ -26,7 +26,7 @@ def server() -> Iterator[ApiServerStandIn]:
 def asked(server: ApiServerStandIn, folder: Path) -> ClusterFacts:
     (folder / "kubeconfig").write_text(server.kubeconfig())
     with closing(ApiServer.from_kubeconfig(folder / "kubeconfig")) as api:
-        return look(api, "n")
+        return cluster_facts(api, "n")
 
 
 def test_kubelets_version_and_the_classes_are_told(server: ApiServerStandIn, tmp_path: Path) -> None:

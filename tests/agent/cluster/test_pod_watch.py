@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from agent.cluster.apiserver import ApiServer, ObjectKind
-from agent.cluster.object_watch import Timing
-from agent.cluster.pod_watch import PodWatch, WatchedPod, read_pod
+from agent.cluster.object_watch import PodWatch, Timing, WatchedPod, read_pod
 from agent.errors import Refused, Unavailable
 from tests.standins.apiserver import ApiServerStandIn, Fault
 from tests.waiting import until

@@ -12,7 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.claim_status import attached
+from agent.cluster.claims import attached
 from agent.config import Config, HealthSettings, Resource, Topology
 from agent.config.topology import LabelRule, Labels
 from agent.errors import ConfigError

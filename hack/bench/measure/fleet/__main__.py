@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.cluster.apiserver import POD
-from agent.cluster.pod_watch import read_pod
+from agent.cluster.object_watch import read_pod
 from agent.config import Resource, Select
 from agent.config.topology import Fingerprint, Topology
 from agent.hardware import recorded

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cluster.topology.amounts import by_zone
+from agent.cluster.topology.noderesourcetopology import by_zone
 from agent.cluster.topology.state import Allocatable, DeviceAssignment, MemoryBlock, NodeState, PodUsage
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.model.device import NumaNode, Snapshot

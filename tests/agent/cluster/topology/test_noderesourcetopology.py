@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.cluster.pod_watch import WatchedPod
+from agent.cluster.object_watch import WatchedPod
 from agent.cluster.topology.noderesourcetopology import build
 from agent.cluster.topology.publisher import canonical
 from agent.cluster.topology.state import Allocatable, DeviceAssignment, NodeState, PodUsage

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cluster.pod_watch import WatchedPod
+from agent.cluster.object_watch import WatchedPod
 from agent.cluster.topology.numatopology import build
 from agent.cluster.topology.state import Allocatable, NodeState, PodUsage
 from agent.hardware.sysfs.numa import read_cpu_places
