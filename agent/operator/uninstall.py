@@ -26,15 +26,14 @@ from agent.model.printable import some
 from cni import spool
 from cni.install import chain
 from cni.install import installation as install
-from cni.ipam import processes
 
 LEDGER, SPOOL = "ledger.db", "spool"
 SHOWN = 8
 WAY_OUT = "Delete these pods while an agent runs (start it again if it is gone; chart: remove=false), then remove again"
 MOST_LINKS = 40
 """As the kernel has it; one in a ring is left as it is."""
-BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(LOCK)}|{re.escape(NEXT_LOCK)}|{processes.OWN.pattern}")
-"""With what SQLite keeps beside them, damaged ones that were set aside, and the marks of killed agents."""
+BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(LOCK)}|{re.escape(NEXT_LOCK)}|ipam-[0-9a-f]{{8}}\.lock")
+"""With what SQLite keeps beside them, damaged ones that were set aside, and locks of earlier versions."""
 OWN_SOCKETS = re.compile(
     r"(cni|admin)\.sock|cni\.sock\.(ready|pods)|\.cni\.sock\.pods\.new|\.(cni|admin)\.sock\.[0-9]+"
     r"|\.adapter-ids\.json\.new|adapter-ids\.json"

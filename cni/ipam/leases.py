@@ -3,10 +3,10 @@
 A lease belongs to a container and an interface, as the standard plugins keep them; so giving one back
 that is gone, or whose address has a new owner, does nothing. What could go wrong is an order of things:
 
-* A late DEL must not meet the lease of a repeated ADD of the same container. So who takes or gives back
-  for a container and interface does it alone, and ADD returns what is owed before it asks for more.
-* A plugin that outlives a killed agent may write its lease after the next agent has asked for it back.
-  So the lease stays owed while such a plugin may live (`processes`).
+* A late DEL must not meet the lease of a repeated ADD of the same container. So each container and interface has a
+  lock, and ADD returns what is owed before it asks for more.
+* A plugin that outlives a killed agent could write its lease after the next agent has given it back. So an agent
+  that starts kills such plugins first.
 * A plugin may end the agent, whatever bounds it. So what is given back is written down before the plugin is asked, and
   is asked for again later and later; and after a start that waits until pods are served.
 * A plugin may hang, and whoever writes networks may make many that do. So a network that has answered before does not
@@ -20,22 +20,23 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 from agent.config.networks import NO_IPAM
-from agent.errors import AgentError, DeviceBusy, IpamFailed
+from agent.errors import DeviceBusy, IpamFailed
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, OwedLease
 from cni.call import Call, counted, counted_of, ipam_call, joined, leasing_networks, request_of
 from cni.found_vfs import UNKNOWN
 from cni.ipam import plugins as ipam
+from cni.ipam import program
 from cni.ipam.plugins import IpamCall
-from cni.ipam.processes import Orphans
-from cni.ipam.program import Around, Room
-from cni.ipam.side_by_side import at_once_at_most
+from cni.ipam.program import Bounds, Room
+from cni.node import DeviceLocks
 from cni.result import Leases
 from cni.turns import NoPlace, Places, Rules, Trust, always
 
@@ -96,8 +97,7 @@ class LeaseBook:
         self._limits = limits or Limits()
         self._clock = clock
         self._uptime, self._began = uptime, uptime()
-        self._taken: set[tuple[str, str]] = set()
-        self._free = threading.Condition()
+        self._locks = DeviceLocks()
         self.trust = Trust(uptime)
         self._places = Places(
             "IPAM plugins at work", Rules(MAX_AT_WORK, (ADDING, RETURNING), MAX_UNTRUSTED), self.trust
@@ -108,25 +108,24 @@ class LeaseBook:
         self._is_deferring = self._has_settled = False
         self._newest_path = ""
         """Where plugins are, as the last call said. An upgrade may have moved them since a row was written."""
-        self._orphans = Orphans(ledger.path.parent)
+        self._owner = str(ledger.path.parent)
+        """Of the plugins that this agent and those before it have started."""
         self._ending = threading.Event()
-        self._beside = threading.Lock()
-        self._is_settling = self._asked_again = False
 
     def close(self) -> None:
         """Begin nothing more."""
         self._ending.set()
-        self._orphans.close()
 
     def defer(self) -> None:
         """Begin as an agent that starts: until `resume` no plugin is asked for what is to be given back, which is owed.
 
-        Plugins of earlier agents are ended, and networks that have answered to those are trusted.
+        Plugins of earlier agents are killed, and networks that have answered to those are trusted.
         """
         self._is_deferring = True
-        self._orphans.end_earlier()
+        if killed := program.end_all(self._owner):
+            log.warning("%d processes of IPAM plugins have outlived their agent, and were killed", killed)
         for row in self._ledger.attachments():
-            if row.result is not None and self._may_have_leased(row):
+            if row.result is not None and _may_have_leased(row):
                 self.trust.note_answer(*counted_of(row.request))
 
     def resume(self) -> None:
@@ -144,32 +143,28 @@ class LeaseBook:
             for owed in self._ledger.owed_leases_of(container_id, ifname):
                 self._delete(owed)
                 self._ledger.settle_lease(owed.lease_id)
-            with self._call(row, ADD_TURN_SECONDS, ADDING, is_wanted) as call:
+            network = row.request["network"]
+            with self._turn(network, self._call_of(row), ADD_TURN_SECONDS, ADDING, is_wanted) as call:
                 self._unasked.discard(row.attachment_id)
                 try:
-                    return ipam.add(row.request["network"], call, self._seconds(row, self._limits.add_seconds))
+                    return ipam.add(network, call, self._seconds(row, self._limits.add_seconds))
                 except ipam.IpamMissing:
                     self._unasked.add(row.attachment_id)
                     raise
 
     def give_back(self, row: Attachment, turn_seconds: float = RELEASE_TURN_SECONDS, *, later: bool = False) -> bool:
         """Give an attachment's addresses back, if it has any. False if they are still to be given back, as `later`."""
-        if not self._may_have_leased(row) or row.attachment_id in self._unasked:
+        if not _may_have_leased(row) or row.attachment_id in self._unasked:
             self._unasked.discard(row.attachment_id)
             return True
         if later or self._is_deferring:
             return False
-        if self._orphans.may_live():
-            log.warning("the addresses of %s are given back once earlier plugins have ended", row.ifname)
-            return False
         try:
             with self._alone(row.owner.container_id, row.ifname):
                 self._delete(row, turn_seconds)
-        except NoPlace as error:
-            log.warning("the addresses of %s are given back later: %s", row.ifname, error)
-            return False
         except (IpamFailed, DeviceBusy) as error:
-            log.error("the addresses of %s in container %s stay leased: %s", row.ifname, row.owner.container_id, error)
+            of = row.ifname, row.owner.container_id
+            log.warning("the addresses of %s in container %s are given back later: %s", *of, error)
             return False
         return True
 
@@ -180,34 +175,15 @@ class LeaseBook:
         """
         self._newest_path = call.cni_path
         self._ledger.owe_lease(call.container_id, call.ifname, call.netns_path, request_of(call, call.conf))
-        with self._beside:
-            self._asked_again = True
-            if self._is_settling or self._is_deferring:
-                return
-            threading.Thread(target=self._settle_untried, name="leases", daemon=True).start()
-            self._is_settling = True
-
-    def _settle_untried(self) -> None:
-        """Give back what nobody has tried to give back yet, until no more of it is promised."""
-        while True:
-            with self._beside:
-                if not self._asked_again or self._ending.is_set():
-                    self._is_settling = False
-                    return
-                self._asked_again = False
-            try:
-                if not self._orphans.may_live():
-                    self._settle_all([lease for lease in self._ledger.owed_leases() if not lease.tried_at])
-            except AgentError as error:
-                log.error("leases are given back later: %s", error)
 
     def check(self, row: Attachment) -> str | None:
         """Tell what is wrong with an attachment's lease, in the plugin's words; None if nothing is."""
-        if not self._may_have_leased(row) or row.result is None:
+        if not _may_have_leased(row) or row.result is None:
             return None
+        network = row.request["network"]
         try:
-            with self._call(row) as call:
-                ipam.check(row.request["network"], call, row.result, self._seconds(row, self._limits.seconds))
+            with self._turn(network, self._call_of(row)) as call:
+                ipam.check(network, call, row.result, self._seconds(row, self._limits.seconds))
         except IpamFailed as error:
             return str(error)
         return None
@@ -224,8 +200,8 @@ class LeaseBook:
         kept |= {(container_id, ifname) for container_id, _ in valid for ifname in nameless}
         for document in leasing_networks(call, rows):
             seconds = self.trust.seconds(counted(document), "", self._limits.seconds)
-            with self._turn(document, "", TURN_SECONDS, RETURNING) as around:
-                ipam.collect(document, IpamCall("", "", "", "", call.cni_path, around), kept, seconds)
+            with self._turn(document, IpamCall("", "", "", "", call.cni_path)) as asked:
+                ipam.collect(document, asked, kept, seconds)
 
     def status(self, call: Call) -> None:
         """STATUS: raise IpamFailed if the call's IPAM plugin says that it could lease nothing now.
@@ -235,8 +211,8 @@ class LeaseBook:
         """
         for document in leasing_networks(call, ()):
             try:
-                with self._turn(document, "", 0.0, ASKING) as around:
-                    ipam.status(document, IpamCall("", "", "", "", call.cni_path, around), self._limits.status_seconds)
+                with self._turn(document, IpamCall("", "", "", "", call.cni_path), 0.0, ASKING) as asked:
+                    ipam.status(document, asked, self._limits.status_seconds)
             except (NoPlace, ipam.IpamKilled) as error:
                 if self.trust.is_refused(counted(document)):
                     raise
@@ -248,19 +224,17 @@ class LeaseBook:
         Plugins are asked side by side (at first, when one may have ended the agent before, one after the other), each
         for one network's leases one after the other; one that hangs is not asked for its others this time.
         """
-        if self._is_deferring or self._orphans.may_live():
+        if self._is_deferring:
             return 0, 0
         given_up = self._give_up()
         due = [lease for lease in self._ledger.owed_leases() if lease.is_due(self._clock())]
-        settled = self._settle_all(due, MAX_GROUPS if self._has_settled else 1)
+        groups: defaultdict[Any, list[OwedLease]] = defaultdict(list)
+        for lease in sorted(due, key=attrgetter("tried_at", "lease_id")):
+            groups[counted_of(lease.request) if _may_have_leased(lease) else None].append(lease)
+        with ThreadPoolExecutor(MAX_GROUPS if self._has_settled else 1, "leases") as pool:
+            settled = sum(pool.map(self._settle_group, groups.values()))
         self._has_settled = True
         return settled, given_up
-
-    def _settle_all(self, leases: Sequence[OwedLease], at_most: int = MAX_GROUPS) -> int:
-        groups: defaultdict[Any, list[OwedLease]] = defaultdict(list)
-        for lease in sorted(leases, key=attrgetter("tried_at", "lease_id")):
-            groups[counted_of(lease.request) if self._may_have_leased(lease) else None].append(lease)
-        return at_once_at_most(at_most, list(groups.values()), self._settle_group)
 
     def _settle_group(self, group: Sequence[OwedLease]) -> int:
         settled = 0
@@ -276,7 +250,7 @@ class LeaseBook:
                     if lease.lease_id not in {owed.lease_id for owed in self._ledger.owed_leases_of(*of)}:
                         continue  # somebody else has given it back since
                     # Many that are not trusted would hold up the rest: who finds no place comes another time.
-                    is_trusted = not self._may_have_leased(lease) or self.trust.has(*counted_of(lease.request))
+                    is_trusted = not _may_have_leased(lease) or self.trust.has(*counted_of(lease.request))
                     self._delete(lease, TURN_SECONDS if is_trusted else 0.0)
                     self._ledger.settle_lease(lease.lease_id)
                     settled += 1
@@ -286,19 +260,10 @@ class LeaseBook:
                 continue
             except IpamFailed as error:
                 log.error("container %s still has the addresses of %s: %s", lease.container_id, lease.ifname, error)
-                self._note(lease, str(error))
+                self._ledger.note_lease_problem(lease.lease_id, str(error))
                 if isinstance(error, ipam.IpamKilled | ipam.IpamMissing):
                     break
-            except AgentError as error:
-                log.error("a lease that was given back stays in the books: %s", error)
-                break
         return settled
-
-    def _note(self, lease: OwedLease, problem: str) -> None:
-        try:
-            self._ledger.note_lease_problem(lease.lease_id, problem)
-        except AgentError as error:
-            log.error("why a lease is owed cannot be written down: %s", error)
 
     def _give_up(self) -> int:
         """Forget leases that nobody has taken back for a month, or beyond what the books should hold."""
@@ -318,59 +283,44 @@ class LeaseBook:
             self._ledger.settle_lease(lease.lease_id)
         return len(dropped)
 
-    def _may_have_leased(self, row: Attachment | OwedLease) -> bool:
-        """Tell whether there can be addresses to give back. An earlier version took any plugin for one of addresses."""
-        network = row.request["network"]
-        return network is not None and network["ipam"]["type"] not in (*NO_IPAM, ipam.WITHOUT_LEASES)
-
     def _delete(self, row: Attachment | OwedLease, turn_seconds: float = TURN_SECONDS) -> None:
-        if self._may_have_leased(row):
-            with self._call(row, turn_seconds) as call:
+        if _may_have_leased(row):
+            network = row.request["network"]
+            with self._turn(network, self._call_of(row), turn_seconds) as call:
                 if isinstance(row, OwedLease):  # a row's state tells the same
                     self._ledger.note_lease_problem(row.lease_id, row.problem or ASKED)
-                ipam.delete(row.request["network"], call, self._seconds(row, self._limits.seconds))
+                ipam.delete(network, call, self._seconds(row, self._limits.seconds))
 
     def _seconds(self, row: Attachment | OwedLease, most: float) -> float:
         return self.trust.seconds(*counted_of(row.request), most)
 
-    @contextmanager
-    def _call(
-        self,
-        row: Attachment | OwedLease,
-        turn_seconds: float = TURN_SECONDS,
-        work: str = RETURNING,
-        is_wanted: Callable[[], bool] = always,
-    ) -> Iterator[IpamCall]:
+    def _call_of(self, row: Attachment | OwedLease) -> IpamCall:
         container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
         made = ipam_call(row.request, container_id, row.ifname, row.netns_path)
-        with self._turn(
-            row.request["network"], ipam.namespace_of(made.cni_args), turn_seconds, work, is_wanted
-        ) as around:
-            yield replace(made, cni_path=joined(made.cni_path, self._newest_path), around=around)
+        return replace(made, cni_path=joined(made.cni_path, self._newest_path))
 
     @contextmanager
     def _turn(
         self,
         network: Mapping[str, Any],
-        namespace: str,
-        seconds: float,
-        work: str,
+        call: IpamCall,
+        seconds: float = TURN_SECONDS,
+        work: str = RETURNING,
         is_wanted: Callable[[], bool] = always,
-    ) -> Iterator[Around]:
-        """Wait for one of the places where plugins are at work, and for memory, and yield what the plugin has of us."""
-        of, until = counted(network), self._uptime() + seconds
+    ) -> Iterator[IpamCall]:
+        """Wait for one of the places where plugins are at work, and for memory. Yields the call with its bounds."""
+        of, namespace, until = counted(network), ipam.namespace_of(call.cni_args), self._uptime() + seconds
         if work != ASKING:
             self.trust.require(of, namespace)
         with (
             self._places.hold(work, of, namespace=namespace, seconds=seconds, is_wanted=is_wanted),
-            self._room.place(until - self._uptime(), is_wanted) as place,
-            self._orphans.plugin() as inherited,
+            self._room.place(until - self._uptime(), is_wanted) as allows,
         ):
             # A plugin may hang over addresses, and say all the same what versions it knows.
             note = self.trust if work != ASKING else Trust()
             note.require(of, namespace)  # another call of it was killed meanwhile
             try:
-                yield Around(inherited, self._orphans.mark, place.allows, is_wanted)
+                yield replace(call, bounds=Bounds(self._owner, allows, is_wanted))
             except ipam.IpamMissing:
                 raise
             except ipam.IpamKilled:
@@ -381,20 +331,11 @@ class LeaseBook:
                 raise
             note.note_answer(of, namespace)
 
-    @contextmanager
-    def _alone(self, container_id: str, ifname: str, seconds: float = ALONE_SECONDS) -> Iterator[None]:
-        key = container_id, ifname
+    def _alone(self, container_id: str, ifname: str, seconds: float = ALONE_SECONDS) -> AbstractContextManager[None]:
+        return self._locks.hold([f"the addresses of {ifname} in container {container_id}"], seconds)
 
-        def is_free() -> bool:
-            return key not in self._taken
 
-        with self._free:
-            if not self._free.wait_for(is_free, seconds):
-                raise DeviceBusy(f"an IPAM plugin is still at work for {ifname} of container {container_id}")
-            self._taken.add(key)
-        try:
-            yield
-        finally:
-            with self._free:
-                self._taken.discard(key)
-                self._free.notify_all()
+def _may_have_leased(row: Attachment | OwedLease) -> bool:
+    """Return whether there can be addresses to give back. An earlier version took any plugin for one of addresses."""
+    network = row.request["network"]
+    return network is not None and network["ipam"]["type"] not in (*NO_IPAM, ipam.WITHOUT_LEASES)

@@ -51,7 +51,7 @@ class IpamCall:
     netns_path: str
     cni_args: str
     cni_path: str
-    around: program.Around = field(default_factory=program.Around)
+    bounds: program.Bounds = field(default_factory=program.Bounds)
 
 
 def namespace_of(cni_args: str) -> str:
@@ -202,7 +202,7 @@ def _ask(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
         "PATH": os.defpath,
     }
     try:
-        done = _run_program(file, json.dumps(document).encode(), env, seconds, call.around)
+        done = _run_program(file, json.dumps(document).encode(), env, seconds, call.bounds)
     except program.OutOfTime as error:
         raise IpamKilled(kind, f"{command} did not end within {seconds:g} s and was killed") from error
     except program.OutOfBounds as error:
@@ -210,8 +210,6 @@ def _ask(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
             kind,
             f"{command} {error}, and was killed with all that it had started: see that ipam.type names an IPAM plugin",
         ) from error
-    except program.TooMuchOutput as error:
-        raise IpamFailed(kind, f"{command} wrote more than {program.MAX_OUTPUT >> 20} MiB and was killed") from error
     except OSError as error:
         raise IpamMissing(kind, f"{file} cannot be run: {_why_not(file, error)}") from error
     if done.left:
@@ -257,17 +255,17 @@ def _last_words(stderr: bytes) -> str:
 
 
 def _run_program(
-    file: Path, stdin: bytes, env: Mapping[str, str], seconds: float, around: program.Around
+    file: Path, stdin: bytes, env: Mapping[str, str], seconds: float, bounds: program.Bounds
 ) -> program.Finished:
     """Run it, once its installer has written it: many copy over the file that is there. As CNI's library does."""
     for _ in range(BUSY_TRIES):
         try:
-            return program.run(file, stdin, env, seconds, around)
+            return program.run(file, stdin, env, seconds, bounds)
         except OSError as error:
             if error.errno != errno.ETXTBSY:
                 raise
         time.sleep(BUSY_SECONDS)
-    return program.run(file, stdin, env, seconds, around)
+    return program.run(file, stdin, env, seconds, bounds)
 
 
 def _remedy(kind: str, text: str) -> str:

@@ -12,7 +12,6 @@ import pytest
 from agent.__main__ import main
 from agent.ledger.database import lock_folder
 from agent.operator.uninstall import CDI_SPEC
-from cni.ipam.processes import Orphans
 from tests.agent.books import VF, attach, open_books, owner
 from tests.agent.operator.uninstalling import CONFLIST, Host
 from tests.agent.operator.uninstalling import clean as clean  # the fixture
@@ -140,9 +139,8 @@ def test_what_lies_beside_the_socket_goes_without_it_too(host: Host, clean: dict
 
 def test_what_a_killed_agent_left_among_its_books_goes_too(host: Host, clean: dict[str, str]) -> None:
     host.install()
-    with Orphans(host.state).plugin():
-        pass  # and never closed
-    (host.state / "ledger.db-wal").touch()
+    for name in ("ledger.db-wal", "ipam-0123abcd.lock"):
+        (host.state / name).touch()
     assert host.uninstall() == 0
     assert host.files() == clean
 

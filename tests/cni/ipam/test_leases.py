@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent.errors import AttachmentError, IpamFailed
-from agent.model.allocation import Attachment
+from agent.errors import AgentError, AttachmentError, IpamFailed, LedgerError
+from agent.model.allocation import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Attachment, OwedLease, PodRef
+from cni import netconf
+from cni.call import Call
 from cni.found_vfs import Finder
 from cni.grants import GrantedDevice
-from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_OWED, LeaseBook
+from cni.in_flight import MAX_CALLERS, InFlight
+from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_AT_WORK, MAX_OWED, LeaseBook
 from cni.ipam.plugins import ADD_SECONDS
-from cni.ipam.processes import ORPHAN_SECONDS, Orphans
+from cni.ipam.program import EXPECTED_BYTES, Room
 from cni.node import Node
+from cni.turns import FIRST_REFUSAL_SECONDS, LONGEST_REFUSAL_SECONDS
+from tests.agent.books import open_books
 from tests.cni.desk import NOTES, PLUGINS, Desk, open_desk
 from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, stub_answer, vf
@@ -30,6 +39,12 @@ from tests.waiting import until
 
 HAS_HOST_LOCAL = shutil.which("host-local", path=PLUGINS) is not None
 NO_HOST_LOCAL = "the standard plugins are not installed (Debian: containernetworking-plugins)"
+DAY = 86400.0
+BLOCKS = "touch $(dirname $0)/on.$CNI_CONTAINERID; while ! [ -e $(dirname $0)/go ]; do sleep 0.05; done; "
+KNOWS_GC = (
+    "cat >$(dirname $0)/in-$CNI_COMMAND; [ $CNI_COMMAND = VERSION ] &&"
+    ' { echo \'{"supportedVersions": ["1.1.0"]}\'; exit; }; ' + stub_answer("10.0.0.2/24")
+)
 
 
 @pytest.mark.skipif(not HAS_HOST_LOCAL, reason=NO_HOST_LOCAL)
@@ -57,25 +72,12 @@ def test_a_repeated_release_leaves_the_address_with_its_new_owner(desk: Desk) ->
     assert not (leases / "10.9.0.5").exists()
 
 
-@pytest.mark.skipif(not HAS_HOST_LOCAL, reason=NO_HOST_LOCAL)
-def test_a_lease_that_somebody_freed_is_found_by_check(desk: Desk) -> None:
-    data = desk.folder / "leases"
-    row = desk.row("c1", "host-local", ranges=[[{"subnet": "10.9.0.0/24"}]], dataDir=str(data))
-    answer = {"cniVersion": "1.1.0", "ips": [{"address": desk.leases.take(row).addresses[0]}]}
-    desk.books.finish_attach([row.attachment_id], answer)
-    (attached,) = desk.books.attachments()
-    assert desk.leases.check(attached) is None
-    (data / "rails/10.9.0.2").unlink()
-    assert "Failed to find address" in str(desk.leases.check(attached))
-
-
 def test_the_relay_waits_for_an_address_and_kubelet_for_the_relay() -> None:
     relay = (Path(__file__).parents[3] / "cni/shim/relay.c").read_text()
     found = re.search(r'\{"ADD", [A-Za-z_, ]+, [0-9]+, ([0-9]+), ', relay)
     assert found is not None
     relay_seconds = int(found[1]) / 1000
     assert ADD_TURN_SECONDS + ADD_SECONDS < relay_seconds < 4 * 60
-    assert ADD_SECONDS < ORPHAN_SECONDS
 
 
 def test_one_lease_that_is_refused_keeps_no_other(desk: Desk) -> None:
@@ -95,27 +97,7 @@ def test_a_repeated_add_returns_what_is_owed_before_it_asks_again(desk: Desk) ->
     assert desk.leases.settle() == (0, 0)
 
 
-def test_no_late_release_meets_a_lease_that_is_being_taken(desk: Desk) -> None:
-    desk.plugin(
-        "stub",
-        f"{NOTES} [ $CNI_COMMAND = DEL ] && exit; while [ ! -e $(dirname $0)/go ]; do sleep 0.01; done;"
-        + stub_answer("10.0.0.2/24"),
-    )
-    row = desk.row("c1")
-    taking = threading.Thread(target=desk.leases.take, args=(row,))
-    taking.start()
-    until(lambda: desk.said() == ["ADD c1"])
-    desk.books.finish_detach(desk.row("c1"), lease_owed=True)
-    assert desk.leases.settle() == (0, 0)
-    (desk.folder / "go").touch()
-    taking.join()
-    assert desk.leases.settle() == (0, 0)  # the row that has the interface decides, and its DEL returns all
-    assert desk.said() == ["ADD c1"]
-    desk.books.finish_detach(row)
-    assert desk.leases.settle() == (1, 0)
-
-
-def test_a_release_waits_for_a_lease_of_the_same_interface_that_is_being_taken(desk: Desk) -> None:
+def test_no_release_meets_a_lease_that_is_being_taken(desk: Desk) -> None:
     """Else the plugin might free the one, and the other not be known to it yet."""
     desk.plugin(
         "stub",
@@ -126,6 +108,8 @@ def test_a_release_waits_for_a_lease_of_the_same_interface_that_is_being_taken(d
     taking = threading.Thread(target=desk.leases.take, args=(row,))
     taking.start()
     until(lambda: desk.said() == ["ADD c1"])
+    desk.books.finish_detach(desk.row("c1"), lease_owed=True)
+    assert desk.leases.settle() == (0, 0)
     giving = threading.Thread(target=desk.leases.give_back, args=(row,))
     giving.start()
     giving.join(0.3)
@@ -133,7 +117,10 @@ def test_a_release_waits_for_a_lease_of_the_same_interface_that_is_being_taken(d
     (desk.folder / "go").touch()
     taking.join()
     giving.join()
+    assert desk.leases.settle() == (0, 0)  # the row that has the interface decides, and its DEL returns all
     assert desk.said() == ["ADD c1", "leased", "DEL c1"]
+    desk.books.finish_detach(row)
+    assert desk.leases.settle() == (1, 0)
 
 
 def test_a_lease_that_an_add_has_given_back_meanwhile_is_given_back_once(desk: Desk) -> None:
@@ -192,76 +179,10 @@ def test_the_number_of_owed_leases_is_bounded(desk: Desk) -> None:
     assert "old" not in desk.owed()
 
 
-KILLED = """
-import os, signal, sys, threading
-from pathlib import Path
-from tests.cni.desk import NOTES, open_desk
-from tests.waiting import until
-with open_desk(Path(sys.argv[1])) as desk:
-    threading.Thread(target=desk.leases.take, args=(desk.row("c1"),)).start()
-    until((desk.folder / "started").exists)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_lease_that_an_orphaned_plugin_may_still_write_is_given_back_later(tmp_path: Path) -> None:
-    with open_desk(tmp_path) as desk:
-        desk.plugin(
-            "stub",
-            "d=$(dirname $0); [ $CNI_COMMAND = DEL ] && { rm $d/lease; exit; }; touch $d/started;"
-            " while [ ! -e $d/go ]; do sleep 0.01; done; touch $d/lease; exit 0",
-        )
-    assert run_killed(tmp_path) == -signal.SIGKILL
-    with open_desk(tmp_path) as desk:
-        (row,) = desk.books.attachments()
-        assert not desk.leases.give_back(row)  # the plugin has not written its lease yet
-        desk.books.finish_detach(row, lease_owed=True)
-        assert desk.leases.settle() == (0, 0)
-        (tmp_path / "go").touch()
-        until((tmp_path / "lease").exists)
-        until(lambda: desk.leases.settle() == (1, 0))
-        assert not (tmp_path / "lease").exists()
-    assert list(tmp_path.glob("ipam-*.lock")) == []
-
-
-def run_killed(folder: Path) -> int:
-    """Run an agent that is killed while a plugin of its own is at work."""
-    return subprocess.run([sys.executable, "-c", KILLED, folder], cwd=Path(__file__).parents[3], check=False).returncode
-
-
-def test_a_daemon_that_a_plugin_left_behind_does_not_count_for_ever(tmp_path: Path) -> None:
-    now = [0.0]
-    earlier = Orphans(tmp_path)
-    with earlier.plugin() as (descriptor,):
-        later = Orphans(tmp_path, clock=lambda: now[0])
-        assert later.may_live()
-        now[0] = ORPHAN_SECONDS + 1
-        assert not later.may_live()
-        os.fstat(descriptor)
-
-
-def test_the_own_plugins_are_no_orphans(tmp_path: Path) -> None:
-    mine = Orphans(tmp_path)
-    with mine.plugin():
-        assert not mine.may_live()
-    mine.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_takes_no_file_keeps_no_plugin_from_its_work(tmp_path: Path) -> None:
-    mine = Orphans(tmp_path / "missing")
-    with mine.plugin() as inherited:
-        assert inherited == ()
-    assert not mine.may_live()
-
-
 def test_gc_keeps_the_leases_of_interfaces_that_the_runtime_does_not_know_of(rig: Rig) -> None:
     """A chained call makes net1 under the runtime's eth0, and only eth0 is in the runtime's list."""
     pod = rig.pod()
-    stub = rig.stub_ipam(
-        f"cat >{rig.folder}/in-$CNI_COMMAND; [ $CNI_COMMAND = VERSION ] &&"
-        ' { echo \'{"supportedVersions": ["1.1.0"]}\'; exit; }; ' + stub_answer("10.0.0.2/24")
-    )
+    stub = rig.stub_ipam(KNOWS_GC)
     rig.granted.append(GrantedDevice(vf(0), "rdma/vf", network({"name": "rails", "ipam": stub})))
     rig.add("c1", pod, "eth0", prevResult={"cniVersion": "1.1.0"}, name="cluster")
     rig.collect(("c1", "eth0"), name="cluster")
@@ -277,10 +198,7 @@ def test_gc_keeps_the_leases_of_interfaces_that_the_runtime_does_not_know_of(rig
 def test_gc_keeps_the_leases_of_pods_that_nobody_remembers_by_name(rig: Rig) -> None:
     """The books were lost, and the pod's VF was found again: which of the containers it is, no DEL has told yet."""
     pod, file = rig.pod(), rig.folder / "in-GC"
-    stub = rig.stub_ipam(
-        f"cat >{rig.folder}/in-$CNI_COMMAND; [ $CNI_COMMAND = VERSION ] &&"
-        ' { echo \'{"supportedVersions": ["1.1.0"]}\'; exit; }; ' + stub_answer("10.0.0.2/24")
-    )
+    stub = rig.stub_ipam(KNOWS_GC)
     for index, (container, netns) in enumerate([("c1", pod), ("c2", rig.pod("two"))]):
         rig.granted[:] = [GrantedDevice(vf(index), "rdma/vf", network({"name": "rails", "ipam": stub}))]
         rig.add(container, netns, "eth0", prevResult={"cniVersion": "1.1.0"}, name="cluster")
@@ -302,3 +220,436 @@ def test_check_tells_of_a_lease_that_is_gone(rig: Rig) -> None:
         (rig.folder / "leases/rails" / lease).unlink()
     with pytest.raises(AttachmentError, match="IPAM plugin host-local: CHECK failed"):
         rig.check("c1", pod, deviceID=vf(0))
+
+
+def test_a_plugin_is_looked_for_where_the_del_says(rig: Rig) -> None:
+    """Distributions of Kubernetes keep plugins in a folder of each version of theirs."""
+    pod, other = rig.pod(), rig.folder / "other"
+    other.mkdir()
+    script = f"echo $CNI_COMMAND $CNI_CONTAINERID >>{rig.folder}/calls; {stub_answer('10.0.0.2/24')}"
+    for container_id in ("c1", "c2"):
+        rig.add(
+            container_id, pod, f"net{container_id[1]}", deviceID=vf(int(container_id[1])), ipam=rig.stub_ipam(script)
+        )
+    (rig.folder / "stub").rename(other / "stub")
+    with rig.call("c1", pod, {}, "net1") as call:
+        rig.attachments.delete(replace(call, cni_path=str(other)))
+    rig.await_back(1)
+    with rig.call("", None, {"cni.dev/valid-attachments": []}) as call:
+        rig.attachments.collect(replace(call, cni_path=str(other)))
+    rig.await_back(2)
+    assert (rig.folder / "calls").read_text().splitlines() == ["ADD c1", "ADD c2", "DEL c1", "DEL c2"]
+    assert rig.ledger.owed_leases() == ()
+
+
+def test_what_is_owed_from_before_is_given_back_to_the_plugin_of_today(tmp_path: Path) -> None:
+    """After an upgrade and a reboot no DEL comes with the new place of a plugin, but ADDs do."""
+    other = tmp_path / "other"
+    other.mkdir()
+    with open_desk(tmp_path) as desk:
+        desk.plugin("stub", f"echo $CNI_COMMAND $CNI_CONTAINERID >>{tmp_path}/calls; {stub_answer('10.0.0.2/24')}")
+        desk.owe("c1")
+        (tmp_path / "stub").rename(other / "stub")
+        assert desk.leases.settle() == (0, 0)
+        row = desk.row("c2")
+        desk.leases.take(replace(row, request={**row.request, "cni_path": str(other)}))
+        assert desk.leases.settle() == (1, 0)
+        assert desk.said() == ["ADD c2", "DEL c1"]
+
+
+# ------------------------------------------------------------------------------ plugins that hang
+
+
+def test_a_plugin_that_hangs_keeps_no_other_plugins_leases(tmp_path: Path) -> None:
+    with open_desk(tmp_path, seconds=3) as desk:
+        desk.plugin("hangs", NOTES + "sleep 1000")
+        desk.plugin("stub", NOTES)
+        for container in ("h1", "h2", "h3"):
+            desk.owe(container, "hangs")
+        for container in ("c1", "c2", "c3"):
+            desk.owe(container)
+        assert desk.leases.settle() == (3, 0)
+        assert desk.owed() == ["h1", "h2", "h3"]
+        # It was asked for one lease, not for three times its limit; and for another one the next time.
+        assert [line for line in desk.said() if "h" in line] == ["DEL h1"]
+        assert desk.leases.settle() == (0, 0)  # the network is refused for a while
+        assert [line for line in desk.said() if "h" in line] == ["DEL h1"]
+        desk.now += FIRST_REFUSAL_SECONDS + 1
+        assert desk.leases.settle() == (0, 0)
+        assert [line for line in desk.said() if "h" in line] == ["DEL h1", "DEL h2"]
+        assert "did not end within 3 s" in desk.books.owed_leases()[0].problem
+
+
+def test_few_plugins_are_at_work_at_once_however_many_go(desk: Desk) -> None:
+    """They share the agent's memory, and one that talks to the API server takes tens of megabytes."""
+    on = desk.folder / "on"
+    on.mkdir()
+    for kind in ("one", "another"):
+        desk.plugin(kind, f"touch {on}/$$; ls {on} | wc -l >>{desk.folder}/calls; sleep 0.1; rm {on}/$$")
+    rows = [desk.row(f"{kind}{number}", kind) for number in range(2 * MAX_AT_WORK) for kind in ("one", "another")]
+    done: list[bool] = []
+    threads = [threading.Thread(target=lambda row=row: done.append(desk.leases.give_back(row))) for row in rows]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done == [True] * len(rows)
+    assert len(desk.said()) == len(rows)
+    assert max(map(int, desk.said())) <= MAX_AT_WORK
+
+
+@contextmanager
+def waiting_for(desk: Desk, rows: Sequence[Attachment], started: int, act: str) -> Iterator[list[threading.Thread]]:
+    """Have so many plugins at work that do not end before the file `go` is there, and let them end."""
+    threads = [threading.Thread(target=getattr(desk.leases, act), args=(row,)) for row in rows]
+    (desk.folder / "go").unlink(missing_ok=True)
+    before = len(list(desk.folder.glob("on.*")))
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: len(list(desk.folder.glob("on.*"))) == before + started)
+        yield threads
+    finally:
+        (desk.folder / "go").touch()
+        for thread in threads:
+            thread.join()
+
+
+def test_who_waits_too_long_for_its_turn_owes_its_lease(desk: Desk) -> None:
+    desk.plugin("stub", BLOCKS)
+    with waiting_for(desk, [desk.trusted(desk.row(f"c{number}")) for number in range(8)], 2, "give_back"):
+        late = desk.row("late")
+        assert not desk.leases.give_back(late, turn_seconds=0.1)
+    assert desk.leases.give_back(late)
+
+
+def test_a_network_whose_plugin_hangs_delays_neither_another_of_the_same_type_nor_a_release(desk: Desk) -> None:
+    desk.plugin("stub", f"grep -q '\"hangs\"' && {{ {BLOCKS} }}; {stub_answer('10.0.0.2/24')}")
+    rows = [desk.trusted(desk.row(f"h{number}", network_name="hangs")) for number in range(8)]
+    with waiting_for(desk, rows, 2, "take"):
+        of_another = desk.row("c1")
+        assert desk.leases.take(of_another).addresses == ("10.0.0.2/24",)
+        assert desk.leases.give_back(of_another, turn_seconds=0)
+        with waiting_for(desk, [desk.row(f"g{number}", network_name="hangs") for number in range(4)], 2, "give_back"):
+            # Of five places it has four now, and there is one for whatever comes from others.
+            assert desk.leases.take(of_another).addresses == ("10.0.0.2/24",)
+            assert desk.leases.give_back(of_another, turn_seconds=0)
+
+
+def test_a_network_of_the_same_name_with_other_addresses_is_another(tmp_path: Path) -> None:
+    """Whoever writes networks in a namespace of his own may call one as that of others, and let it hang."""
+    with open_desk(tmp_path, seconds=0.5) as desk:
+        desk.plugin("stub", f"grep -q hangs && exec sleep 1000; {stub_answer('10.0.0.2/24')}")
+        assert not desk.leases.give_back(desk.row("c1", range="hangs"))
+        assert not desk.leases.give_back(desk.row("c2", range="hangs"))
+        assert desk.leases.give_back(desk.row("c3", range="192.168.1.0/24"))
+
+
+def test_an_address_may_take_longer_than_its_release(tmp_path: Path) -> None:
+    with open_desk(tmp_path, seconds=1, add_seconds=60) as desk:
+        desk.plugin("stub", f"[ $CNI_COMMAND = ADD ] || exec sleep 1000; sleep 2; {stub_answer('10.0.0.2/24')}")
+        row = desk.row("c1")
+        assert desk.leases.take(row).addresses == ("10.0.0.2/24",)
+        assert not desk.leases.give_back(row)
+
+
+def call_of(desk: Desk) -> Call:
+    """Ask for the status of the network that `desk.row` makes."""
+    conf = {"cniVersion": "1.1.0", "name": "rails", "type": "nodefabric", "ipam": {"type": "stub"}}
+    return Call("", "", None, "", PodRef("", "", ""), "", str(desk.folder), netconf.from_document(conf))
+
+
+def test_a_plugin_that_does_not_tell_its_status_in_time_is_believed_to_be_well_unless_it_has_hung(
+    tmp_path: Path,
+) -> None:
+    """Else the runtime would call the whole node not ready."""
+    with open_desk(tmp_path, seconds=1) as desk:
+        desk.plugin("stub", "sleep 1000")
+        desk.leases.status(call_of(desk))
+        assert not desk.leases.give_back(desk.row("c1"))
+        with pytest.raises(IpamFailed, match=r"VERSION did not end within 0\.4 s"):
+            desk.leases.status(call_of(desk))
+        desk.now += LONGEST_REFUSAL_SECONDS
+        desk.leases.status(call_of(desk))
+
+
+def test_status_asks_no_further_plugin_where_as_many_are_at_work_as_may_be(desk: Desk) -> None:
+    desk.plugin("stub", f"{NOTES} [ $CNI_COMMAND = ADD ] || exit 1; {BLOCKS} {stub_answer('10.0.0.2/24')}")
+    rows = [desk.trusted(desk.row(f"c{number}", network_name=f"n{number}")) for number in range(4)]
+    with waiting_for(desk, rows, 4, "take"):
+        desk.leases.status(call_of(desk))
+        assert sorted(desk.said()) == ["ADD c0", "ADD c1", "ADD c2", "ADD c3"]
+    desk.leases.status(call_of(desk))
+    assert desk.said()[4:] == ["VERSION"]
+
+
+def test_who_finds_no_memory_for_its_plugin_owes_its_lease(desk: Desk) -> None:
+    desk.plugin("stub", f"touch {desk.folder}/on; while ! [ -e {desk.folder}/go ]; do sleep 0.05; done")
+    desk.plugin("other", NOTES)
+    leases = LeaseBook(desk.books, room=Room(EXPECTED_BYTES))
+    thread = threading.Thread(target=leases.give_back, args=(desk.row("c1"),))
+    thread.start()
+    until((desk.folder / "on").exists)
+    late = desk.row("late", "other")
+    assert not leases.give_back(late, turn_seconds=0.1)
+    (desk.folder / "go").touch()
+    thread.join()
+    assert leases.give_back(late)
+    leases.close()
+
+
+def test_a_network_is_not_said_to_be_unfit_for_want_of_memory_at_the_moment(desk: Desk) -> None:
+    desk.plugin("stub", f"{NOTES} exit 1")
+    room = Room(EXPECTED_BYTES)
+    with room.place(0):
+        LeaseBook(desk.books, room=room).status(call_of(desk))
+    assert desk.said() == []
+
+
+# ------------------------------------------------------------------------------ types that lease nothing
+
+
+def test_what_the_version_before_wrote_of_no_ipam_plugin_is_settled_without_asking_it(desk: Desk) -> None:
+    desk.plugin("ptp", NOTES)
+    rows = [desk.row(container, "ptp") for container in ("c1", "c2", "c3")]
+    desk.books.finish_attach([rows[0].attachment_id], {"cniVersion": "1.0.0"})
+    attached = next(row for row in desk.books.attachments() if row.result is not None)
+    assert desk.leases.give_back(rows[0])
+    desk.books.finish_detach(rows[1], lease_owed=True)
+    desk.books.finish_detach(rows[2], lease_owed=True)
+    assert desk.leases.settle() == (2, 0)
+    assert desk.leases.check(attached) is None
+    assert (desk.said(), desk.owed()) == ([], [])
+
+
+def test_gc_asks_no_plugin_that_leases_nothing(rig: Rig) -> None:
+    """A row of the version before has the network's name."""
+    stub = rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; {stub_answer('10.0.0.2/24')}")
+    rig.add("c1", rig.pod(), ipam=stub)
+    (row,) = rig.ledger.attachments()
+    (rig.folder / "stub").rename(rig.folder / "bridge")
+    network = {**row.request["network"], "ipam": {"type": "bridge"}}
+    rig.ledger.name_owner(row, row.owner, {**row.request, "network": network})
+    rig.collect(("c1", "net1"))
+    assert (rig.folder / "calls").read_text().split() == ["ADD"]
+
+
+# ------------------------------------------------------------------------------ agents that start again
+
+
+def tries_of(since: float, until_then: float, every: float = 60.0) -> list[float]:
+    """List when a lease is tried that is looked at each minute, and that fails each time."""
+    lease, tries, now = OwedLease(1, "c1", "net1", "", {}, since), [], since
+    while now < until_then:
+        if lease.is_due(now):
+            tries.append(now - since)
+            lease = OwedLease(1, "c1", "net1", "", {}, since, tried_at=now)
+        now += every
+    return tries
+
+
+def test_a_lease_is_tried_later_and_later_up_to_some_hours() -> None:
+    tries = tries_of(1e9, 1e9 + 3 * DAY)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    assert pauses[:6] == [60, 60, 120, 240, 480, 960]
+    assert pauses[-1] == LONGEST_PAUSE_SECONDS
+    assert len(tries) < 25
+
+
+def test_a_clock_that_is_set_back_delays_no_lease() -> None:
+    lease = OwedLease(1, "c1", "net1", "", {}, since=1e9, tried_at=1e9 + 60)
+    assert not lease.is_due(1e9 + 61)
+    assert lease.is_due(1e9)
+    assert OwedLease(1, "c1", "net1", "", {}, since=1e9, tried_at=1e9 - DAY).is_due(1e9)
+
+
+def test_the_pause_outlives_the_agent(tmp_path: Path) -> None:
+    now = [1e9]
+    with open_desk(tmp_path) as desk:
+        desk.plugin("stub", NOTES + "exit 1")
+        row = desk.row("c1")
+    for _ in range(60):
+        with open_books(tmp_path, clock=lambda: now[0]) as books:
+            if books.attachments():
+                books.finish_detach(row, lease_owed=True)
+            leases = LeaseBook(books, clock=lambda: now[0], uptime=lambda: 0.0)
+            assert leases.settle() == (0, 0)
+            leases.close()
+        now[0] += FIRST_PAUSE_SECONDS
+    tries = len((tmp_path / "calls").read_text().splitlines())
+    assert 5 < tries < 10
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.cni.desk import open_desk
+with open_desk(Path(sys.argv[1])) as desk:
+    desk.leases.take(desk.row("c1"))
+"""
+
+
+def test_a_plugin_that_outlived_its_agent_is_killed_at_the_next_start_and_its_lease_given_back(tmp_path: Path) -> None:
+    """It was at work for an ADD, and would write its lease later."""
+    with open_desk(tmp_path) as desk:
+        desk.plugin(
+            "stub",
+            f"{NOTES} [ $CNI_COMMAND = DEL ] && exit; setsid sleep 1000 & echo $! $$ >{tmp_path}/pids; kill -9 $PPID;"
+            f" while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; touch {tmp_path}/lease",
+        )
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=Path(__file__).parents[3], check=False)
+    assert done.returncode == -signal.SIGKILL
+    pids = (tmp_path / "pids").read_text().split()
+    assert [_runs(pid) for pid in pids] == [True, True]
+    with open_desk(tmp_path) as desk:
+        desk.leases.defer()
+        until(lambda: not any(map(_runs, pids)))
+        (tmp_path / "go").touch()
+        desk.leases.resume()
+        (row,) = desk.books.attachments()
+        assert desk.leases.give_back(row)
+        assert desk.said() == ["ADD c1", "DEL c1"]
+    assert not (tmp_path / "lease").exists()
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return Path("/proc", pid, "cmdline").read_bytes() != b""
+    except OSError:
+        return False
+
+
+def test_no_plugin_is_asked_for_what_is_to_be_given_back_before_pods_are_served(rig: Rig) -> None:
+    """Whether the pod ended meanwhile, or is in no books."""
+    pod = rig.pod()
+    stub = rig.stub_ipam(f"{NOTES}{stub_answer('10.0.0.2/24')}")
+    rig.add("c1", pod, ipam=stub)
+    rig.restart()
+    rig.attachments.leases.defer()
+    rig.delete("c1", pod, ipam=stub)
+    rig.delete("old", None, ipam=stub, deviceID=vf(1))
+    rig.await_back()
+    assert rig.attachments.leases.settle() == (0, 0)
+    assert said(rig) == ["ADD c1"]
+    rig.attachments.leases.resume()
+    assert rig.attachments.leases.settle() == (2, 0)
+    assert sorted(said(rig)) == ["ADD c1", "DEL c1", "DEL old"]
+
+
+def test_a_pod_gets_addresses_before_old_ones_are_given_back(desk: Desk) -> None:
+    desk.plugin("stub", NOTES + stub_answer("10.0.0.2/24"))
+    desk.leases.defer()
+    assert desk.leases.take(desk.row("c1")).addresses == ("10.0.0.2/24",)
+
+
+def test_plugins_are_asked_one_after_the_other_after_a_start(desk: Desk) -> None:
+    on = desk.folder / "on"
+    on.mkdir()
+    for kind in ("one", "two", "three"):
+        desk.plugin(kind, f"touch {on}/$$; ls {on} | wc -l >>{desk.folder}/calls; sleep 0.2; rm {on}/$$")
+        desk.owe(f"of-{kind}", kind)
+    assert desk.leases.settle() == (3, 0)
+    assert [int(line) for line in desk.said()] == [1, 1, 1]
+
+
+# ------------------------------------------------------------------------------ DELs of pods in no books
+
+OLD = {"type": "ipoib", "master": "ib0"}
+"""Of a plugin that left no note of its attachments."""
+
+
+def said(rig: Rig) -> list[str]:
+    file = rig.folder / "calls"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        OLD,
+        {"type": "sriov", "deviceID": vf(0)},
+        {"mode": "macvlan", "master": "ens1f0"},
+        {"mode": "nic", "deviceID": "0000:3b:00.0"},
+    ],
+    ids=lambda conf: conf.get("mode") or conf["type"],
+)
+def test_del_of_a_pod_in_no_books_gives_its_addresses_back_once(rig: Rig, conf: dict[str, Any]) -> None:
+    stub = rig.stub_ipam(NOTES)
+    for pod in (rig.pod(), None, None):  # as kubelet does it
+        rig.delete("old", pod, ipam=stub, **conf)
+        rig.attachments.leases.settle()
+    assert said(rig) == ["DEL old"]
+
+
+def test_a_plugin_that_fails_leaves_the_addresses_owed_and_the_del_a_success(rig: Rig) -> None:
+    stub = rig.stub_ipam(NOTES + 'echo \'{"code": 11, "msg": "no API server"}\'; exit 1')
+    rig.delete("old", None, ipam=stub, **OLD)
+    assert rig.attachments.leases.settle() == (0, 0)
+    (owed,) = rig.ledger.owed_leases()
+    assert (owed.container_id, owed.ifname) == ("old", "net1")
+    assert owed.problem == "IPAM plugin stub: DEL failed: no API server"
+    rig.stub_ipam(NOTES)
+    assert rig.settle_later() == (1, 0)
+    assert said(rig) == ["DEL old"] * 2
+
+
+def test_a_del_that_cannot_be_promised_fails_and_is_no_stranger_to_the_next(rig: Rig) -> None:
+    stub = rig.stub_ipam(NOTES)
+    rig.ledger.close()
+    with pytest.raises(LedgerError):
+        rig.delete("old", None, ipam=stub, **OLD)
+    rig.restart()
+    rig.delete("old", None, ipam=stub, **OLD)
+    assert rig.attachments.leases.settle() == (1, 0)
+
+
+def test_repeated_dels_of_a_pod_in_the_books_ask_the_plugin_no_more(rig: Rig) -> None:
+    stub = rig.stub_ipam(NOTES + stub_answer("10.0.0.2/24"))
+    conf: dict[str, Any] = {"deviceID": vf(0), "ipam": stub}
+    pod = rig.pod()
+    rig.add("c1", pod, **conf)
+    rig.delete("c1", pod, **conf)
+    rig.await_back(0)
+    rig.delete("c1", None, **conf)
+    rig.delete("c1", None, **conf)
+    assert not rig.ledger.owed_leases()
+    assert said(rig) == ["ADD c1", "DEL c1"]
+
+
+def test_the_del_of_an_add_that_failed_asks_no_plugin(rig: Rig) -> None:
+    """The runtime starts the sandbox over and over, and each time there was no address yet."""
+    stub = rig.stub_ipam(NOTES)
+    pod = rig.pod()
+    with pytest.raises(AgentError):
+        rig.add("c1", pod, deviceID="0000:7f:00.0", ipam=stub)
+    rig.delete("c1", pod, deviceID="0000:7f:00.0", ipam=stub)
+    assert not rig.ledger.owed_leases()
+    assert said(rig) == []
+
+
+def test_a_chained_call_gives_back_nothing_in_the_name_of_the_clusters_interface(rig: Rig) -> None:
+    """The cluster's own plugin may have leased under this very network, container and interface."""
+    rig.delete("old", rig.pod(), "eth0", ipam=rig.stub_ipam(NOTES), prevResult={"cniVersion": "1.1.0"})
+    assert not rig.ledger.owed_leases()
+    assert said(rig) == []
+
+
+def test_what_a_row_stands_for_is_given_back_by_its_own_del_alone(rig: Rig) -> None:
+    """A chained call has made net1, which a strange call names."""
+    stub = rig.stub_ipam(NOTES + stub_answer("10.0.0.2/24"))
+    rig.granted.append(GrantedDevice(vf(0), "rdma/vf", network({"name": "rails", "ipam": stub})))
+    pod = rig.pod()
+    rig.add("c1", pod, "eth0", prevResult={"cniVersion": "1.1.0"})
+    rig.delete("c1", pod, "net1", ipam=stub, deviceID=vf(1))
+    assert not rig.ledger.owed_leases()
+    assert said(rig) == ["ADD c1"]
+
+
+def test_the_number_of_callers_that_are_remembered_is_bounded() -> None:
+    in_flight = InFlight()
+    for number in range(MAX_CALLERS + 1):
+        in_flight.remember(f"c{number}", "net1")
+        in_flight.remember("c1", "net1")
+    assert not in_flight.has_called("c0", "net1")
+    assert in_flight.has_called("c1", "net1")
+    assert len(in_flight._callers) == MAX_CALLERS

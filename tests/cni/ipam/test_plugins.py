@@ -14,8 +14,8 @@ import pytest
 
 from agent.errors import IpamFailed
 from cni.ipam import plugins as ipam
-from cni.ipam.plugins import IpamCall
-from cni.ipam.processes import VARIABLE
+from cni.ipam.plugins import IpamCall, IpamKilled
+from cni.ipam.program import VARIABLE
 from tests.waiting import until
 
 PLUGINS = "/opt/cni/bin:/usr/lib/cni"
@@ -57,21 +57,12 @@ def test_real_addresses_are_leased_and_given_back(tmp_path: Path) -> None:
     assert leases.addresses == ("10.9.0.2/24", "fd09::2/64")
     assert [(r.destination, r.gateway) for r in leases.kernel_routes()] == [("0.0.0.0/0", "10.9.0.1")]
     assert (tmp_path / "rails/10.9.0.2").exists()
-    with pytest.raises(IpamFailed, match="ADD failed: "):
+    with pytest.raises(IpamFailed, match=r"IPAM plugin host-local: ADD failed: ") as caught:
         ipam.add(document, call)
+    assert caught.value.code is not None
     ipam.delete(document, call)
     ipam.delete(document, call)
     assert not (tmp_path / "rails/10.9.0.2").exists()
-
-
-def test_a_full_range_is_told(tmp_path: Path) -> None:
-    if shutil.which("host-local", path=PLUGINS) is None:
-        pytest.skip("the standard plugins are not installed (Debian: containernetworking-plugins)")
-    document = network("host-local", dataDir=str(tmp_path), ranges=[[{"subnet": "10.9.0.0/30"}]])
-    ipam.add(document, IpamCall("c1", "net1", "/x", "", PLUGINS))
-    with pytest.raises(IpamFailed, match=r"IPAM plugin host-local: ADD failed: .*no IP addresses available") as caught:
-        ipam.add(document, IpamCall("c2", "net1", "/x", "", PLUGINS))
-    assert caught.value.code is not None
 
 
 def test_the_plugin_is_told_of_the_call_and_nothing_else(
@@ -176,14 +167,28 @@ def test_what_go_writes_for_nothing_is_fine(plugin: Callable[[str], Path], call:
     assert ipam.add(network("stub"), call).addresses == ("10.0.0.2/24",)
 
 
-def test_a_plugin_that_hangs_is_killed_with_its_children(
-    plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path
+@pytest.mark.parametrize(
+    ("script", "seconds", "text"),
+    [
+        ("sleep 1000 & echo $! >>$d/pids; sleep 1000", 2, r"ADD did not end within 2 s and was killed$"),
+        ("exec cat /dev/zero", 60, "ADD wrote more than 1 MiB, and was killed with all that it had started: see that"),
+        (
+            "n=${DEPTH:-0}; [ $n -ge 200 ] && exec sleep 100; DEPTH=$((n + 1)) setsid --wait $0",
+            60,
+            r"ADD ran \d+ processes at once, and 32 are allowed, and was killed with all",
+        ),
+    ],
+    ids=["hangs", "prints for ever", "calls itself"],
+)
+def test_a_plugin_that_takes_too_much_is_killed_with_all_that_it_started(
+    plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path, script: str, seconds: float, text: str
 ) -> None:
-    plugin(f"sleep 1000 & echo $! >{tmp_path}/pid; sleep 1000")
-    with pytest.raises(IpamFailed, match=r"ADD did not end within 3 s and was killed"):
-        ipam.add(network("stub"), call, seconds=3)
-    child = Path("/proc", (tmp_path / "pid").read_text().strip(), "cmdline")
-    until(lambda: not _read(child))
+    plugin(f"d={tmp_path}; echo $$ >>$d/pids; {script}")
+    with pytest.raises(IpamKilled, match=text):
+        ipam.add(network("stub"), call, seconds)
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(pids) < 200
+    until(lambda: not any(_read(Path("/proc", pid, "cmdline")) for pid in pids))
 
 
 def test_a_plugin_that_cannot_be_run_is_named(plugin: Callable[[str], Path], call: IpamCall) -> None:
@@ -250,27 +255,6 @@ def test_a_plugin_finds_no_other_plugin_to_call(tmp_path: Path) -> None:
     (tmp_path / "ours").symlink_to(ptp)
     with pytest.raises(IpamFailed, match=r'ADD failed: .*failed to find plugin "ours" in path \[/nonexistent\]'):
         ipam.add(network("ours"), IpamCall("c1", "net1", "/proc/self/ns/net", "", str(tmp_path)))
-
-
-def test_a_plugin_that_starts_itself_again_and_again_is_killed_with_all_it_started(
-    plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path
-) -> None:
-    """Each waits for the next, as a chain of plugins does. The script stops by itself at 200."""
-    plugin(
-        f"n=${{DEPTH:-0}}; echo $$ >>{tmp_path}/pids; [ $n -ge 200 ] && exec sleep 100;"
-        f" DEPTH=$((n + 1)) setsid --wait {tmp_path}/stub"
-    )
-    with pytest.raises(IpamFailed, match=r"ADD ran \d+ processes at once, and 32 are allowed, and was killed with all"):
-        ipam.add(network("stub"), call)
-    pids = (tmp_path / "pids").read_text().split()
-    assert len(pids) < 200
-    until(lambda: not any(_read(Path("/proc", pid, "cmdline")) for pid in pids))
-
-
-def test_a_plugin_that_never_stops_writing_is_killed(plugin: Callable[[str], Path], call: IpamCall) -> None:
-    plugin("exec cat /dev/zero")
-    with pytest.raises(IpamFailed, match="ADD wrote more than 1 MiB and was killed"):
-        ipam.add(network("stub"), call)
 
 
 def test_endless_complaints_are_cut(plugin: Callable[[str], Path], call: IpamCall) -> None:
