@@ -13,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.bandwidth import Bandwidth
 from agent.cluster.topology.lldp import LeafListener
 from agent.cluster.topology.nfd import Features
-from agent.cluster.topology.node_object import NodeLabels, NodeObject
+from agent.cluster.topology.node_object import Bandwidth, NodeLabels, NodeObject
 from agent.cluster.topology.noderesourcetopology import NodeResourceTopology
 from agent.cluster.topology.numatopology import Numatopology
 from agent.cluster.topology.publisher import FACTS_SECONDS, Problems, Publication, Publisher, Times

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cluster.topology.noderesourcetopology import by_zone
-from agent.cluster.topology.state import Allocatable, DeviceAssignment, MemoryBlock, NodeState, PodUsage
+from agent.cluster.topology.view import Allocatable, NodeState, PodUsage
 from agent.kubelet.kubelet_config import KubeletSettings
+from agent.kubelet.podresources import DeviceAssignment, MemoryBlock
 from agent.model.device import NumaNode, Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from tests.agent.cluster.topology.two_sockets import GIB, NODE, NOTHING_RESERVED, PAGE, offered

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from agent.cluster.apiserver import ApiServer, ObjectKind
-from agent.cluster.bandwidth import Bandwidth
 from agent.cluster.topology.lldp import LeafListener
-from agent.cluster.topology.node_object import NodeLabels, NodeObject
+from agent.cluster.topology.node_object import Bandwidth, NodeLabels, NodeObject
 from agent.cluster.topology.publisher import Problems
 from agent.cluster.topology.view import View
 from agent.config.topology import LabelRule, Labels, Topology

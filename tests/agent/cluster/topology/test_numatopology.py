@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.cluster.object_watch import WatchedPod
 from agent.cluster.topology.numatopology import build
-from agent.cluster.topology.state import Allocatable, NodeState, PodUsage
+from agent.cluster.topology.view import Allocatable, NodeState, PodUsage
 from agent.hardware.sysfs.numa import read_cpu_places
 from agent.kubelet.kubelet_config import KubeletSettings, parse_cpus
 from agent.model.device import CpuPlace, NumaNode, Snapshot, cpu_list

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.cluster.object_watch import WatchedPod
-from agent.cluster.topology.state import Allocatable, NodeState, PodUsage
+from agent.cluster.topology.view import Allocatable, NodeState, PodUsage
 from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
 from agent.kubelet import podresources as kubelet
