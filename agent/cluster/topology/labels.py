@@ -23,7 +23,7 @@ from agent.placement import Distances
 MAX_VALUE = 63
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 NO_RAILS: Mapping[str, RailKey] = MappingProxyType({})
-NOBODY_SEEN: Mapping[str, Seen] = MappingProxyType({})
+NO_NICS: Mapping[str, FabricNic] = MappingProxyType({})
 NVIDIA = 0x10DE
 
 _MODELS = {
@@ -52,7 +52,7 @@ _MODELS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LabelFacts:
     """What labels can be made of."""
 
     node_name: str
@@ -67,7 +67,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FabricNic:
     """What an adapter to the fabric was like when all of it was there."""
 
     driver: str | None
@@ -79,7 +79,7 @@ def fabric_nics(
     snapshot: Snapshot,
     netdevs: Sequence[str] = (),
     host_names: Mapping[str, str] = NO_NAMES,
-    seen: Mapping[str, Seen] = NOBODY_SEEN,
+    seen: Mapping[str, FabricNic] = NO_NICS,
     rails: Mapping[str, RailKey] = NO_RAILS,
 ) -> tuple[PciDevice, ...]:
     """List the adapters to the fabric: those of the named interfaces in that order, else all with an RDMA device.
@@ -100,7 +100,7 @@ def fabric_nics(
     return tuple(sorted(found, key=lambda device: (rails.get(device.address, (math.inf, 0)), device.address)))
 
 
-def labels(rules: Iterable[LabelRule], known: Known, kept: Mapping[str, str]) -> dict[str, str]:
+def labels(rules: Iterable[LabelRule], known: LabelFacts, kept: Mapping[str, str]) -> dict[str, str]:
     """Make the labels. `kept` are the present ones, for facts that are not known now."""
     found: dict[str, str] = {}
     for rule in rules:
@@ -129,7 +129,7 @@ def _matched(rule: LabelRule, value: str) -> str:
     return (match[1] or "") if match is not None else ""
 
 
-def _values(rule: LabelRule, known: Known) -> Iterable[tuple[str, str | None]]:
+def _values(rule: LabelRule, known: LabelFacts) -> Iterable[tuple[str, str | None]]:
     if rule.is_per_nic:
         made = set[str]()
         for nic in known.nics:
@@ -144,7 +144,7 @@ def _values(rule: LabelRule, known: Known) -> Iterable[tuple[str, str | None]]:
         yield rule.key, _of_node(rule, known)
 
 
-def _key(key: str, nic: PciDevice, known: Known) -> str | None:
+def _key(key: str, nic: PciDevice, known: LabelFacts) -> str | None:
     """Fill in a NIC's key; None if that is of rails, and the NIC is none."""
     rail = known.rails.get(nic.address)
     if rail is None and (RAIL in key or PLANE in key):
@@ -153,7 +153,7 @@ def _key(key: str, nic: PciDevice, known: Known) -> str | None:
     return key.replace(NIC, nic.address.replace(":", "-")).replace(RAIL, str(number)).replace(PLANE, str(plane))
 
 
-def _of_nic(fact: str, nic: PciDevice, known: Known) -> str | None:
+def _of_nic(fact: str, nic: PciDevice, known: LabelFacts) -> str | None:
     if fact.startswith("leaf-"):
         neighbour = known.neighbour(nic.address)
         if neighbour is None:
@@ -168,7 +168,7 @@ def _of_nic(fact: str, nic: PciDevice, known: Known) -> str | None:
     return (rdma.fw_version if fact == "hca-firmware" else rdma.node_guid.replace(":", "")) or None
 
 
-def _of_node(rule: LabelRule, known: Known) -> str | None:
+def _of_node(rule: LabelRule, known: LabelFacts) -> str | None:
     snapshot = known.snapshot
     match rule.fact:
         case "node-name":

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from agent.cluster.apiserver import NODE
-from agent.cluster.topology.labels import Known, Seen, fabric_nics, labels
+from agent.cluster.topology.labels import FabricNic, LabelFacts, fabric_nics, labels
 from agent.cluster.topology.lldp import LeafListener
 from agent.cluster.topology.publisher import Publication
 from agent.cluster.topology.view import View
@@ -110,7 +110,7 @@ class NodeLabels:
         self._leaf = leaf
         self._made: Mapping[str, str] = {}
         """The labels that were made last: newer than what is known of the Node, which is read seldom."""
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, FabricNic] = {}
         """The adapters to the fabric so far, by address."""
 
     async def make(self, kept: Mapping[str, str]) -> dict[str, str]:
@@ -122,8 +122,8 @@ class NodeLabels:
         for nic in nics:
             names = [netdev.name for netdev in nic.netdevs if netdev.name in named] or [host_names.get(nic.address, "")]
             if nic.netdevs if named else nic.rdma_devices:
-                self._seen[nic.address] = Seen(nic.driver, names[0])
-        known = Known(self._view.name, snapshot, nics, self._leaf.at, self._first_line, rails)
+                self._seen[nic.address] = FabricNic(nic.driver, names[0])
+        known = LabelFacts(self._view.name, snapshot, nics, self._leaf.at, self._first_line, rails)
         self._made = await asyncio.to_thread(labels, config.labels.keys, known, {**kept, **self._made})
         return dict(self._made)
 

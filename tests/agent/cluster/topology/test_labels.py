@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cluster.topology.labels import Known, fabric_nics, label_value, labels, rail_count
+from agent.cluster.topology.labels import LabelFacts, fabric_nics, label_value, labels, rail_count
 from agent.config.topology import LabelRule
 from agent.model.device import Gpu, LinkLayer, Netdev, PciDevice, Snapshot
 from agent.model.lldp import Neighbour
@@ -27,8 +27,8 @@ SNAPSHOT = Snapshot(devices=(ONE, VF, TWO))
 LEAVES = {ONE.address: Neighbour("00:1c:73:aa:bb:cc", "Ethernet1/7", "leaf-r17-a")}
 
 
-def known(snapshot: Snapshot = SNAPSHOT, leaves: dict[str, Neighbour] | None = None) -> Known:
-    return Known(
+def known(snapshot: Snapshot = SNAPSHOT, leaves: dict[str, Neighbour] | None = None) -> LabelFacts:
+    return LabelFacts(
         "r17-n03",
         snapshot,
         fabric_nics(snapshot),
@@ -37,7 +37,7 @@ def known(snapshot: Snapshot = SNAPSHOT, leaves: dict[str, Neighbour] | None = N
     )
 
 
-def made(key: str, fact: str, kept: dict[str, str] | None = None, about: Known | None = None) -> dict[str, str]:
+def made(key: str, fact: str, kept: dict[str, str] | None = None, about: LabelFacts | None = None) -> dict[str, str]:
     return labels([LabelRule(key, fact)], about or known(), kept or {})
 
 
