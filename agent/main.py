@@ -50,8 +50,7 @@ from agent.report import page
 from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.metrics.gpus import GpuErrors
-from agent.report.node_facts import NodeFacts
-from agent.report.overview import Overview
+from agent.report.overview import NodeFacts, Overview
 from agent.report.replies import Pages
 from agent.report.report import Report
 from agent.state import Latest

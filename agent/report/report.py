@@ -10,8 +10,8 @@ from agent.errors import AgentError, ClaimConflict, DeviceBusy
 from agent.health import HealthBook
 from agent.model.allocation import ClaimRef, PodRef
 from agent.process.conditions import Conditions
-from agent.report.dra import DriverState
 from agent.report.events import Events
+from agent.report.facts import DriverState
 from agent.report.metrics import Metrics
 from agent.state import Latest
 from cni.node import Observer

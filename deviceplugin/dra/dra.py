@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from agent.errors import ConfigError, Unavailable
 from agent.model.allocation import ClaimRef, PodRef
 from agent.process.supervision import supervised
-from agent.report.dra import DriverState
+from agent.report.facts import DriverState
 from agent.state import Latest, first
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from agent.report.doctor.facts import (
     functions,
     shared_ports,
 )
-from agent.report.dra import DriverState
+from agent.report.facts import DriverState
 
 MOST_BYTES = 1 << 20
 MOST_ANSWER_BYTES = 16 << 10

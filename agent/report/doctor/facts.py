@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agent.config import Config
 from agent.model.device import PciDevice, Snapshot, is_data_direct
 from agent.model.vf_identity import Rail
-from agent.report.dra import DriverState
+from agent.report.facts import DriverState
 
 UNLIMITED = -1
 CONTAINERD_CONFIG = "/etc/containerd/config.toml"

@@ -9,7 +9,6 @@ Facts come from a supplier at scrape time, so nothing is counted twice and nothi
 
 from __future__ import annotations
 
-from agent.report.metrics.facts import Facts
 from agent.report.metrics.instruments import Metrics
 
-__all__ = ["Facts", "Metrics"]
+__all__ = ["Metrics"]

@@ -23,8 +23,9 @@ from prometheus_client.registry import Collector
 from agent.config import Config
 from agent.errors import AgentError
 from agent.model.counters import Counters
+from agent.report.facts import Facts
 from agent.report.metrics.adapters import Adapters, joined
-from agent.report.metrics.facts import Facts, FactsCollector
+from agent.report.metrics.node import FactsCollector
 from agent.state import Latest
 
 MILLISECONDS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from agent.report.status.cached import CachedStatus, Served
-from agent.report.status.document import FORMAT, build, without_agent
+from agent.report.status.document import FORMAT, CachedStatus, Served, build, without_agent
 from agent.report.status.text import UNKNOWN_POD, ago, events_text, table, text
 
 __all__ = [

@@ -19,9 +19,9 @@ from agent.report import status
 from agent.report.doctor.collect import agent_answers
 from agent.report.endpoints import EndpointServer
 from agent.report.events import Events
-from agent.report.metrics import Facts
+from agent.report.facts import Facts
 from agent.report.replies import Pages
-from agent.report.status.cached import served
+from agent.report.status.document import served
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from agent.model.health import HEALTHY, unhealthy
 from agent.offer.left_out import LeftOut, Why
 from agent.offer.offer import Unit
 from agent.report import status
-from agent.report.dra import DriverState
-from agent.report.metrics import Facts
+from agent.report.facts import DriverState, Facts
 from tests.agent.books import POD, VF, owner
 
 OTHER = "0000:3b:00.3"

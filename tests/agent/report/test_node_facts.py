@@ -32,7 +32,7 @@ from agent.offer.units import plain_offer
 from agent.process.conditions import Conditions
 from agent.report.events import Events
 from agent.report.metrics import Metrics
-from agent.report.node_facts import NodeFacts
+from agent.report.overview import NodeFacts
 from agent.report.report import Report
 from agent.state import Latest
 from tests.agent.books import VF, attach, open_books, owner

@@ -21,7 +21,7 @@ from agent.model.health import HEALTHY, text_of
 from agent.offer.offer import Unit
 from agent.report import status
 from agent.report.events import Events
-from agent.report.metrics import Facts
+from agent.report.facts import Facts
 from tests.agent.books import POD, VF
 from tests.agent.ledger.test_claims import claim, of_share
 from tests.agent.report.status_facts import DRIVER, FACTS, LEFT_OUT, OTHER, ROW, document, offered, slot

@@ -11,8 +11,7 @@ from agent.model.allocation import (
 )
 from agent.model.device import Snapshot
 from agent.report import status
-from agent.report.dra import DriverState
-from agent.report.metrics import Facts
+from agent.report.facts import DriverState, Facts
 from tests.agent.books import VF
 from tests.agent.ledger.test_claims import claim, of_share, of_vf
 from tests.agent.report.status_facts import DRIVER, OTHER, ROW, document, offered

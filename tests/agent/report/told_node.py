@@ -19,8 +19,7 @@ from agent.offer.offer import Offer, Unit
 from agent.process.conditions import Conditions
 from agent.report.events import Events
 from agent.report.metrics import Metrics
-from agent.report.node_facts import NodeFacts
-from agent.report.overview import Overview
+from agent.report.overview import NodeFacts, Overview
 from agent.report.report import Report
 from agent.state import Latest
 

@@ -25,8 +25,8 @@ from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.process.conditions import Conditions
-from agent.report.dra import DriverState
 from agent.report.events import Events
+from agent.report.facts import DriverState
 from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest

@@ -19,7 +19,7 @@ from agent.report.doctor.facts import (
     HeldClaim,
 )
 from agent.report.doctor.results import Result, Severity, as_text
-from agent.report.dra import DriverState
+from agent.report.facts import DriverState
 
 Check = Callable[[Facts], Iterator[Result]]
 CONFIG = parse(

@@ -21,7 +21,7 @@ from agent.report.doctor.collect import agent_answers, collect, listens, memlock
 from agent.report.doctor.facts import UNLIMITED, NetworkFile
 from agent.report.endpoints import EndpointServer
 from agent.report.replies import Pages
-from agent.report.status.cached import served
+from agent.report.status.document import served
 from proto.cri.v1 import api_pb2
 
 

@@ -17,11 +17,10 @@ from agent.model.device import Snapshot
 from agent.report import status
 from agent.report.doctor.collect import claims, collect
 from agent.report.doctor.facts import ClaimFacts, ClusterFacts, HeldClaim
-from agent.report.dra import DriverState
 from agent.report.endpoints import EndpointServer
-from agent.report.metrics import Facts
+from agent.report.facts import DriverState, Facts
 from agent.report.replies import Pages
-from agent.report.status.cached import served
+from agent.report.status.document import served
 from tests.agent.ledger.test_claims import claim
 
 CONFIG = Config((Resource("rdma/vf", "vf", offer="dra"),), kubelet_dir=Path("/k"))

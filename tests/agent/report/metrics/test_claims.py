@@ -13,9 +13,9 @@ from agent.health import HealthBook
 from agent.model.allocation import ClaimState
 from agent.model.device import Snapshot
 from agent.process.conditions import Conditions
-from agent.report.dra import DriverState
 from agent.report.events import Events
-from agent.report.metrics import Facts, Metrics
+from agent.report.facts import DriverState, Facts
+from agent.report.metrics import Metrics
 from agent.report.report import Report
 from tests.agent.books import POD, VF, attach, open_books, owner
 from tests.agent.claimed import claimed_vf, prepare

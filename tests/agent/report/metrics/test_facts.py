@@ -11,7 +11,8 @@ from agent.model.allocation import Attachment, AttachmentState, Grant, NetnsId, 
 from agent.model.device import Gpu, MigDevice, PciDevice, Problem, Snapshot
 from agent.model.health import HEALTHY, Health, unhealthy
 from agent.offer.offer import Unit
-from agent.report.metrics import Facts, Metrics
+from agent.report.facts import Facts
+from agent.report.metrics import Metrics
 from agent.report.metrics.instruments import MOST_PENDING
 
 POD = PodRef("team", "trainer-0", "uid-1")

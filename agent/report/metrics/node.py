@@ -4,58 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from agent.errors import AgentError
-from agent.model.allocation import Attachment, AttachmentState, Claim, Grant, OwedLease, Quarantine
+from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimState
 from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
-from agent.model.vf_identity import RailKey
-from agent.offer.offer import Unit
-from agent.report.dra import DriverState
-from agent.report.metrics.claims import claim_families
+from agent.report.facts import DriverState, Facts
 from agent.report.metrics.gpus import gpu_families
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """All that a scrape reads."""
-
-    snapshot: Snapshot
-    units: Mapping[str, Sequence[Unit]] = field(default_factory=dict)
-    """Resource name → its units, also for a resource that has none."""
-    grants: tuple[Grant, ...] = ()
-    attachments: tuple[Attachment, ...] = ()
-    quarantines: tuple[Quarantine, ...] = ()
-    scan_milliseconds: float = 0.0
-    owed_leases: tuple[OwedLease, ...] = ()
-    containers: Mapping[str, str] = field(default_factory=dict)
-    """Unit → the container that has it, as far as kubelet told."""
-    conditions: tuple[str, ...] = ()
-    """Checks that found something in the way of the agent's work."""
-    exporter_names: bool = False
-    """The names of sriov-network-metrics-exporter are wanted besides ours."""
-    adapters: frozenset[tuple[str, str]] = frozenset()
-    """(resource, PCI address of an adapter that it offers, itself or as VFs)."""
-    claims: tuple[Claim, ...] = ()
-    driver: DriverState | None = None
-    """Of claims; None where nothing is offered to them."""
-    rails: Mapping[str, RailKey] = field(default_factory=dict)
-    """Adapter → the number of its rail, and the plane."""
-
-    @property
-    def granted(self) -> Mapping[str, str]:
-        """Map the units that somebody holds, by a plugin's grant or a claim, to the device behind each."""
-        claimed = {(found.resource_name, found.device) for claim in self.claims for found in claim.devices}
-        offered = (unit for units in self.units.values() for unit in units) if claimed else ()
-        by_claim = {unit.unit_id: unit.device for unit in offered if (unit.resource_name, unit.device) in claimed}
-        return by_claim | {grant.unit_id: grant.device for grant in self.grants}
 
 
 class FactsCollector(Collector):
@@ -248,3 +209,71 @@ def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, text)
     family.add_metric((), value)
     return family
+
+
+STATES = ("attached", *(state.value for state in ClaimState))
+
+
+def claim_families(
+    driver: DriverState | None, claims: Sequence[Claim], attachments: Iterable[Attachment]
+) -> Iterator[Metric]:
+    """Build the series about claims and the DRA driver: none where nothing is offered to claims, and none is left."""
+    if driver is not None:
+        yield from _driver_families(driver)
+    if driver is None and not claims:
+        return
+    attached = {row.claim_uid for row in attachments if row.state is AttachmentState.ATTACHED}
+    resources = {resource for resource, _, _ in driver.devices} if driver is not None else set()
+    counts = Tally({(resource, state): 0 for resource in resources for state in STATES})
+    for claim in claims:
+        is_attached = claim.state is ClaimState.PREPARED and claim.ref.uid in attached
+        state = "attached" if is_attached else claim.state.value
+        counts.update({(found.resource_name, state) for found in claim.devices})
+    family = GaugeMetricFamily(
+        "nodefabric_dra_claims",
+        "Claims that kubelet had prepared, by resource and state; attached ones are prepared and have an interface in"
+        " a pod.",
+        labels=("resource", "state"),
+    )
+    for labels, count in sorted(counts.items()):
+        family.add_metric(labels, count)
+    yield family
+    leaving = [claim.since for claim in claims if claim.state is ClaimState.UNPREPARING]
+    family = GaugeMetricFamily(
+        "nodefabric_dra_unpreparing_since_seconds",
+        "When kubelet first asked for the claim that is longest on its way back, in seconds since the epoch; none if"
+        " there is no such claim.",
+    )
+    if leaving:
+        family.add_metric((), min(leaving))
+    yield family
+
+
+def _driver_families(driver: DriverState) -> Iterator[Metric]:
+    registered = GaugeMetricFamily(
+        "nodefabric_dra_registered", "1 while kubelet has the DRA driver registered, else 0.", labels=("driver",)
+    )
+    registered.add_metric((driver.name,), driver.is_registered)
+    yield registered
+    if driver.slices is not None:
+        yield GaugeMetricFamily(
+            "nodefabric_dra_slices",
+            "ResourceSlices of this node that the API server has as they should be.",
+            value=driver.slices,
+        )
+    dropped = GaugeMetricFamily(
+        "nodefabric_dra_dropped",
+        "1 for each feature of ResourceSlices that the cluster leaves out (taints, capacity, listAttributes).",
+        labels=("feature",),
+    )
+    for feature in sorted(driver.dropped):
+        dropped.add_metric((feature,), 1)
+    yield dropped
+    devices = GaugeMetricFamily(
+        "nodefabric_dra_devices",
+        "Devices that are offered to claims, by resource and health (healthy, or the reason why not).",
+        labels=("resource", "health"),
+    )
+    for resource, health, count in driver.devices:
+        devices.add_metric((resource, health), count)
+    yield devices
