@@ -25,9 +25,9 @@ from agent.hardware.host import Link
 from agent.model.device import Snapshot
 from agent.placement import Distances
 from agent.report import status
-from hack.sim import demo_claims
+from hack.sim import demo_claims, scheduler
 from hack.sim.machine import SimulatedMachine
-from hack.sim.stage import CNI_FOLDERS, NODE, Stage, in_pod, manifest, settled
+from hack.sim.stage import CNI_FOLDERS, Stage, in_pod, manifest, settled
 
 UNSHARE = "/usr/bin/unshare"
 RELAY = Path(__file__).parents[2] / "build/shim/native/nodefabric-cni"
@@ -118,19 +118,19 @@ def _play(stage: Stage, file: Path) -> int:
         raise AgentError(
             f"{file.stem} is too small: each of the {len(PODS)} pods asks for a GPU and a VF. Try h100-8gpu"
         )
-    with demo_claims.cluster(stage) as cluster:
-        say("Starting the kubelet stand-in and the agent, as two processes")
-        stage.write_config()
-        stage.write_conflist()
-        stage.start_kubelet("--api-server", cluster.url, "--node", NODE)
-        stage.start_agent("--kubeconfig", str(cluster.kubeconfig))
-        stage.await_ready()
-        _by_plugins(stage, snapshot)
-        is_well = _is_back(stage, machine, before)
-        for line in demo_claims.play(stage, cluster.objects, snapshot):
-            say(line)
-        is_well &= _is_back(stage, machine, before)
-        stopped = stage.end("agent")
+    say("Starting stand-ins for the API server and kubelet, and the agent, as three processes")
+    port = scheduler.start_api_server(stage)
+    stage.write_config()
+    stage.write_conflist()
+    stage.start_kubelet(*scheduler.kubelet_options(port))
+    stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"))
+    stage.await_ready()
+    _by_plugins(stage, snapshot)
+    is_well = _is_back(stage, machine, before)
+    for line in demo_claims.play(stage, port, snapshot):
+        say(line)
+    is_well &= _is_back(stage, machine, before)
+    stopped = stage.end("agent")
     say(f"The agent ended {stopped * 1000:.0f} ms after SIGTERM. All in all {time.monotonic() - started:.1f} s.")
     return 0 if is_well else 1
 

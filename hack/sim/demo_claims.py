@@ -5,10 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,8 +14,8 @@ from agent.errors import AgentError
 from agent.model.device import Snapshot
 from agent.placement import Distances
 from agent.report import status
-from hack.sim.dra.apiserver import CLAIMS, NODES, Objects, SmallApiServer
-from hack.sim.stage import CONFIG, NODE, Stage, in_pod, wait
+from hack.sim import scheduler
+from hack.sim.stage import CONFIG, Stage, in_pod, wait
 
 POD, CLAIM = "trainer-3", "trainer-3-vf"
 UNITS = "nodefabric.io/units"
@@ -37,7 +34,7 @@ spec:
   devices:
     requests:
       - name: vf
-        exactly: {{deviceClassName: rdma-vf}}
+        exactly: {{deviceClassName: rdma-vf, count: 1}}
 """
 PODS_SPEC = f"""\
 spec:
@@ -52,36 +49,14 @@ spec:
 """
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """An API server that knows the node."""
-
-    objects: Objects
-    url: str
-    kubeconfig: Path
-
-
-@contextmanager
-def cluster(stage: Stage) -> Iterator[Cluster]:
-    """Have an API server for as long as this lasts."""
-    objects = Objects()
-    objects.put(f"{NODES}/{NODE}", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
-    server, kubeconfig = SmallApiServer(objects), stage.folder / "kubeconfig"
-    kubeconfig.write_text(server.kubeconfig())
-    try:
-        yield Cluster(objects, server.url, kubeconfig)
-    finally:
-        server.close()
-
-
-def play(stage: Stage, objects: Objects, snapshot: Snapshot) -> Iterator[str]:
+def play(stage: Stage, port: int, snapshot: Snapshot) -> Iterator[str]:
     """Have one pod get a VF by a claim and give it back, and tell what happens.
 
     Raises AgentError if the claim's CDI spec is not there with the pod and gone after it.
     """
     yield "\nNow by claim (DRA): in the configuration rdma/vf gets `offer: dra, binding: late`, and the agent reads it"
     stage.write_config(CONFIG_BY_CLAIM)
-    places = wait("the ResourceSlice", partial(_places, objects))
+    places = wait("the ResourceSlice", partial(_places, port))
     wait("kubelet to find the driver", partial(_is_registered, stage))
     yield f"  It has published a ResourceSlice of {len(places)} devices, each a place with its VFs, for the scheduler:"
     yield from (f"    {name}: {units} VFs" for name, units in places.items())
@@ -90,11 +65,12 @@ def play(stage: Stage, objects: Objects, snapshot: Snapshot) -> Iterator[str]:
     yield "Creating a claim, and a pod that has it and gets its GPU from the device plugin\n"
     yield f"{PODS_CLAIM}---\n{head}{PODS_SPEC}"
     place = list(places)[-1]
-    _allocate(objects, place, {"name": POD, "uid": uid})
+    result = {"request": "vf", "device": place, "shareID": str(uuid.uuid4()), "consumedCapacity": {UNITS: "1"}}
+    claim_uid = scheduler.claim(port, CLAIM, {"name": POD, "uid": uid}, result)
     yield f"The demo plays the scheduler, which cannot see this GPU: it allocates a VF of {place}"
     (stage.folder / f"manifests/{POD}.yaml").write_text(f"{head}{PODS_SPEC}")
     pod = stage.await_pod(POD)
-    spec = _spec(stage, objects)
+    spec = stage.folder / f"cdi-specs/nodefabric-claim-{claim_uid}.json"
     if not spec.exists():
         raise AgentError(f"{spec.name} is not there")
     yield "kubelet has had the claim prepared: the agent has chosen the free VF nearest to the GPU that the pod has."
@@ -103,7 +79,7 @@ def play(stage: Stage, objects: Objects, snapshot: Snapshot) -> Iterator[str]:
     yield f"\nInside {POD}: ip -brief address\n"
     yield in_pod(pod, "ip", "-brief", "address")
     yield "The claim's status\n"
-    yield yaml.safe_dump(wait("the claim's status", partial(_told, objects)), sort_keys=False)
+    yield yaml.safe_dump(wait("the claim's status", partial(_status, port)), sort_keys=False)
     yield "The node's books (nodefabric status)\n"
     yield status.text(stage.status(), time.time())
     yield "\nDeleting the pod"
@@ -124,38 +100,17 @@ def what_it_got(stage: Stage, pod: Mapping[str, Any], snapshot: Snapshot) -> lis
     return [*status.table(("POD", "GPU", "VF", "GPU-VF", "INTERFACE"), rows), *container["cdi_devices"]]
 
 
-def _places(objects: Objects) -> Mapping[str, int] | None:
+def _places(port: int) -> Mapping[str, int] | None:
     """Return how many VFs each device of the slices stands for; None if there are none."""
-    _, slices = objects.slices({"spec.nodeName": NODE})
-    devices = (device for found in slices for device in found["spec"].get("devices", ()))
-    return {device["name"]: int(device["capacity"][UNITS]["value"]) for device in devices} or None
+    return {one["name"]: int(one["capacity"][UNITS]["value"]) for one in scheduler.devices(port)} or None
 
 
 def _is_registered(stage: Stage) -> bool | None:
     return stage.status().get("dra", {}).get("registered") or None
 
 
-def _allocate(objects: Objects, place: str, pod: Mapping[str, str]) -> None:
-    """Create the claim and do with it as the scheduler does: allocate a unit of a place, reserve it for the pod."""
-    objects.put(f"{CLAIMS}/{CLAIM}", yaml.safe_load(PODS_CLAIM))
-    result = {
-        "request": "vf",
-        "driver": "nodefabric.io",
-        "pool": NODE,
-        "device": place,
-        "shareID": str(uuid.uuid4()),
-        "consumedCapacity": {UNITS: "1"},
-    }
-    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [{"resource": "pods", **pod}]}
-    objects.put(f"{CLAIMS}/{CLAIM}/status", {"status": status})
-
-
-def _spec(stage: Stage, objects: Objects) -> Path:
-    uid = (objects.get(f"{CLAIMS}/{CLAIM}") or {})["metadata"]["uid"]
-    return stage.folder / f"cdi-specs/nodefabric-claim-{uid}.json"
-
-
-def _told(objects: Objects) -> list[dict[str, Any]] | None:
-    """Return what the agent tells of the claim's devices; None as long as it does not."""
-    devices: list[dict[str, Any]] | None = (objects.get(f"{CLAIMS}/{CLAIM}") or {}).get("status", {}).get("devices")
+def _status(port: int) -> list[dict[str, Any]] | None:
+    """Return what the agent reports about the claim's devices; None as long as it reports nothing."""
+    found = scheduler.call(port, "GET", f"{scheduler.CLAIMS}/{CLAIM}")
+    devices: list[dict[str, Any]] | None = found.get("status", {}).get("devices")
     return devices

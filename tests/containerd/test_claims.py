@@ -14,12 +14,12 @@ from agent.edits.claim_specs import IN_CONTAINERS
 from agent.model.device import Snapshot
 from hack.sim.demo import not_back, still_attached
 from hack.sim.machine import SimulatedMachine
+from hack.sim.scheduler import claim, create, devices, kubelet_options, start_api_server
 from hack.sim.stage import settled, wait
 from tests.containerd import machine
 from tests.containerd.cri import Done
 from tests.containerd.node import Node, Pod
 from tests.containerd.suites import RUNTIMES
-from tests.e2e.claims import claim, create, devices, kubelet_options, start_api_server
 
 CLAIMED: Mapping[str, Any] = {
     "resources": [

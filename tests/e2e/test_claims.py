@@ -14,8 +14,8 @@ import yaml
 from agent.model.topology import Locality
 from agent.placement import Distances
 from hack.sim.demo import not_back, still_attached
+from hack.sim.scheduler import CLAIMS, by_claims, call, claim, create, devices, kubelet_options, start_api_server
 from hack.sim.stage import CONFIG, Stage, settled, wait
-from tests.e2e.claims import CLAIMS, by_claims, call, claim, create, devices, kubelet_options, start_api_server
 from tests.e2e.test_pods import in_pod
 
 

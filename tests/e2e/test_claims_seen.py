@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hack.sim.scheduler import SLICES, call, claim, create, devices
 from hack.sim.stage import Stage, wait
-from tests.e2e.claims import SLICES, call, claim, create, devices
 from tests.e2e.test_claims import start
 
 A = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hack.sim import uevents
+from hack.sim.scheduler import by_claims, devices, kubelet_options, start_api_server
 from hack.sim.stage import CONFIG, Stage, wait
-from tests.e2e.claims import by_claims, devices, kubelet_options, start_api_server
 
 GPU_BESIDE = {
     "0000:03:00.0": "0009:06:00.0",

@@ -13,8 +13,8 @@ import pytest
 
 from agent.model.device import Snapshot
 from hack.sim.demo import not_back, still_attached
+from hack.sim.scheduler import by_claims, claim, create, devices, kubelet_options, start_api_server
 from hack.sim.stage import Stage, in_pod, settled, wait
-from tests.e2e.claims import by_claims, claim, create, devices, kubelet_options, start_api_server
 
 GPU_BESIDE = {
     "0000:03:00": "0009:06:00.0",

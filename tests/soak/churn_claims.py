@@ -15,9 +15,9 @@ from typing import Any
 
 import grpc
 
+from hack.sim.scheduler import CLAIMS, call, claim, devices, start_api_server
 from hack.sim.stage import Stage, wait
 from proto.dra.v1 import api_pb2, api_pb2_grpc
-from tests.e2e.claims import CLAIMS, call, claim, devices, start_api_server
 
 DRIVER = "nodefabric.io"
 EARLY, LATE, SHARES = "claimed/vf", "claimed/late", "claimed/hca"

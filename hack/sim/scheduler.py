@@ -1,4 +1,4 @@
-"""What plays the cluster for pods with claims: an API server, and the scheduler's part, which is written to it."""
+"""The cluster of pods with claims: an API server in a process of its own, and what the scheduler writes to it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from hack.sim.stage import Stage, wait
+from agent.errors import AgentError
+from hack.sim.stage import NODE, Stage, wait
 
-NODE = "sim-node"
 SLICES = f"/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.nodeName%3D{NODE}"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 Used = Mapping[str, Sequence[Mapping[str, str]]]
@@ -47,7 +47,7 @@ def call(port: int, method: str, path: str, document: Any = None) -> Any:
         with urllib.request.urlopen(request, timeout=20) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        raise AssertionError(f"{method} {path}: {error.read().decode()}") from error
+        raise AgentError(f"{method} {path}: {error.read().decode()}") from error
 
 
 def devices(port: int) -> list[dict[str, Any]]:
