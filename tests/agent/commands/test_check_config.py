@@ -58,11 +58,11 @@ TEN = {
         "networks: [{name: rails, mtu: 90000, vlan: 5000, spoofchck: on, ipam: {type: bridge}, trust: maybe}]",
         2,
         [
-            "networks[0]: mtu must be a whole number from 68 to 65520, is 90000",
-            "networks[0]: vlan must be a whole number from 0 to 4094, is 5000",
-            "networks[0]: spoofchck is not a known key (did you mean 'spoofchk'?)",
-            "networks[0]: ipam.type must be the name of an IPAM plugin, is 'bridge'",
-            'networks[0]: trust must be "on" or "off", is \'maybe\'',
+            "networks[0].mtu: must be a whole number from 68 to 65520, is 90000",
+            "networks[0].vlan: must be a whole number from 0 to 4094, is 5000",
+            "networks[0].spoofchck: is not a known key (did you mean 'spoofchk'?)",
+            "networks[0].ipam.type: must be the name of an IPAM plugin, is 'bridge'",
+            'networks[0].trust: must be "on" or "off", is \'maybe\'',
         ],
     ),
     "two resources for one device": (

@@ -232,10 +232,10 @@ def test_what_is_wrong_for_this_node_is_listed_with_all_else() -> None:
     with pytest.raises(ConfigError) as caught:
         config.parse(text, "test.yaml")
     problems = caught.value.problems
-    assert problems[0].startswith("networks[0]: vlan must be a whole number from 0 to 4094")
+    assert problems[0].startswith("networks[0].vlan: must be a whole number from 0 to 4094")
     assert problems[1] == "networks[2].deviceID: is chosen for each pod, so leave it out"
     assert problems[2] == "networks[3].pf: is chosen for each pod, so leave it out"
-    assert problems[3].startswith("networks[4]: ipam.type must be the name of an IPAM plugin, is 'nodefabric', which")
+    assert problems[3].startswith("networks[4].ipam.type: must be the name of an IPAM plugin, is 'nodefabric', which")
     with pytest.raises(ConfigError) as caught:
         startup.check(config.parse(text.partition("networks:")[0], "test.yaml"), node())
     assert any("a/one" in p and "a/two" in p for p in caught.value.problems)
