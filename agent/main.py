@@ -39,10 +39,10 @@ from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.operator import admin, gpu_pause, release
 from agent.parts import Parts
-from agent.process import interpreter, parts
+from agent.process import interpreter, lifecycle
 from agent.process.conditions import NO_POD_NEEDS, Conditions
 from agent.process.identity import agent_version, node_name
-from agent.process.parts import Part, entered
+from agent.process.lifecycle import Part, entered
 from agent.process.standby import has_successor
 from agent.process.startup import OpenedEndpoints, check, keep_listening, learn_boot_id, listen, open_ledger
 from agent.process.supervision import Heartbeat, Volumes, nobody_watches, supervised
@@ -122,7 +122,7 @@ class Agent:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set, then close everything in reverse order. Devices in pods stay there."""
-        await parts.run(self._parts(stop), stop, self._leave)
+        await lifecycle.run(self._parts(stop), stop, self._leave)
 
     def _parts(self, stop: asyncio.Event) -> Iterator[Part]:
         """List the parts. Each is made when those before it are open, and runs from the moment that it is open."""

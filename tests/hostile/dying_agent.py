@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from agent import main as composition
 from agent.__main__ import main
-from agent.process.parts import Part
+from agent.process.lifecycle import Part
 
 DIE_AT = "DIE_AT"
 MARK = "part:"

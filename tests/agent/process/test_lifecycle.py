@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from agent.process import parts
-from agent.process.parts import Part, entered
+from agent.process import lifecycle
+from agent.process.lifecycle import Part, entered
 from tests.awaiting import until
 
 
@@ -52,7 +52,7 @@ def test_parts_are_made_and_opened_in_order_run_together_and_are_closed_in_rever
             stage.said.append("a is open")
             yield stage.part("b")
 
-        running = asyncio.create_task(parts.run(listed(), stage.stop, stage.leave))
+        running = asyncio.create_task(lifecycle.run(listed(), stage.stop, stage.leave))
         await until(lambda: "b runs" in stage.said)
         assert stage.said == ["a opens", "a is open", "b opens", "a runs", "b runs"]
         stage.said.clear()
@@ -81,7 +81,7 @@ def test_a_part_whose_run_ends_by_its_close_is_waited_for() -> None:
             yield Part("end", partial(stage.say, "all open"))
             stage.stop.set()
 
-        await parts.run(listed(), stage.stop, stage.leave)
+        await lifecycle.run(listed(), stage.stop, stage.leave)
         assert stage.said == ["a opens", "all open", "a runs", "leave", "served to the end", "a closes", "a ran"]
 
     asyncio.run(work())
@@ -96,7 +96,7 @@ def test_nothing_more_is_opened_or_run_once_the_end_was_asked_for() -> None:
             stage.stop.set()
 
         listed = [stage.part("a"), Part("b", stopped_meanwhile, partial(stage.last, "b")), stage.part("c")]
-        await parts.run(listed, stage.stop, stage.leave)
+        await lifecycle.run(listed, stage.stop, stage.leave)
         assert "b runs" not in stage.said
         assert not [word for word in stage.said if word.startswith("c")]
         assert stage.said[-2:] == ["a closes", "a ran"]
@@ -120,7 +120,7 @@ def test_what_a_part_raises_ends_all_and_those_that_were_open_are_closed(how: st
             yield Part("b", fail, close=close) if how == "open" else Part("b", run=fail, close=close)
 
         with pytest.raises(ExceptionGroup, match="unhandled errors"):
-            await parts.run(listed(), stage.stop, stage.leave)
+            await lifecycle.run(listed(), stage.stop, stage.leave)
         return stage.said
 
     said = asyncio.run(work())
@@ -143,7 +143,7 @@ def test_a_part_may_be_a_context_that_is_entered() -> None:
             yield entered("context", context())
             stage.stop.set()
 
-        await parts.run(listed(), stage.stop, stage.leave)
+        await lifecycle.run(listed(), stage.stop, stage.leave)
         assert stage.said == ["entered", "leave", "left"]
 
     asyncio.run(work())
