@@ -185,13 +185,6 @@ class Distances:
         pci = self._pci(self.port(device))
         return NO_NUMA_NODE if pci is None else pci.numa_node
 
-    def numa_distance(self, a: str, b: str) -> int:
-        """Tell how far the memory of two places is apart: 10 on one NUMA node, 255 if nothing is known.
-
-        Parts of one socket (sub-NUMA clusters, NPS) are nearer than two sockets.
-        """
-        return self._between_nodes(self.numa_node(a), self.numa_node(b))
-
     def _between_nodes(self, here: int, there: int) -> int:
         if here == there:
             return LOCAL if here != NO_NUMA_NODE or self._one_node else UNKNOWN

@@ -56,7 +56,7 @@ def test_what_is_not_there_is_far_from_everything() -> None:
     distances = Distances(rail())
     assert distances.distance("0000:ff:00.0", uuid(0)) is Locality.SYS
     assert distances.distance("", uuid(0)) is Locality.SYS
-    assert distances.numa_distance("0000:ff:00.0", uuid(0)) == 255
+    assert distances.span("0000:ff:00.0", uuid(0)) == Locality.SYS * FINE + 255
 
 
 def two_bridges(numa: tuple[int, int], nodes: tuple[NumaNode, ...]) -> tuple[Locality, int]:
@@ -64,7 +64,7 @@ def two_bridges(numa: tuple[int, int], nodes: tuple[NumaNode, ...]) -> tuple[Loc
     nic = host.nic(("pci0000:00", "p"), numa[0])
     gpu = host.gpu(("pci0000:40", "p"), numa[1])
     distances = Distances(host.snapshot())
-    return distances.distance(nic, gpu), distances.numa_distance(nic, gpu)
+    return distances.distance(nic, gpu), distances.span(nic, gpu) % FINE
 
 
 def nodes(*rows: tuple[int, ...]) -> tuple[NumaNode, ...]:
@@ -77,8 +77,8 @@ def test_unknown_numa_nodes_are_far_apart_where_there_are_several() -> None:
 
 
 def test_unknown_numa_nodes_are_the_one_that_there_is() -> None:
-    assert two_bridges((-1, -1), nodes((10,))) == (Locality.NODE, 10)
-    assert two_bridges((-1, -1), ()) == (Locality.NODE, 10)
+    assert two_bridges((-1, -1), nodes((10,))) == (Locality.NODE, 0)
+    assert two_bridges((-1, -1), ()) == (Locality.NODE, 0)
 
 
 def test_nodes_of_one_socket_are_nearer_than_two_sockets() -> None:
