@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from agent.edits import device_info
 from agent.errors import AgentError, DeviceBusy, Unavailable
 from agent.hardware import netns as namespaces
-from agent.model.allocation import Attachment, NetnsId
+from agent.model.allocation import Attachment, NetnsId, Withheld
 from cni.call import BEGUN, Call, with_path
 from cni.in_flight import InFlight
 from cni.ipam.leases import LeaseBook, goes_first
@@ -209,7 +209,7 @@ class Detacher:
                     with _open_netns(row, netns) as opened:
                         lost = mode_of(row).leave(self._node.host, self._node.snapshot, row, opened)
                 except AgentError as error:
-                    self._node.ledger.quarantine(row.device, f"clean-up failed: {error}")
+                    self._node.ledger.quarantine(row.device, Withheld.CLEAN_UP_FAILED.because(error))
                     raise
                 for what in lost:
                     log.error("%s is back, but the host does not take back what it had there: %s", row.device, what)

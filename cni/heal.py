@@ -19,7 +19,7 @@ from agent.errors import AgentError, DeviceBusy, InUse, UnknownDevice
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, AttachmentState
+from agent.model.allocation import Attachment, AttachmentState, Withheld
 from cni.detach import Detacher
 from cni.found_vfs import NOBODY, UNKNOWN
 from cni.modes.choice import mode_of
@@ -178,13 +178,13 @@ class Healer:
             self._withhold(row, self._seconds)
 
     def _withhold(self, row: Attachment, seconds: float) -> None:
-        why = f"is not back after {seconds:g} s: its driver may hang, look at dmesg"
+        late = f"is not back after {seconds:g} s"
         self._detacher.leaving.note_overdue(row)
-        self._node.ledger.quarantine(row.device, f"it {why}")
+        self._node.ledger.quarantine(row.device, Withheld.DRIVER_MAY_HANG.because(f"it {late}, look at dmesg"))
         current = self._node.ledger.attachment_on(row.device)
         if current is None or current.attachment_id != row.attachment_id:  # just now
             self._node.ledger.end_quarantine(row.device)
-        raise DeviceBusy(f"{row.device} {why}")
+        raise DeviceBusy(f"{row.device} {late}: {Withheld.DRIVER_MAY_HANG}, look at dmesg")
 
 
 class Background(threading.Thread):

@@ -299,12 +299,24 @@ class OwedLease:
         return not 0 < self.tried_at + pause - now <= pause
 
 
+class Withheld(StrEnum):
+    """Why a device is in quarantine. Metrics count by it, so it names neither devices nor numbers."""
+
+    CLEAN_UP_FAILED = "clean-up failed"
+    DRIVER_MAY_HANG = "its driver may hang"
+
+    def because(self, detail: object) -> str:
+        """Return the reason for the books, with what was seen of this device."""
+        return f"{self}: {detail}"
+
+
 @dataclass(frozen=True, slots=True)
 class Quarantine:
     """A device withheld from kubelet because its clean-up could not be verified."""
 
     device: str
     reason: str
+    """A word of `Withheld`, a colon and details. Books of earlier versions may have other words."""
     since: float
     boot_id: str = ""
     """The boot in which that was; a later one has reset the device."""

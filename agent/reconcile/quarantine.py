@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
 
 from agent.ledger import Ledger
 from agent.model.allocation import Quarantine
@@ -13,6 +14,14 @@ from agent.reconcile.view import Outside, View
 from agent.state import Latest
 
 log = logging.getLogger(__name__)
+
+
+class Ended(StrEnum):
+    """By what a device is clean again. Metrics count by it."""
+
+    VERIFIED = "verified"
+    REBOOTED = "rebooted"
+    DEVICE_GONE = "device-gone"
 
 
 class Quarantines:
@@ -41,8 +50,8 @@ class Quarantines:
 
 def quarantines_to_end(
     withheld: Iterable[Quarantine], snapshot: Snapshot, held: Collection[str], boot_id: str
-) -> Mapping[str, str]:
-    """Tell which devices are clean again, and by what: device → reason.
+) -> Mapping[str, Ended]:
+    """Tell which devices are clean again, and by what.
 
     The row of a device in doubt stays until it is verified clean. So one without a row is clean, if it is
     where it should be; a reboot has reset it, and has made its address another device's, maybe; and what
@@ -54,9 +63,9 @@ def quarantines_to_end(
             continue
         device = snapshot.by_address.get(entry.device)
         if entry.boot_id not in ("", boot_id):
-            ended[entry.device] = "rebooted"
+            ended[entry.device] = Ended.REBOOTED
         elif device is None:
-            ended[entry.device] = "device-gone" if is_pci_address(entry.device) else "verified"
+            ended[entry.device] = Ended.DEVICE_GONE if is_pci_address(entry.device) else Ended.VERIFIED
         elif device.netdev is not None or not should_have_interface(device, snapshot):
-            ended[entry.device] = "verified"
+            ended[entry.device] = Ended.VERIFIED
     return ended

@@ -75,7 +75,7 @@ def test_a_driver_that_hangs_withholds_its_device_and_holds_up_nobody(own_networ
         assert ("detach-failed", DeviceBusy.reason) in counted
         until(lambda: [entry.device for entry in rig.ledger.quarantines()] == [vf(0)])
         (withheld,) = rig.ledger.quarantines()
-        assert withheld.reason == "it is not back after 0.2 s: its driver may hang, look at dmesg"
+        assert withheld.reason == "its driver may hang: it is not back after 0.2 s, look at dmesg"
         (row,) = rig.ledger.attachments()
         assert row in rig.attachments.detacher.leaving
         assert rig.attachments.heal(vf(0)) is None  # somebody is at it
@@ -113,7 +113,7 @@ def test_a_del_whose_driver_hangs_withholds_its_device(own_network: None, tmp_pa
             (withheld,) = rig.ledger.quarantines()
             assert (withheld.device, withheld.reason) == (
                 vf(0),
-                "it is not back after 0.2 s: its driver may hang, look at dmesg",
+                "its driver may hang: it is not back after 0.2 s, look at dmesg",
             )
             reconciler.heal_attachments()
             assert counted == [("detach-failed", DeviceBusy.reason)]  # told once
