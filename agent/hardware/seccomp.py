@@ -3,7 +3,8 @@
 CAP_SYS_ADMIN is had for setns(2) alone, but lets a process mount, rename the machine and a lot more, and container
 runtimes allow each of these calls to whoever has it. With this filter a mount is refused though the capability is
 there, also to the IPAM plugins that the agent starts. It comes on top of the runtime's own profile; the strictest
-answer counts. daemonset/seccomp.json says the same for clusters that install profiles on their nodes.
+answer counts. hack/make-seccomp writes the same into daemonset/seccomp.json, for clusters that install profiles on
+their nodes.
 
 Layout: include/uapi/linux/filter.h, seccomp.h. Numbers: arch/x86/entry/syscalls/syscall_64.tbl, scripts/syscall.tbl.
 """
@@ -23,6 +24,7 @@ from agent.errors import HardwareError
 from agent.hardware.netns import CLONE_NEWNET
 from agent.hardware.tcx import BPF_PROG_DETACH, BPF_PROG_GET_FD_BY_ID, BPF_PROG_QUERY
 
+_WORD = 0xFFFFFFFF
 NAMESPACES = 0x7E020000
 """The flags of clone(2) that make namespaces. (A namespace of time is made by other calls only.)"""
 BPF_COMMANDS = (BPF_PROG_QUERY, BPF_PROG_GET_FD_BY_ID, BPF_PROG_DETACH)
@@ -36,8 +38,7 @@ class Numbers(NamedTuple):
     aarch64: int | None
 
 
-_Table = Mapping[str, Numbers]
-REFUSED: _Table = MappingProxyType(
+REFUSED: Mapping[str, Numbers] = MappingProxyType(
     {
         # Mounts and namespaces.
         "mount": Numbers(165, 40),
@@ -93,22 +94,35 @@ REFUSED: _Table = MappingProxyType(
     }
 )
 """Answered with EPERM, as by a process without the capability."""
-LIMITED: _Table = MappingProxyType(
+
+
+class Limit(NamedTuple):
+    """A system call that is allowed with some arguments only."""
+
+    numbers: Numbers
+    argument: int = 0
+    """Which argument decides, by the lower half: all of these are ints, and the kernel looks at no more either."""
+    mask: int = _WORD
+    values: tuple[int, ...] = ()
+    """What the masked argument may be; with none the call is refused."""
+    error: int = errno.EPERM
+
+
+LIMITED: Mapping[str, Limit] = MappingProxyType(
     {
-        "clone": Numbers(56, 220),
-        "setns": Numbers(308, 268),
-        "bpf": Numbers(321, 280),
+        "clone": Limit(Numbers(56, 220), mask=NAMESPACES, values=(0,)),
         # Its flags are in memory, where no filter sees them. libc takes clone(2) where it finds none.
-        "clone3": Numbers(435, 435),
+        "clone3": Limit(Numbers(435, 435), error=errno.ENOSYS),
+        "setns": Limit(Numbers(308, 268), argument=1, values=(CLONE_NEWNET,)),
+        "bpf": Limit(Numbers(321, 280), values=BPF_COMMANDS),
     }
 )
-"""Allowed with some arguments only."""
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 """Set in the numbers of x86_64's second set of calls."""
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
-_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _INSTRUCTION = struct.Struct("=HBBI")
 _SECCOMP = Numbers(317, 277)
@@ -135,33 +149,21 @@ def program(machine: str) -> bytes:
     steps += [_step(_LOAD, _NUMBER_AT)]
     if machine == "x86_64":
         steps += [_step(_IF_AT_LEAST, _X32_BIT, no=1), refuse]
-    for number in _numbers(REFUSED, machine).values():
-        steps += [_step(_IF_EQUAL, number, no=1), refuse]
-    limited = _numbers(LIMITED, machine)
-    steps += [_step(_IF_EQUAL, limited["clone3"], no=1), _step(_RETURN, _ERRNO | errno.ENOSYS)]
-    steps += [_step(_IF_EQUAL, limited["clone"], no=4), _argument(0)]
-    steps += [_step(_IF_ANY, NAMESPACES, no=1), refuse, allow]
-    steps += [_step(_IF_EQUAL, limited["setns"], no=4), _argument(1)]
-    steps += [_step(_IF_EQUAL, CLONE_NEWNET, no=1), allow, refuse]
-    steps += [_step(_IF_EQUAL, limited["bpf"], no=2 + 2 * len(BPF_COMMANDS)), _argument(0)]
-    for command in BPF_COMMANDS:
-        steps += [_step(_IF_EQUAL, command, no=1), allow]
-    return b"".join((*steps, refuse, allow))
-
-
-def _numbers(table: _Table, machine: str) -> dict[str, int]:
-    """Return the numbers of those calls that the machine has."""
-    return {name: number for name, which in table.items() if (number := which._asdict()[machine]) is not None}
+    for numbers in REFUSED.values():
+        if (number := getattr(numbers, machine)) is not None:
+            steps += [_step(_IF_EQUAL, number, no=1), refuse]
+    for limit in LIMITED.values():
+        rest = [_step(_LOAD, _ARGUMENTS_AT + 8 * limit.argument), _step(_AND, limit.mask)]
+        for value in limit.values:
+            rest += [_step(_IF_EQUAL, value, no=1), allow]
+        rest.append(_step(_RETURN, _ERRNO | limit.error))
+        steps += [_step(_IF_EQUAL, getattr(limit.numbers, machine), no=len(rest)), *rest]
+    return b"".join((*steps, allow))
 
 
 def _step(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
     """Write an instruction; `yes` and `no` say how many a comparison skips."""
     return _INSTRUCTION.pack(code, yes, no, value)
-
-
-def _argument(which: int) -> bytes:
-    """Load the lower half of an argument: all of these are ints, and the kernel looks at no more either."""
-    return _step(_LOAD, _ARGUMENTS_AT + 8 * which)
 
 
 def confine(machine: str | None = None) -> None:
@@ -176,7 +178,7 @@ def confine(machine: str | None = None) -> None:
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise HardwareError(f"no seccomp filter: {os.strerror(ctypes.get_errno())}")
     made = _Program(len(steps) // _INSTRUCTION.size, steps)
-    number = _SECCOMP._asdict()[machine]
+    number = getattr(_SECCOMP, machine)
     result = libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, ctypes.byref(made))
     if result != 0:
         why = os.strerror(ctypes.get_errno()) if result < 0 else f"thread {result} has another one"
