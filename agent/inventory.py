@@ -22,7 +22,7 @@ from agent.config import Placement
 from agent.errors import AgentError, HardwareError
 from agent.hardware.adapter_ids import AdapterIds, read_adapter_id
 from agent.hardware.host import Host, Watch
-from agent.hardware.sysfs.scan import with_places
+from agent.hardware.sysfs.scan import with_nccl_topology
 from agent.model.change import EVERYTHING, NOTHING, Change
 from agent.model.device import PciDevice, Problem, Snapshot
 from agent.state import Latest
@@ -136,7 +136,7 @@ class Inventory:
     def _look_at_all(self) -> Snapshot:
         """Scan, and add what the configuration says. A small look keeps that."""
         placement, found = self._placement, self._host.scan()
-        return self._identified(with_places(replace(found, gpu_ids=placement.gpu_ids), placement.topology_file))
+        return self._identified(with_nccl_topology(replace(found, gpu_ids=placement.gpu_ids), placement.topology_file))
 
     def _look_at(self, known: Snapshot, change: Change) -> Snapshot:
         return self._identified(self._host.rescan(known, change))

@@ -15,7 +15,7 @@ from cni.call import Call, NoSlots, Slots
 from cni.detach import Detacher
 from cni.found_vfs import NETNS_FOLDERS, Finder
 from cni.grants import NO_GRANTS, Grants
-from cni.heal import HEAL_SECONDS, Healer, PodKnown, Wish, nobody_to_ask, release
+from cni.heal import HEAL_SECONDS, Healer, PodKnown, ReleaseRequest, nobody_to_ask, release
 from cni.ipam.leases import LeaseBook
 from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopter
@@ -133,7 +133,7 @@ class Attachments:
         """Wait a bounded time for devices on their way back. Return the rows of those that are not back."""
         return self.detacher.await_detached(rows, seconds)
 
-    def release(self, wish: Wish, pod_known: PodKnown) -> str:
+    def release(self, wish: ReleaseRequest, pod_known: PodKnown) -> str:
         """Let go of a device by the operator's word, and tell what was done. Raises AgentError."""
         return release(self._node, self.detacher, wish, pod_known)
 

@@ -228,7 +228,7 @@ class Background(threading.Thread):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ReleaseRequest:
     """What the operator wants."""
 
     device: str
@@ -237,31 +237,31 @@ class Wish:
     force: bool = False
 
 
-def release(node: Node, detacher: Detacher, wish: Wish, pod_known: PodKnown) -> str:
+def release(node: Node, detacher: Detacher, asked: ReleaseRequest, pod_known: PodKnown) -> str:
     """Release a device and tell what was done.
 
     Raises UnknownDevice for one that nobody has, InUse for one that a pod may still use, DeviceBusy, and
     AgentError if it cannot be brought back; it then stays as it was.
     """
     ledger = node.ledger
-    device = _resolved(ledger, wish.device)
+    device = _resolved(ledger, asked.device)
     with node.locks.hold([device], seconds=LOCK_SECONDS):
         row = ledger.attachment_on(device)
         if row is None:
-            return _end_quarantine(node.host, ledger, device, wish)
+            return _end_quarantine(node.host, ledger, device, asked)
         if row in detacher.leaving:
             raise DeviceBusy(f"{device} is on its way back already; see `nodefabric status`")
         holder = f"container {row.owner.container_id} of pod {row.owner.pod}"
-        if not wish.force:
+        if not asked.force:
             _refuse_if_in_use(node, row, pod_known)
-            log.warning("%s of %s is released by the operator: %s", device, holder, wish.reason)
+            log.warning("%s of %s is released by the operator: %s", device, holder, asked.reason)
         else:
-            log.error("%s is TAKEN from %s by force of the operator: %s", device, holder, wish.reason)
+            log.error("%s is TAKEN from %s by force of the operator: %s", device, holder, asked.reason)
         ledger.begin_detach([row.attachment_id])
         try:
             detacher.undo(row)
         except AgentError as error:
-            if not wish.force:
+            if not asked.force:
                 raise
             log.error("%s is FORGOTTEN though it is not back (%s), by force of the operator", device, error)
             ledger.finish_detach(row, lease_owed=row.request["network"] is not None)
@@ -304,12 +304,12 @@ def _refuse_if_in_use(node: Node, row: Attachment, pod_known: PodKnown) -> None:
         raise InUse(f"{row.device} belongs to pod {pod}, which the node still knows: delete the pod, or use --force")
 
 
-def _end_quarantine(host: Host, ledger: Ledger, device: str, wish: Wish) -> str:
-    if host.find_netdev(device) is None and not wish.force:
+def _end_quarantine(host: Host, ledger: Ledger, device: str, asked: ReleaseRequest) -> str:
+    if host.find_netdev(device) is None and not asked.force:
         raise InUse(
             f"{device} has no interface in the host, so it cannot be verified to be clean: give it back to its"
             " network driver, or use --force"
         )
-    log.warning("the quarantine of %s is ended by the operator: %s", device, wish.reason)
+    log.warning("the quarantine of %s is ended by the operator: %s", device, asked.reason)
     ledger.end_quarantine(device)
     return f"{device} is withheld no more"

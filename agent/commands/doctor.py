@@ -50,7 +50,7 @@ def _cluster() -> ClusterFacts:
 
 def _doctor(options: argparse.Namespace) -> int:
     from agent.hardware.adapter_ids import with_adapter_ids
-    from agent.hardware.sysfs.scan import with_places
+    from agent.hardware.sysfs.scan import with_nccl_topology
     from agent.report.doctor import examine, results
     from agent.report.doctor.collect import collect
 
@@ -64,7 +64,7 @@ def _doctor(options: argparse.Namespace) -> int:
         is_here = options.root == Path("/") and options.node is None
         cluster = _cluster() if config is not None and config.offers_dra and is_here else None
         file = config.placement.topology_file if config is not None else None
-        snapshot = with_places(with_adapter_ids(host.scan(), host.root), file)
+        snapshot = with_nccl_topology(with_adapter_ids(host.scan(), host.root), file)
         looked = collect(root, snapshot, config, options.config, problems, ask_agent=is_here, cluster=cluster)
         found = examine(looked)
     show(options, results.as_document(found), results.as_text(found))

@@ -157,10 +157,10 @@ def open_looked_at(options: argparse.Namespace) -> Iterator[Host | RecordedNode]
 def scanned(options: argparse.Namespace, topology_file: Path | None) -> Iterator[Snapshot]:
     """Scan what `open_looked_at` opens; devices stand where the configuration's topology file says."""
     from agent.hardware.adapter_ids import with_adapter_ids
-    from agent.hardware.sysfs.scan import with_places
+    from agent.hardware.sysfs.scan import with_nccl_topology
 
     with open_looked_at(options) as host:
-        yield with_places(with_adapter_ids(host.scan(), host.root), topology_file)
+        yield with_nccl_topology(with_adapter_ids(host.scan(), host.root), topology_file)
 
 
 def show(options: argparse.Namespace, document: Any, text: str) -> None:

@@ -36,11 +36,11 @@ def add(command: Command) -> None:
 
 def _release(options: argparse.Namespace) -> int:
     from agent.operator.release import release
-    from cni.heal import Wish
+    from cni.heal import ReleaseRequest
 
     logs.configure(sys.stderr, "WARNING", "auto")
     config, wrong = configuration.load_legible(options.config)
-    wish = Wish(options.device, options.reason, options.force)
+    wish = ReleaseRequest(options.device, options.reason, options.force)
     done = release(config, wish, partial(open_host, options), wrong=wrong)
     show(options, {"device": options.device, "done": done}, one_line(done))
     return DONE

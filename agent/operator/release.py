@@ -22,7 +22,7 @@ from agent.operator import admin
 from agent.reconcile import Reconciler
 from agent.state import Latest
 from cni.attachment import Attachments, Settings
-from cni.heal import PodKnown, Wish
+from cni.heal import PodKnown, ReleaseRequest
 from cni.node import Node
 
 MAX_REASON = 500
@@ -31,7 +31,7 @@ LOOK_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
-def wish_of(request: Mapping[str, Any]) -> Wish:
+def wish_of(request: Mapping[str, Any]) -> ReleaseRequest:
     """Read a request of the operator's socket. Raises RequestInvalid."""
     if request.get("command") != "release":
         raise RequestInvalid(f"command must be release, is {str(request.get('command'))[:40]!r}")
@@ -42,10 +42,10 @@ def wish_of(request: Mapping[str, Any]) -> Wish:
         raise RequestInvalid(f"reason must say why, in at most {MAX_REASON} characters")
     if not isinstance(force, bool):
         raise RequestInvalid("force must be true or false")
-    return Wish(device, " ".join(reason.split()), force)
+    return ReleaseRequest(device, " ".join(reason.split()), force)
 
 
-def request(wish: Wish) -> dict[str, Any]:
+def request(wish: ReleaseRequest) -> dict[str, Any]:
     """Write a request for the operator's socket."""
     return {"command": "release", "device": wish.device, "reason": wish.reason, "force": wish.force}
 
@@ -80,7 +80,9 @@ def _nobody_answers(row: Attachment) -> bool | None:
     return None
 
 
-def release(config: Config, wish: Wish, open_host: Callable[[], Host], *, wrong: ConfigError | None = None) -> str:
+def release(
+    config: Config, wish: ReleaseRequest, open_host: Callable[[], Host], *, wrong: ConfigError | None = None
+) -> str:
     """Release a device and tell what was done.
 
     `wrong` is what is the matter with the configuration: a running agent may have refused it, and is asked. Raises it
@@ -108,7 +110,7 @@ def release(config: Config, wish: Wish, open_host: Callable[[], Host], *, wrong:
         os.close(lock)
 
 
-def _without_agent(config: Config, wish: Wish, open_host: Callable[[], Host]) -> str:
+def _without_agent(config: Config, wish: ReleaseRequest, open_host: Callable[[], Host]) -> str:
     with ExitStack() as stack:
         host = open_host()
         stack.callback(host.close)

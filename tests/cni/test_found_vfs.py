@@ -17,7 +17,7 @@ from agent.hardware.sysfs import trunk
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.model.vf_identity import KnownDevice
 from cni.found_vfs import UNKNOWN, Finder
-from cni.heal import Wish
+from cni.heal import ReleaseRequest
 from cni.node import Node
 from tests.agent.claimed import claimed_vf, prepare
 from tests.cni import tiny_node
@@ -287,7 +287,7 @@ def test_what_an_administrator_moved_by_hand_is_free_once_it_is_brought_back(rig
     assert finder(rig).in_namespaces([vf(0)], {}, {}) == (vf(0),)
     assert rig.attachments.heal(vf(0)) is None
     with pytest.raises(InUse, match=rf"nsenter --net={elsewhere} ip link set {netdev(0)} netns 1"):
-        rig.attachments.release(Wish(vf(0), "it is mine"), lambda row: False)
+        rig.attachments.release(ReleaseRequest(vf(0), "it is mine"), lambda row: False)
     with open("/proc/thread-self/ns/net") as host:
         path = f"/proc/{os.getpid()}/fd/{host.fileno()}"
         rig.run_in(elsewhere, "ip", "link", "set", netdev(0), "netns", path)
@@ -298,7 +298,7 @@ def test_what_an_administrator_moved_by_hand_is_free_once_it_is_brought_back(rig
 def test_what_was_brought_back_can_be_had_and_released_at_once(rig: Rig) -> None:
     elsewhere = rig.pod("by-hand")
     for free in (
-        lambda: rig.attachments.release(Wish(vf(0), "it is back"), lambda row: False),
+        lambda: rig.attachments.release(ReleaseRequest(vf(0), "it is back"), lambda row: False),
         lambda: rig.add("c1", rig.pod()),
     ):
         subprocess.run(["ip", "link", "set", netdev(0), "netns", str(elsewhere)], check=True)

@@ -371,14 +371,14 @@ def _entry_of(path: str) -> tuple[str | None, str]:
     return None, ""
 
 
-MAX_BYTES = 1 << 20
+MOST_TOPOLOGY_BYTES = 1 << 20
 
 
-def read_places(path: Path) -> Places:
+def _read_nccl_topology(path: Path) -> Places:
     """Read the file; nothing of a node that has none. Raises HardwareError for one that cannot be read."""
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_BYTES).decode("utf-8", "replace")
+            text = file.read(MOST_TOPOLOGY_BYTES).decode("utf-8", "replace")
         return nccl_places(text, str(path))
     except FileNotFoundError:
         return AS_SHOWN
@@ -388,12 +388,12 @@ def read_places(path: Path) -> Places:
         raise HardwareError(str(error)) from error
 
 
-def with_places(found: Snapshot, file: Path | None) -> Snapshot:
+def with_nccl_topology(found: Snapshot, file: Path | None) -> Snapshot:
     """Put devices where the file says they stand. One that cannot be read is a problem of the snapshot."""
     if file is None:
         return found
     try:
-        places = read_places(file)
+        places = _read_nccl_topology(file)
     except HardwareError as error:
         return replace(found, problems=(*found.problems, Problem(str(file), str(error))))
     return replace(found, places=places) if places.source else found

@@ -22,7 +22,7 @@ from agent.operator import release as command
 from agent.operator.admin import AdminServer
 from agent.reconcile import Reconciler
 from agent.state import Latest
-from cni.heal import Wish
+from cni.heal import ReleaseRequest
 from hack.sim.machine import SimulatedMachine
 from tests.agent.reconcile.told_outside import ToldOutside
 from tests.cni import tiny_node
@@ -35,8 +35,8 @@ def gone(row: Attachment) -> bool | None:
     return False
 
 
-def wish(device: str = vf(0), *, force: bool = False) -> Wish:
-    return Wish(device, "a test", force)
+def wish(device: str = vf(0), *, force: bool = False) -> ReleaseRequest:
+    return ReleaseRequest(device, "a test", force)
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_a_kubelet_that_hangs_now_is_not_taken_at_its_former_word(rig: Rig) -> N
 
 
 def test_the_running_agent_is_asked_and_its_no_is_a_no(tmp_path: Path, short_folder: Path) -> None:
-    asked: list[Wish] = []
+    asked: list[ReleaseRequest] = []
 
     def answer(request: Any) -> str:
         asked.append(command.wish_of(request))
