@@ -194,6 +194,10 @@ class VfSettings:
 NO_SETTINGS = VfSettings()
 
 
+_NO_LONGER_PUT_BACK = frozenset({"alias", "broadcast", "group", "limits", "link_mode", "tx_queue"})
+"""Stand in rows of earlier versions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Undo:
     """All that is needed to put a device back as it was found. Written before the first change.
@@ -236,7 +240,7 @@ class Undo:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Undo:
         """Read what `document` made, in this version or an earlier one, which kept more of an interface."""
-        made = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
+        made = {name: value for name, value in document.items() if name not in _NO_LONGER_PUT_BACK}
         made["settings"] = VfSettings(**document["settings"])
         made |= {name: tuple(made[name]) for name in ("altnames", "tcx", "tcx_links") if name in made}
         return cls(**made)

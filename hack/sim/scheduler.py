@@ -1,4 +1,7 @@
-"""The cluster of pods with claims: an API server in a process of its own, and what the scheduler writes to it."""
+"""The cluster of pods with claims: an API server in a process of its own, and what the scheduler writes to it.
+
+Source of the claim's status: Kubernetes 1.36, staging/src/k8s.io/api/resource/v1/types.go.
+"""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def test_an_error_is_one_line_whatever_is_in_it(tmp_path: Path, capsys: pytest.C
     path.write_text('"a\\nb\\e[2K": 1')
     assert main(["check-config", "--node", "one-nic", str(path)]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"{path}: a\\nb\\x1b[2K: is not a known key")
+    assert told.startswith(f"{path}: 'a\\nb\\x1b[2K': is not a known key")
     assert len(told.splitlines()) == 1
 
 

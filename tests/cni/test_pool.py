@@ -36,7 +36,6 @@ from tests.agent.books import attach, open_books, owner
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
 from tests.deviceplugin.machines import gpu_uuid, node
-from tests.waiting import until
 
 POOL: dict[str, Any] = {"deviceID": None, "pf": [PF_NETDEV]}
 
@@ -123,7 +122,7 @@ def test_check_and_del_of_a_pod_that_has_none_are_told_and_harmless(rig: Rig) ->
     calls = rig.folder / "calls"
     stub = rig.stub_ipam(f"echo $CNI_COMMAND $CNI_CONTAINERID >>{calls}")
     rig.delete("stranger", None, pf=[PF_NETDEV], ipam=stub)  # of before the books were lost
-    until(lambda: not rig.ledger.owed_leases())
+    rig.attachments.leases.settle()
     assert calls.read_text() == "DEL stranger\n"
 
 
