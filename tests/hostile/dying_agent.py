@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
 from agent import main as composition
-from agent.__main__ import main
 from agent.process.lifecycle import Part
+from hack.sim.agent import main
 
 DIE_AT = "DIE_AT"
 MARK = "part:"

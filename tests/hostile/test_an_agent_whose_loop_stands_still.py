@@ -27,7 +27,7 @@ import ctypes, signal, sys, time
 signal.signal(signal.SIGUSR1, lambda *_: time.sleep(120))
 signal.signal(signal.SIGUSR2, lambda *_: ctypes.PyDLL(None).sleep(120))
 signal.signal(signal.SIGHUP, lambda *_: time.sleep(2))
-from agent.__main__ import main
+from hack.sim.agent import main
 
 sys.exit(main(sys.argv[1:]))
 """

@@ -56,7 +56,7 @@ class Agents:
     options: tuple[str, ...] = ()
     started: int = 0
 
-    def start(self, program: str = "agent", config: str = "config.yaml", **env: str) -> str:
+    def start(self, program: str = "hack.sim.agent", config: str = "config.yaml", **env: str) -> str:
         """Start one more, and return its name."""
         self.started += 1
         name = f"agent-{self.started}"
