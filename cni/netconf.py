@@ -257,7 +257,6 @@ class _Args(JsonSection):
     overlooked: ClassVar[bool] = True
 
     guid: Annotated[str | None, GUID, Field(description="GUID")] = None
-    debug: Annotated[bool | None, FLAG, Field(description="Of no effect")] = None
     state: Annotated[
         str | None, _TEXT, Field(alias="mellanox.infiniband.app", description="What ib-kubernetes has done")
     ] = None

@@ -89,11 +89,18 @@ def only(*kinds: str) -> Only:
 OF_NETWORK = only(*NETWORK_KINDS)
 
 
+_KINDS: dict[type[Any], Mapping[str, tuple[str, ...]]] = {}
+"""Made once: type hints are slow to read."""
+
+
 def kinds_of(cls: type[Any]) -> Mapping[str, tuple[str, ...]]:
     """Map the keys that not all kinds have to those that do."""
+    if cls in _KINDS:
+        return _KINDS[cls]
     hints, names = get_type_hints(cls, include_extras=True), keys_of(cls)
     found = ((key, getattr(hints[name], "__metadata__", ())) for key, name in names.items())
-    return {key: each.kinds for key, said in found for each in said if isinstance(each, Only)}
+    _KINDS[cls] = {key: each.kinds for key, said in found for each in said if isinstance(each, Only)}
+    return _KINDS[cls]
 
 
 def _mount(given: Any) -> Mount:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
@@ -39,6 +40,8 @@ T = TypeVar("T")
 Loc = tuple[str | int, ...]
 MAPPING = "a mapping with text keys"
 MAX_ROUNDS = 50
+MOST_AT_ONCE = 32
+"""How many mistakes of one mapping, or of one request, are listed: a request has up to 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +186,14 @@ def wrong(text: str) -> PydanticCustomError:
 
 
 def refuse(found: Iterable[Refusal]) -> None:
-    """Raise ValidationError if anything is refused."""
+    """Raise ValidationError if anything is refused, with the first MOST_AT_ONCE."""
     lines = [
         InitErrorDetails(
             type=PydanticCustomError("wrong", "{text}", {"text": each.text, "beside": each.beside}),
             loc=each.loc,
             input=None,
         )
-        for each in found
+        for each in islice(found, MOST_AT_ONCE)
     ]
     if lines:
         raise ValidationError.from_exception_data("", lines)
@@ -232,8 +235,9 @@ def checked(adapter: TypeAdapter[T], document: Any, **context: Any) -> T:
     try:
         return adapter.validate_python(document, context=context)
     except ValidationError as error:
-        lines = [(_loc(line["loc"]), line) for line in error.errors(include_url=False)]
-        raise RequestInvalid("; ".join(Problem(loc, _text(line, loc)).sentence for loc, line in lines)) from None
+        lines = [(_loc(line["loc"]), line) for line in error.errors(include_url=False)[:MOST_AT_ONCE]]
+        text = "; ".join(Problem(loc, _text(line, loc)).sentence for loc, line in lines)
+        raise RequestInvalid(text if len(lines) < MOST_AT_ONCE else f"{text}; and perhaps more") from None
 
 
 def path_of(loc: Sequence[str | int]) -> str:

@@ -259,3 +259,18 @@ def test_a_mistake_is_told_each_time() -> None:
     for _ in range(2):
         with pytest.raises(RequestInvalid, match="type must be"):
             netconf.parse(b'{"type": "bridge"}')
+
+
+@pytest.mark.parametrize(
+    "more", [{f"k{i}": 1 for i in range(20000)}, {"cni.dev/valid-attachments": [1] * 20000}], ids=["keys", "entries"]
+)
+def test_a_configuration_with_thousands_of_mistakes_is_refused_in_few_words(more: dict[str, Any]) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        netconf.parse(json.dumps({"name": "n", "type": "nodefabric", **more}).encode())
+    assert "and perhaps more" in str(refused.value)
+    assert len(str(refused.value)) < 32_768
+
+
+@pytest.mark.parametrize("kind", ["nodefabric", "sriov", "ib-sriov", "rdma"])
+def test_what_another_plugin_of_the_chain_takes_as_debug_is_its_own(kind: str) -> None:
+    netconf.parse(json.dumps({"name": "n", "type": kind, "args": {"cni": {"debug": "1"}}}).encode())
