@@ -25,6 +25,7 @@ from agent.model.vf_identity import KnownDevice, is_left_over, is_strange, usual
 from cni import netconf
 from cni.call import Call, request_of
 from cni.grants import NO_GRANTS, Grants
+from cni.modes.moving import EVERYBODY
 from cni.node import Node
 
 UNKNOWN = "?"
@@ -243,6 +244,8 @@ class Finder:
             allmulti=False,
             arp=True,
             multicast=True,
+            broadcast=EVERYBODY if len(link.broadcast) == len(EVERYBODY) else None,
+            link_mode=0,
             xdp=0,
         )
 

@@ -110,13 +110,14 @@ def run(program: Path, stdin: bytes, env: Mapping[str, str], seconds: float, bou
             env={**env, VARIABLE: mark},
             process_group=0,
         )
+        family = _Family(process.pid, mark)
         try:
             its_out.close()
             its_err.close()
             _limit(process.pid)
-            _wait(process.pid, (stdout, stderr), time.monotonic() + seconds, lambda: _look(mark, bounds))
+            _wait(process.pid, (stdout, stderr), time.monotonic() + seconds, lambda: _look(family, bounds))
         finally:
-            left = _end(process, mark)
+            left = _end(process, family)
         for received in (stdout, stderr):
             received.drain()
         if stdout.is_too_much:
@@ -257,10 +258,10 @@ def _wait(pid: int, outputs: tuple[_Received, _Received], deadline: float, look:
                 return
 
 
-def _look(mark: str, bounds: Bounds) -> None:
+def _look(family: _Family, bounds: Bounds) -> None:
     if not bounds.is_wanted():
         raise NotWanted("the program was ended, since nobody waits for it any more")
-    found = _marked(mark)
+    found = family.alive()
     if len(found) > MAX_PROCESSES:
         raise OutOfBounds(f"ran {len(found)} processes at once, and {MAX_PROCESSES} are allowed")
     taken = sum(map(_own_bytes, found))
@@ -268,7 +269,7 @@ def _look(mark: str, bounds: Bounds) -> None:
         raise OutOfBounds(f"took {taken >> 20} MiB of memory, more than there is for it")
 
 
-def _end(process: subprocess.Popen[bytes], mark: str) -> int:
+def _end(process: subprocess.Popen[bytes], family: _Family) -> int:
     """Kill a program with all that it has started, and reap them. Returns how many beside itself were alive.
 
     A group is killed in one step, in which none of it can fork (kernel/fork.c, copy_process).
@@ -276,7 +277,7 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> int:
     others: set[int] = set()
     deadline = time.monotonic() + END_SECONDS
     while True:
-        alive = _marked(mark)
+        alive = family.alive()
         others |= alive - {process.pid}
         if process.returncode is None:  # not reaped yet, so the number is still its own
             _send_kill(os.killpg, process.pid)
@@ -305,10 +306,43 @@ def _send_kill(send: Callable[[int, int], None], number: int) -> None:
         send(number, signal.SIGKILL)
 
 
+class _Family:
+    """A program's processes: by its mark, by its group, and below these, with another environment perhaps."""
+
+    def __init__(self, leader: int, mark: str) -> None:
+        self._leader, self._mark = leader, mark
+        self._seen: dict[int, bytes] = {}
+        """When each was started: a number may be another's later."""
+
+    def alive(self) -> set[int]:
+        stats = {pid: words for pid in _numbers() if (words := _stat(pid)) and words[_STATE] not in (b"Z", b"X")}
+        found = _marked(self._mark)
+        for pid, words in stats.items():
+            if int(words[_GROUP]) == self._leader or self._seen.get(pid) == words[_STARTED]:
+                found.add(pid)
+        while more := {pid for pid, words in stats.items() if int(words[_PARENT]) in found} - found:
+            found |= more
+        self._seen = {pid: stats[pid][_STARTED] for pid in found & stats.keys()}
+        return found
+
+
+_STATE, _PARENT, _GROUP, _STARTED = 0, 1, 2, 19
+"""Fields of /proc/PID/stat behind the name, which may hold spaces and brackets (proc_pid_stat(5))."""
+
+
+def _stat(pid: int) -> list[bytes]:
+    words = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return words if len(words) > _STARTED else []
+
+
+def _numbers() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
 def _marked(beginning: str) -> set[int]:
     """Find the processes whose mark begins so. One that is dead has no environment."""
     entry = f"\0{VARIABLE}={beginning}".encode()
-    return {int(n) for n in os.listdir("/proc") if n.isdecimal() and entry in b"\0" + _content(f"/proc/{n}/environ")}
+    return {pid for pid in _numbers() if entry in b"\0" + _content(f"/proc/{pid}/environ")}
 
 
 def _own_bytes(pid: int) -> int:

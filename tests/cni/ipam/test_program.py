@@ -90,6 +90,22 @@ def test_a_daemon_of_another_session_and_parent_is_killed_with_its_program(
     until(lambda: not lives(daemon))
 
 
+def test_a_child_with_another_environment_and_session_is_counted_and_ended(script: Write, tmp_path: Path) -> None:
+    file = script(
+        f"""
+        setsid env -i /bin/sh -c 'echo $$ >{tmp_path}/pids; exec sleep 1000' &
+        while [ ! -s {tmp_path}/pids ]; do sleep 0.01; done
+        sleep 0.5
+        """
+    )
+    assert program.run(file, b"", ENVIRONMENT, 30.0).left == 1
+    daemon = int((tmp_path / "pids").read_text())
+    until(lambda: not lives(daemon))
+    file = script("for _ in $(seq 60); do env -i /bin/sleep 20 & done; sleep 20")
+    with pytest.raises(program.OutOfBounds, match="processes at once"):
+        program.run(file, b"", ENVIRONMENT, 30.0)
+
+
 def test_other_programs_and_their_children_are_left_alone(script: Write, tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "1000"]) as bystander:
         program.run(script(f"setsid sleep 1000 & echo $! >{tmp_path}/pids"), b"", ENVIRONMENT, 30.0)

@@ -40,8 +40,6 @@ KEPT_BEFORE = {
     "tx_queue": 1000,
     "group": 0,
     "alias": "",
-    "broadcast": "ff:ff:ff:ff:ff:ff",
-    "link_mode": 0,
     "limits": [65536, 65535, 65536, 65536, 65536],
 }
 """What rows of earlier versions say of a link besides."""
@@ -69,6 +67,8 @@ def flags(rig: Rig) -> set[str]:
         "link set net1 allmulticast on",
         "link set net1 arp off",
         "link set net1 multicast off",
+        "link set net1 broadcast 02:00:00:00:00:98",
+        "link set net1 mode dormant",
         "link set net1 mtu 1234",
         "link set net1 address 02:00:00:00:00:99",
         "link set net1 down",
