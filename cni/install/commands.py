@@ -27,6 +27,7 @@ from cni.install.installation import Installation
 DEFAULT_RELAY = Path("/usr/local/libexec/nodefabric/nodefabric-cni")
 DEFAULT_TARGET = Path("/opt/cni/bin")
 DEFAULT_CONFIGURATIONS = Path("/etc/cni/net.d")
+WAIT_SECONDS = 60.0
 AGENT_PAUSE_SECONDS = 0.2
 
 log = logging.getLogger(__name__)
@@ -40,16 +41,12 @@ def add(command: Added) -> None:
     text = "the program (default: %(default)s)"
     parser.add_argument("--relay", type=Path, default=DEFAULT_RELAY, metavar="FILE", help=text)
     _add_places(parser)
-    parser.add_argument("--create", action="store_true", help="make the target folder if it is missing")
     parser.add_argument(
         "--replace",
         type=_names,
         default=(),
         metavar="NAME,…",
         help=f"make these names links to the relay: {', '.join(REPLACED)}",
-    )
-    parser.add_argument(
-        "--conflist", type=Path, metavar="FILE", help="put a network configuration of your own there too"
     )
     parser.add_argument(
         "--chain", action="store_true", help="chain the plugin into the cluster network's configuration"
@@ -59,16 +56,11 @@ def add(command: Added) -> None:
         "--wait-for",
         type=Path,
         metavar="SOCKET",
-        help="chain once an agent listens there, so that no pod's start waits for it",
+        help="chain once an agent listens there, so that no pod's start waits for it; without --watch within 60 s",
     )
-    parser.add_argument(
-        "--wait-seconds", type=float, default=60.0, help="without --watch, wait no longer (default: %(default)g)"
-    )
-    parser.add_argument("--remove", action="store_true", help="the same as remove-cni")
 
     parser = command("remove-cni", _remove, "take the plugin out of the networks and the relay away")
     _add_places(parser)
-    parser.add_argument("--conflist", type=Path, metavar="NAME", help="take this configuration of your own away too")
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
@@ -96,26 +88,16 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _install(options: argparse.Namespace) -> int:
-    if options.remove:
-        return _remove(options)
-    wanted = Installation(
-        options.relay, options.target, options.replace, options.instance, options.force, options.create
-    )
+    wanted = Installation(options.relay, options.target, options.replace, options.instance, options.force)
     if options.chain and not options.conf_dir.is_dir():
-        raise ConfigError(str(options.conf_dir), [f"is no folder: {install.CONFIGURATION_FOLDER}"])
-    if options.conflist is not None:  # all is looked at before anything is changed
-        install.see_conflist(options.conflist, options.conf_dir, force=options.force)
+        raise ConfigError(str(options.conf_dir), ["is no folder: name the one that the runtime uses with --conf-dir"])
     changed = install.install(wanted)
     print(f"{options.target}: {_said('installed', changed, 'this relay is there already')}")
-    if options.conflist is not None:
-        done = install.put_conflist(options.conflist, options.conf_dir, force=options.force)
-        there = options.conf_dir / options.conflist.name
-        print(f"{there}: {'is in place' if done else 'is there already'}")
     if options.watch:
         logs.configure(sys.stderr, "INFO", "auto")
         signal.signal(signal.SIGTERM, _end)
     if options.chain and options.wait_for is not None:
-        _await_agent(options.wait_for, None if options.watch else options.wait_seconds)
+        _await_agent(options.wait_for, None if options.watch else WAIT_SECONDS)
     if options.watch:
         _watch(options, wanted)
     if options.chain:
@@ -159,9 +141,6 @@ def _watch(options: argparse.Namespace, wanted: Installation) -> NoReturn:
 
 def _remove(options: argparse.Namespace) -> int:
     install.see_owner(options.target, instance=options.instance, force=options.force)  # the networks are that one's too
-    if options.conflist is not None and options.conf_dir.is_dir():
-        done = install.remove_conflist(options.conf_dir, options.conflist.name)
-        print(f"{options.conf_dir / options.conflist.name}: {'is removed' if done else 'was not there'}")
     if options.conf_dir.is_dir():
         for name in chain.unchain(options.conf_dir):
             print(f"{options.conf_dir / name}: nodefabric is taken out")

@@ -16,8 +16,6 @@ from typing import Any
 
 from agent.config.networks import OWN, REPLACED
 from agent.errors import ConfigError, InstallFailed
-from cni.install import conflist
-from cni.install.conflist import ConflistInvalid
 from cni.install.folder import Entry, Folder, Step, locked, unobserved
 
 PLUGIN_NAME = OWN
@@ -31,9 +29,6 @@ LINKED = ".nodefabric-relay"
 (`cp -f`), and must not spoil the program that all pods of a chained network are started with."""
 BACKUP = ".nodefabric-backup"
 REMEDY = "mount the runtime's plugin folder there, writable"
-PLUGIN_FOLDER = "name the one that the runtime uses, or use --create"
-CONFIGURATION_FOLDER = "name the one that the runtime uses with --conf-dir"
-CONFIGURATION_REMEDY = "mount the runtime's network configuration there, writable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +42,6 @@ class Installation:
     instance: str = DEFAULT_INSTANCE
     force: bool = False
     """Take over another instance's installation, and set plugins of others aside."""
-    create: bool = False
-    """Make the folder if it is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +65,7 @@ def install(wanted: Installation, *, keeps: bool = False, step: Step = unobserve
         raise ConfigError("--replace", [f"{name!r} is none of {', '.join(REPLACED)}" for name in unknown])
     content = _read_relay(wanted.relay)
     digest = hashlib.sha256(content).hexdigest()
-    _find_folder(wanted.target, create=wanted.create)
+    _check_folder(wanted.target)
     with locked(wanted.target, remedy=REMEDY, step=step) as folder:
         marker = _claim(folder, wanted.instance, force=wanted.force)
         if keeps and marker.relay not in ("", digest) and _digest_of(folder) == marker.relay:
@@ -137,75 +130,15 @@ def remove(
 def see_owner(target: Path, *, instance: str, force: bool = False) -> None:
     """Raise InstallFailed if another instance installed what is in a plugin folder."""
     if target.exists():
-        with locked(target, remedy=REMEDY, step=unobserved) as folder:
+        with locked(target, remedy=REMEDY) as folder:
             _claim(folder, instance, force=force)
 
 
-def see_conflist(source: Path, configurations: Path, *, force: bool = False) -> None:
-    """Raise what `put_conflist` would raise, and change nothing."""
-    content = _read_conflist(source)
-    _find_folder(configurations, remedy=CONFIGURATION_FOLDER)
-    with locked(configurations, remedy=CONFIGURATION_REMEDY, step=unobserved) as folder:
-        _has_conflist(folder, source.name, content, force=force)
-
-
-def put_conflist(source: Path, configurations: Path, *, force: bool = False, step: Step = unobserved) -> bool:
-    """Put a conflist of one's own where the runtime reads it. Returns False if it is there already.
-
-    Raises ConfigError for one that cannot be used, InstallFailed if another file has its name.
-    """
-    content = _read_conflist(source)
-    _find_folder(configurations, remedy=CONFIGURATION_FOLDER)
-    with locked(configurations, remedy=CONFIGURATION_REMEDY, step=step) as folder:
-        if _has_conflist(folder, source.name, content, force=force):
-            return False
-        folder.put(source.name, content, mode=0o644)
-        return True
-
-
-def remove_conflist(configurations: Path, name: str, *, step: Step = unobserved) -> bool:
-    """Take a conflist of one's own away. Returns False if it is not there, raises InstallFailed if it is not ours."""
-    with locked(configurations, remedy="it is still in place", step=step) as folder:
-        found = folder.read(name, MAX_RELAY_BYTES)
-        if found is None:
-            return False
-        if found.content is None or not conflist.names_us(found.content):
-            raise InstallFailed(f"{folder.path / name} does not name the plugin: it is somebody else's")
-        folder.remove(name)
-        return True
-
-
-def _read_conflist(source: Path) -> bytes:
-    """Read a conflist of one's own. Raises ConfigError for one that no runtime could use."""
-    try:
-        content = source.read_bytes()
-        conflist.check(content)
-    except OSError as error:
-        raise ConfigError(str(source), [f"cannot be read: {error.strerror}"]) from error
-    except ConflistInvalid as error:
-        raise ConfigError(str(source), [str(error)]) from error
-    if not source.name.endswith(".conflist"):
-        raise ConfigError(str(source), ["must be called *.conflist: the runtime reads no other list"])
-    return content
-
-
-def _has_conflist(folder: Folder, name: str, content: bytes, *, force: bool) -> bool:
-    """Tell whether the folder has this file already. Raises InstallFailed if another one has its name."""
-    found = folder.read(name, MAX_RELAY_BYTES)
-    if found is None or found.content == content:
-        return found is not None
-    if not force and not (found.content and conflist.names_us(found.content)):
-        raise InstallFailed(f"{folder.path / name} is of somebody else's: give the file another name, or use --force")
-    return False
-
-
-def _find_folder(path: Path, *, create: bool = False, remedy: str = PLUGIN_FOLDER) -> None:
+def _check_folder(path: Path) -> None:
     """See that a folder is there. One that is missing is more often a wrong path than a new host."""
     try:
-        if create:
-            path.mkdir(mode=0o755, parents=True, exist_ok=True)
         if not path.is_dir():
-            raise ConfigError(str(path), [f"is no folder: {remedy}"])
+            raise ConfigError(str(path), ["is no folder: name the one that the runtime uses with --target"])
     except OSError as error:
         raise InstallFailed(f"{path}: {error.strerror}: {REMEDY}") from error
 

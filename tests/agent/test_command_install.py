@@ -64,40 +64,21 @@ def test_everything_is_put_there_and_taken_away_again(host: Host, capsys: pytest
     assert list(host.bin.iterdir()) == []
 
 
-def test_a_conflist_of_ones_own_comes_and_goes(host: Host, tmp_path: Path) -> None:
-    own = tmp_path / "50-rails.conflist"
+def test_a_network_of_the_plugins_own_keeps_it_until_its_file_is_removed(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As an earlier version's --conflist put it there."""
+    own = host.net_d / "50-rails.conflist"
     own.write_text(CONFLIST.replace("ptp", "nodefabric"))
-    assert main(host.arguments("install-cni", "--conflist", str(own))) == 0
-    assert (host.net_d / own.name).read_bytes() == own.read_bytes()
+    assert main(host.arguments("install-cni")) == 0
     assert main(host.arguments("remove-cni")) == 1
-    assert (host.bin / "nodefabric").exists()
-    assert main(host.arguments("remove-cni", "--conflist", own.name)) == 0
-    assert list(host.net_d.iterdir()) == list(host.bin.iterdir()) == []
-
-
-def test_a_conflist_of_ones_own_is_read_as_each_pod_would(
-    host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = tmp_path / "50-rails.conflist"
-    own.write_text(CONFLIST.replace('"ptp"', '"nodefabric", "vlann": 3'))
-    assert main(host.arguments("install-cni", "--conflist", str(own))) == 2
-    assert f"{own}: plugins[0]: vlann is not a known key" in capsys.readouterr().err
-    assert list(host.net_d.iterdir()) == list(host.bin.iterdir()) == []
-
-
-def test_nothing_is_installed_where_a_conflist_has_no_place(
-    host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = tmp_path / "10-a.conflist"
-    own.write_text(CONFLIST.replace("ptp", "nodefabric"))
-    host.network.write_text(CONFLIST)
-    assert main(host.arguments("install-cni", "--conflist", str(own))) == 1
-    assert f"{host.network} is of somebody else's" in capsys.readouterr().err
-    assert main(host.arguments("install-cni", "--conflist", str(own), "--conf-dir", str(tmp_path / "net"))) == 2
-    assert f"{tmp_path / 'net'}: is no folder: name the one that the runtime uses with --conf-dir" in (
-        capsys.readouterr().err
+    assert (
+        "50-rails.conflist still names the plugin, as its author wrote it: take it out there, or remove the file"
+        in (capsys.readouterr().err)
     )
-    assert host.network.read_text() == CONFLIST
+    assert (host.bin / "nodefabric").exists()
+    own.unlink()
+    assert main(host.arguments("remove-cni")) == 0
     assert list(host.bin.iterdir()) == []
 
 
@@ -107,7 +88,6 @@ def test_nothing_is_installed_where_a_conflist_has_no_place(
         (["--target", "/nowhere/bin"], 2, "/nowhere/bin: is no folder"),
         (["--chain", "--conf-dir", "/nowhere"], 2, "/nowhere: is no folder"),
         (["--replace", "sriov,bridge"], 2, "'bridge' is none of"),
-        (["--conflist", "/nowhere.conflist"], 2, "/nowhere.conflist: cannot be read"),
         (["--relay", "/nowhere"], 1, "build the relay first"),
         (["--chain"], 1, "holds no network to join yet"),
         (["--instance", "other"], 1, "installed by instance 'nodefabric'"),
@@ -136,10 +116,11 @@ def test_nothing_is_put_there_where_the_network_cannot_be_joined(host: Host) -> 
 
 
 def test_without_an_agent_the_plugin_is_not_chained_in(
-    host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(commands, "WAIT_SECONDS", 0.3)
     host.network.write_text(CONFLIST)
-    arguments = host.arguments("install-cni", "--chain", "--wait-for", str(tmp_path / "s"), "--wait-seconds", "0.3")
+    arguments = host.arguments("install-cni", "--chain", "--wait-for", str(tmp_path / "s"))
     assert main(arguments) == 3
     assert "no agent listens" in capsys.readouterr().err
     assert host.types == ["ptp"]
