@@ -22,7 +22,7 @@ from agent.model.allocation import Attachment, NetnsId, Withheld
 from cni.call import BEGUN, Call, with_path
 from cni.in_flight import InFlight
 from cni.ipam.leases import LeaseBook, goes_first
-from cni.migrate import adopted
+from cni.migrate import adopted_rows
 from cni.modes.choice import mode_of
 from cni.node import Node
 
@@ -122,7 +122,7 @@ class Detacher:
         if rows:
             self._node.ledger.begin_detach([row.attachment_id for row in rows])
             for row in rows:
-                self.start_detach(adopted.completed(with_path(row, call), call), call.netns)
+                self.start_detach(adopted_rows.completed(with_path(row, call), call), call.netns)
         elif self._is_strange(call):
             log.info(
                 "container %s is in no books: its addresses of %s are to be given back", call.container_id, call.ifname
@@ -200,7 +200,7 @@ class Detacher:
         lock. `leases_later` leaves the leases to `leases.settle`. Raises AgentError if the device is
         not verifiably back; the row then stays, and the device is in quarantine.
         """
-        with adopted.held(row):
+        with adopted_rows.held(row):
             this_boot = row.boot_id == self._node.ledger.boot_id
             was_first = this_boot and goes_first(row)
             returned = was_first and self.leases.give_back(row)
@@ -215,7 +215,7 @@ class Detacher:
                     log.error("%s is back, but the host does not take back what it had there: %s", row.device, what)
                     self._node.observer.not_put_back(row.device, what)
             owed = not returned and not self.leases.give_back(row, later=leases_later or was_first)
-            adopted.forget(row)
+            adopted_rows.forget(row)
             if (info := row.request.get("device_info_file")) is not None:
                 device_info.remove_attached(info, row.device)
             self._node.ledger.finish_detach(row, lease_owed=owed)

@@ -26,7 +26,7 @@ from agent.config.networks import OWN
 from agent.errors import InstallFailed
 from agent.process.backoff import Backoff
 from cni.install.folder import Entry, Folder, FolderChanges, Step, locked, unobserved
-from cni.migrate import libcni_cache
+from cni.migrate import sriov_state
 from cni.netconf import SUPPORTED_VERSIONS
 
 EXTENSIONS = (".conf", ".conflist", ".json")
@@ -121,7 +121,7 @@ def unchain_remembered(state: Path, *, step: Step = unobserved) -> tuple[str, ..
     CRI-O ends a pod with the network that it began with (ocicni, loadNetworkFromCache), and cannot once the plugin is
     gone. `state` is /var/lib/cni. Raises InstallFailed.
     """
-    folder = state / libcni_cache.FOLDERS[0]
+    folder = state / sriov_state.CACHE_FOLDERS[0]
     if not folder.is_dir():
         return ()
     take_out = partial(unchained, with_settings=True)  # of no use to anybody any more
@@ -129,7 +129,7 @@ def unchain_remembered(state: Path, *, step: Step = unobserved) -> tuple[str, ..
     with locked(folder, remedy="pods that run cannot be ended without the plugin", step=step) as opened:
         for name in opened.names():
             entry = opened.read(name, MAX_REMEMBERED_BYTES)
-            content = libcni_cache.without(entry.content, take_out) if entry and entry.content else None
+            content = sriov_state.cache_without(entry.content, take_out) if entry and entry.content else None
             if content is not None:
                 opened.put(name, content, like=entry, instead_of=entry)
                 changed.append(name)

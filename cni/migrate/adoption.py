@@ -3,7 +3,7 @@
 A pod that was there before us keeps its device, gets no other owner for it, and its DEL, which comes through
 the new program, finds a row that undoes what the old one did. All that decides is read again each time, and
 each attachment is adopted in one step of the ledger; so a crash at any point is mended by calling again.
-The old files stay until the device is back: then `adopted.forget` takes them away.
+The old files stay until the device is back: then `adopted_rows.forget` takes them away.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from agent.model.device import Snapshot
 from cni.call import Call, request_of
 from cni.detach import NOWHERE
 from cni.found_vfs import NETNS_FOLDERS
-from cni.migrate import adopted, sriov_state
-from cni.migrate.files import Unreadable, files_in
-from cni.migrate.sriov_state import Record
+from cni.migrate import adopted_rows, sriov_state
+from cni.migrate.sriov_state import Record, Unreadable, files_in
 from cni.modes import choice, guid, moving, pf
 from cni.node import Node
 
@@ -139,7 +138,7 @@ class Adopter:
         if self._has_row(device, file):
             return None
         lock = sriov_state.lock_of(self._state, self._run, kind, device)
-        with adopted.locked(lock, LOCK_SECONDS), self._node.locks.hold([device], LOCK_SECONDS):
+        with adopted_rows.locked(lock, LOCK_SECONDS), self._node.locks.hold([device], LOCK_SECONDS):
             try:
                 record = sriov_state.read(self._state, kind, file)
             except Unreadable:
@@ -158,7 +157,7 @@ class Adopter:
         row = self._node.ledger.attachment_on(device)
         if row is None:
             return False
-        if str(file) in row.request.get(adopted.KEY, {}).get("files", ()):
+        if str(file) in row.request.get(adopted_rows.KEY, {}).get("files", ()):
             return True
         raise DeviceBusy(f"{device} belongs to container {row.owner.container_id}")
 
@@ -173,7 +172,9 @@ class Adopter:
                 undo = _undo_of(self._node.host, self._node.snapshot, record, link, descriptor)
         conf = record.conf
         call = Call(record.container_id, record.ifname, None, path, record.pod, record.cni_args, self._cni_path, conf)
-        request = request_of(call, conf) | {adopted.KEY: adopted.remark(record.files, lock, record.netns_path)}
+        request = request_of(call, conf) | {
+            adopted_rows.KEY: adopted_rows.remark(record.files, lock, record.netns_path)
+        }
         self._node.ledger.adopt(
             Owner(record.container_id, record.ifname, record.pod, netns),
             ifname=record.ifname,

@@ -7,13 +7,24 @@
               <run>/ib-sriov/cni.lock                   one flock for all: a rebind renumbers RDMA devices
     rdma      <state>/rdma/<network>-<container>-<interface>   names of the RDMA device in the host and the pod
 
-<state> is /var/lib/cni, <run> is /var/run/cni. All is read as Go wrote it, and nothing changed.
+    libcni    <state>/results/<network>-<container>-<interface>, Multus the same below <state>/multus ("cniCacheV1"):
+              the configuration as it was sent, and the result
+
+<state> is /var/lib/cni, <run> is /var/run/cni. All is read as Go wrote it, within bounds, never trusted, and nothing
+changed. The plugins themselves kept no more of the IPAM section than its type, which is too little to give an address
+back with: that is why libcni's files are read.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import logging
+import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +32,16 @@ from typing import Any
 from agent.config.networks import MAX_MTU, is_host_ifname
 from agent.errors import RequestInvalid
 from agent.model.allocation import PodRef, VfSettings
-from agent.model.fields import Fields, unicast_mac
+from agent.model.fields import MAX_BYTES, Fields, decode, unicast_mac
 from cni import netconf
-from cni.migrate import libcni_cache
-from cni.migrate.files import Unreadable, fields_of, text_in, text_of
 from cni.netconf import NetConf
+from cni.result import check_result, in_version
 
 STATE = Path("/var/lib/cni")
 RUN = Path("/var/run/cni")
 KINDS = ("sriov", "ib-sriov")
+CACHE_FOLDERS = ("results", "multus/results")
+CACHE_KIND = "cniCacheV1"
 _HEX_CONTAINER = re.compile(r"([0-9a-f]{64})-(.+)")
 _IFNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
 _LINK_STATES = {0: "auto", 1: "enable", 2: "disable"}
@@ -38,6 +50,12 @@ _VLAN_PROTOCOLS = {0x8100: "802.1q", 0x88A8: "802.1ad"}
 _HIGHEST = 2**32 - 1
 _NO_MAC = "00:00:00:00:00:00"
 _NO_POD = PodRef("", "")
+
+log = logging.getLogger(__name__)
+
+
+class Unreadable(Exception):
+    """A file of another program is not understood."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,58 @@ class Record:
 
     def __str__(self) -> str:
         return f"{self.device} of container {self.container_id} ({self.ifname}, by {self.kind})"
+
+
+def files_in(folder: Path) -> list[Path]:
+    """List what a folder holds besides folders. An absent one holds nothing. Raises Unreadable."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if not entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise Unreadable(f"{folder} cannot be read: {error.strerror}") from error
+
+
+def text_of(file: Path) -> bytes | None:
+    """Read a regular file; None if there is none. Raises Unreadable."""
+    try:
+        # Neither to follow a link nor to hang on a pipe: it is not our folder.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Unreadable(f"{file} cannot be read: {error.strerror}") from error
+    with open(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Unreadable(f"{file} is no regular file")
+        try:
+            text = opened.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise Unreadable(f"{file} cannot be read: {error.strerror}") from error
+    if len(text) > MAX_BYTES:
+        raise Unreadable(f"{file} has more than {MAX_BYTES} bytes")
+    return text
+
+
+def fields_of(file: Path) -> Fields | None:
+    """Read a JSON object that a Go program wrote; None if there is none. Raises Unreadable."""
+    text = text_of(file)
+    if text is None:
+        return None
+    try:
+        return Fields(decode(text, "the file"), what="the file", fold=True)
+    except RequestInvalid as error:
+        raise Unreadable(f"{file}: {error}") from error
+
+
+def text_in(fields: Fields, key: str) -> str:
+    """Read any text; one that is not there is empty. Raises RequestInvalid."""
+    return fields.text(key, "", _is_any, "a text")
+
+
+def _is_any(_: object) -> bool:
+    return True
 
 
 def device_in(file: Path) -> str:
@@ -197,7 +267,7 @@ def _with_others(state: Path, record: Record, fields: Fields) -> Record:
     if moved is not None:
         files.append(file)
         rdma = _rdma_names(moved) or rdma
-    call = libcni_cache.find(state, record.kind, network, container_id, ifname)
+    call = cached_call(state, record.kind, network, container_id, ifname)
     record = replace(record, files=tuple(files), netns_path=netns_path, rdma=rdma)
     if call is None:
         return record
@@ -246,3 +316,101 @@ def _is_mac(text: str) -> bool:
 
 def _is_word(text: str) -> bool:
     return bool(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", text))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedCall:
+    """One ADD as it was made."""
+
+    conf: NetConf | None
+    """As the plugin got it; None if that cannot be told."""
+    result: Mapping[str, Any] | None
+    """Of the whole network, translated to the newest version."""
+    netns_path: str
+    cni_args: str
+    pod: PodRef
+
+
+def cached_call(state: Path, kind: str, network: str, container_id: str, ifname: str) -> CachedCall | None:
+    """Look a call to a plugin of a type up. None if it is not there, or not to be understood."""
+    for folder in CACHE_FOLDERS:
+        file = state / folder / f"{network}-{container_id}-{ifname}"
+        try:
+            fields = fields_of(file)
+            if fields is not None:
+                return _cached(fields, kind, network)
+        except (Unreadable, RequestInvalid) as error:
+            log.warning("%s is of no use: %s", file, error)
+    return None
+
+
+def cache_without(content: bytes, take_out: Callable[[bytes], bytes | None]) -> bytes | None:
+    """Take something out of the configuration in a file's content; None where there is nothing to take out.
+
+    `take_out` does it to the configuration, and returns None or raises ValueError where there is nothing.
+    """
+    try:
+        document = json.loads(content)
+        if document["kind"] != CACHE_KIND:
+            return None
+        changed = take_out(base64.b64decode(document["config"], validate=True))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if changed is None:
+        return None
+    return json.dumps({**document, "config": base64.b64encode(changed).decode()}).encode()
+
+
+def _cached(fields: Fields, kind: str, network: str) -> CachedCall:
+    if text_in(fields, "kind") != CACHE_KIND:
+        raise RequestInvalid(f"kind must be {CACHE_KIND}")
+    pairs = fields.take("cniArgs", _are_pairs, "a list of pairs of texts") or []
+    args = dict(pairs)
+    result = fields.mapping("result")
+    if result is not None:
+        check_result(result, "result")
+        result = in_version(result, netconf.SUPPORTED_VERSIONS[-1])
+    return CachedCall(
+        conf=_cached_conf(fields, kind, network, args),
+        result=result,
+        netns_path=fields.text("netns", "", _is_path, "a path"),
+        cni_args=";".join(f"{name}={value}" for name, value in pairs),
+        pod=PodRef(args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", "")),
+    )
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _are_pairs(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in value
+    )
+
+
+def _cached_conf(fields: Fields, kind: str, network: str, args: Mapping[str, str]) -> NetConf | None:
+    encoded = text_in(fields, "config")
+    try:
+        document = decode(base64.b64decode(encoded, validate=True), "config")
+    except binascii.Error as error:
+        raise RequestInvalid(f"config is not base64: {error}") from error
+    outer = Fields(document, "config", fold=True)
+    plugins = outer.take("plugins", _is_list, "a list")
+    found = document if plugins is None else next((p for p in plugins if _is_of(p, kind)), None)
+    if found is None:
+        return None
+    version = text_in(outer, "cniVersion")
+    return netconf.from_document({"cniVersion": _known(version), **found, "name": network}, args)
+
+
+def _is_of(plugin: Any, kind: str) -> bool:
+    return isinstance(plugin, dict) and plugin.get("type") == kind
+
+
+def _known(version: str) -> str | None:
+    return version if version in netconf.SUPPORTED_VERSIONS else None

@@ -15,7 +15,7 @@ from typing import Any
 from agent.errors import DeviceBusy
 from agent.model.allocation import Attachment
 from cni.call import Call, request_of
-from cni.migrate.files import Unreadable, text_of
+from cni.migrate.sriov_state import Unreadable, text_of
 
 KEY = "adopted"
 """Of the row's request: what `remark` made."""
