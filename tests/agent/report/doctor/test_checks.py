@@ -1,9 +1,9 @@
-"""What doctor finds, from facts alone."""
+"""What doctor finds of the node, of claims and of rails, from facts alone."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,9 +11,21 @@ import pytest
 from agent.config import Config, parse
 from agent.model.cloud_topology import Places
 from agent.model.device import PciDevice, Snapshot
+from agent.model.vf_identity import Rail, identities
+from agent.process.startup import network_problems
 from agent.report.doctor import CHECKS, checks_hardware, checks_node, examine
-from agent.report.doctor.facts import UNLIMITED, ContainerRuntime, Facts, NetworkFile
+from agent.report.doctor.facts import (
+    UNLIMITED,
+    ClaimFacts,
+    ClusterFacts,
+    ContainerRuntime,
+    DeviceClass,
+    Facts,
+    HeldClaim,
+    NetworkFile,
+)
 from agent.report.doctor.results import Result, Severity, as_document, as_text, is_sound
+from agent.report.facts import DriverState
 
 Snapshots = Callable[[str], Snapshot]
 Check = Callable[[Facts], object]
@@ -322,3 +334,265 @@ def test_a_device_that_is_not_offered_is_a_note_where_the_configuration_probably
     assert found[0].remedy.startswith("take kind nic or hca, or create VFs")
     (nothing,) = checks_hardware.not_offered(replace(sound(bare), config=parse("{}", "test")))
     assert nothing.severity is Severity.FINE
+
+
+ClaimCheck = Callable[[Facts], Iterator[Result]]
+CLAIMS_CONFIG = parse(
+    """
+resources:
+  - {name: rdma/vf, kind: vf, offer: dra}
+  - {name: rdma/hca, kind: hca, offer: dra, binding: late, shares: 63}
+""",
+    "test",
+)
+DRIVER = "nodefabric.io"
+STATE = DriverState(DRIVER, "", 2, frozenset(), (("rdma/hca", "healthy", 2), ("rdma/vf", "healthy", 16)))
+SOCKET = "/var/lib/kubelet/plugins_registry/nodefabric.io-1-reg.sock"
+
+
+def device_class(name: str, resource: str, driver: str = DRIVER) -> DeviceClass:
+    """Make a class as the chart does."""
+    expression = f'device.driver == "{driver}" && device.attributes["{driver}"].resource == "{resource}"'
+    return DeviceClass(name, (expression,))
+
+
+CLASSES = (device_class("rdma-vf", "rdma/vf"), device_class("rdma-hca", "rdma/hca"))
+SOUND = ClaimFacts(
+    now=10_000.0,
+    folders=(("/var/lib/kubelet/plugins_registry", None),),
+    sockets=((SOCKET, None),),
+    state=STATE,
+    claims=(HeldClaim("default/nics", "prepared", 5.0, ("default/trainer",)),),
+    cluster=ClusterFacts("v1.36.2", CLASSES),
+)
+CLAIM_CHECKS = (checks_node.driver, checks_node.slices, checks_node.classes, checks_node.held)
+
+
+def looked(found: ClaimFacts | None) -> Facts:
+    return Facts(Snapshot(), CLAIMS_CONFIG, claims=found)
+
+
+def one(check: ClaimCheck, found: ClaimFacts) -> Result:
+    """Return the only thing that a check complains of. It has a remedy."""
+    (complaint,) = [f for f in check(looked(found)) if f.severity is not Severity.FINE]
+    assert complaint.check == "claims"
+    assert complaint.remedy or complaint.severity is Severity.UNSEEN
+    return complaint
+
+
+def of_state(**changes: object) -> ClaimFacts:
+    return replace(SOUND, state=replace(STATE, **changes))  # type: ignore[arg-type]
+
+
+def of_cluster(**changes: object) -> ClaimFacts:
+    return replace(SOUND, cluster=replace(SOUND.cluster, **changes))  # type: ignore[arg-type]
+
+
+NOT_FOUND = replace(STATE, problem="kubelet has not found it")
+UNKNOWN = "kubelet does not know the DRA driver nodefabric.io: kubelet has not found it"
+OLD, FOREIGN = device_class("old", "rdma/former"), device_class("foreign", "rdma/hca", "other.example")
+CLAIM_CASES = [
+    (
+        checks_node.driver,
+        replace(SOUND, folders=(("/k/plugins_registry", "is not there"),)),
+        *(Severity.ERROR, "/k/plugins_registry", "component dra"),
+    ),
+    (
+        checks_node.driver,
+        replace(SOUND, sockets=((SOCKET, None), ("/r/old", "Connection refused"))),
+        *(Severity.WARNING, "nobody answers at /r/old: Connection refused", ""),
+    ),
+    (
+        checks_node.driver,
+        replace(SOUND, sockets=((SOCKET, None), ("/r/other", None))),
+        *(Severity.ERROR, "more than one agent", ""),
+    ),
+    (
+        checks_node.driver,
+        of_cluster(kubelet_version="v1.31.4"),
+        *(Severity.ERROR, "kubelet is v1.31.4, and claims need 1.32, in a cluster of 1.34 or later", ""),
+    ),
+    *(
+        (
+            checks_node.driver,
+            replace(of_cluster(kubelet_version=version), state=NOT_FOUND),
+            Severity.ERROR,
+            UNKNOWN,
+            word,
+        )
+        for version, word in (
+            ("v1.33.0", "featureGates.DynamicResourceAllocation"),
+            ("v1.36.2", "kubeletDir"),
+            ("", "kubeletDir"),
+        )
+    ),
+    (checks_node.driver, replace(SOUND, state=None), Severity.UNSEEN, "", ""),
+    (checks_node.slices, of_state(dropped=frozenset({"taints"})), Severity.NOTE, "", "DRADeviceTaints"),
+    (checks_node.slices, of_state(dropped=frozenset({"listAttributes"})), Severity.NOTE, "", "DRAListTypeAttributes"),
+    (
+        checks_node.slices,
+        of_state(dropped=frozenset({"capacity"})),
+        *(Severity.ERROR, "rdma/hca can offer nothing", "DRAConsumableCapacity"),
+    ),
+    (
+        checks_node.slices,
+        of_state(devices=(("rdma/vf", "healthy", 16),)),
+        *(Severity.WARNING, "no device of this node is offered to claims for rdma/hca", ""),
+    ),
+    (checks_node.slices, of_state(slices=None), Severity.WARNING, "ResourceSlices", ""),
+    (
+        checks_node.classes,
+        of_cluster(classes=(*CLASSES[:1], FOREIGN)),
+        *(Severity.WARNING, "no DeviceClass selects rdma/hca", ""),
+    ),
+    (
+        checks_node.classes,
+        of_cluster(classes=(*CLASSES, OLD)),
+        *(Severity.NOTE, "the DeviceClass old selects rdma/former, which this node does not offer", ""),
+    ),
+    (
+        checks_node.classes,
+        of_cluster(classes=None, problem="it is away"),
+        *(Severity.UNSEEN, "the cluster's DeviceClasses: it is away", ""),
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "found", "severity", "text", "remedy"), CLAIM_CASES)
+def test_what_is_wrong_with_claims_is_found_with_its_remedy(
+    check: ClaimCheck, found: ClaimFacts, severity: Severity, text: str, remedy: str
+) -> None:
+    complaint = one(check, found)
+    assert complaint.severity is severity
+    assert text in complaint.text
+    assert remedy in complaint.remedy
+
+
+def test_slices_are_not_told_without_an_agent_that_tells() -> None:
+    assert list(checks_node.slices(looked(replace(SOUND, state=None)))) == []
+
+
+def test_capacity_that_is_dropped_is_no_matter_to_who_does_not_need_it() -> None:
+    facts = looked(of_state(dropped=frozenset({"capacity"})))
+    shares = replace(CLAIMS_CONFIG, dra=replace(CLAIMS_CONFIG.dra, shares="devices"))
+    early = replace(CLAIMS_CONFIG, resources=CLAIMS_CONFIG.resources[:1])
+    for config in (shares, early):
+        assert {f.severity for f in checks_node.slices(replace(facts, config=config))} == {Severity.FINE}
+
+
+@pytest.mark.parametrize("check", CLAIM_CHECKS)
+def test_each_check_calls_a_sound_node_fine(check: ClaimCheck) -> None:
+    assert [finding.severity for finding in check(looked(SOUND))] == [Severity.FINE]
+
+
+@pytest.mark.parametrize("check", CLAIM_CHECKS)
+def test_where_nothing_is_offered_to_claims_nothing_is_said_of_them(check: ClaimCheck) -> None:
+    assert list(check(looked(None))) == []
+    assert "claims" not in {finding.check for finding in examine(Facts(Snapshot()))}
+
+
+def test_a_class_that_goes_by_no_resource_may_select_each() -> None:
+    every = DeviceClass("all", (f"device.driver == '{DRIVER}'",))
+    assert [f.severity for f in checks_node.classes(looked(of_cluster(classes=(every,))))] == [Severity.FINE]
+
+
+def test_a_claim_without_a_pod_and_one_long_on_its_way_back_are_told_and_young_ones_not() -> None:
+    def claims(since: float) -> ClaimFacts:
+        lost = HeldClaim("default/lost", "prepared", since)
+        leaving = HeldClaim("default/leaving", "unpreparing", since, ("default/trainer",))
+        return replace(SOUND, claims=(lost, leaving))
+
+    old = [finding.text.partition(":")[0] for finding in checks_node.held(looked(claims(0.0)))]
+    assert old == ["default/lost", "default/leaving"]
+    assert [f.severity for f in checks_node.held(looked(claims(9_999.0)))] == [Severity.FINE]
+
+
+def test_claims_need_cdi_in_the_runtime_and_a_folder_to_write_to() -> None:
+    facts = replace(looked(SOUND), runtime=ContainerRuntime("containerd", "v1.7.1", False), cdi_read_only=True)
+    folder, runtime = checks_node.cdi(facts)
+    assert (folder.severity, "as base and chart do" in folder.remedy) == (Severity.ERROR, True)
+    assert (runtime.severity, "claims need it" in runtime.text) == (Severity.ERROR, True), as_text([runtime])
+
+
+def rails_found(
+    snapshot: Snapshot, text: str, rails: tuple[Rail, ...] = (), rails_unknown: str = ""
+) -> list[tuple[Severity, str]]:
+    facts = Facts(snapshot, parse(text, "test"), rails=rails, rails_unknown=rails_unknown)
+    found = checks_hardware.rails(facts)
+    return [(finding.severity, finding.text) for finding in found]
+
+
+def by_rail(range_: str, more: str = "") -> str:
+    return f"""
+resources: [{{name: rdma/vf, kind: vf, network: rails}}]
+networks: [{{name: rails, ipam: {{type: whereabouts, range: "{range_}"}}}}]
+{more}
+"""
+
+
+def test_the_rails_are_listed_by_number(node_snapshot: Snapshots) -> None:
+    ((severity, text),) = rails_found(node_snapshot("h100-8gpu"), "resources: []")
+    assert severity is Severity.FINE
+    assert text.startswith("0 ens1f0np0, 1 ens2f0np0, 2 ens3f0np0")
+    assert rails_found(Snapshot(), "resources: []") == [(Severity.FINE, "no adapter here has an RDMA device")]
+
+
+def test_an_adapter_that_is_listed_and_not_there_is_named(node_snapshot: Snapshots) -> None:
+    found = rails_found(node_snapshot("h100-8gpu"), "topology: {rails: [ens1f0np0, gone0]}")
+    assert found == [
+        (Severity.WARNING, "topology.rails[1]: no adapter here is called gone0"),
+        (Severity.FINE, "0 ens1f0np0"),
+    ]
+
+
+def test_the_numbers_are_those_of_the_books_or_it_is_said_that_nobody_knows(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    first, second, *_ = [device for device in snapshot.devices if device.rdma_devices and not device.is_vf]
+    identity = identities(snapshot)
+    swapped = (
+        Rail(0, second.address, identity(second), "ens2f0np0"),
+        Rail(1, first.address, identity(first), "ens1f0np0"),
+        Rail(8, "0000:ff:00.0", "a card that is away", "ens9f0np0"),
+    )
+    ((_, text),) = rails_found(snapshot, "resources: []", rails=swapped)
+    assert text.startswith("0 ens2f0np0, 1 ens1f0np0, 2 ens3f0np0")
+    assert text.endswith(", 8 ens9f0np0 (away)")
+    ((_, text),) = rails_found(snapshot, "resources: []", rails_unknown="/x/ledger.db is not there")
+    assert text.endswith(", 7 ens8f0np0, as of a first start (/x/ledger.db is not there)")
+
+
+def test_what_surprises_of_the_configuration_is_a_warning(node_snapshot: Snapshots) -> None:
+    (warning, _) = rails_found(
+        node_snapshot("mi300x-8gpu"), "resources: [{name: a/rail, kind: rail, nic: {kind: nic}}]"
+    )
+    assert warning == (
+        Severity.WARNING,
+        "resources[0].gpu: this node has no GPU that NVML shows, and rails are made of those",
+    )
+
+
+def test_adapters_that_only_the_configuration_joins_as_planes_are_offered(node_snapshot: Snapshots) -> None:
+    planes = [[f"rdma{i}np0", f"rdma{i + 1}np1"] for i in range(0, 16, 2)]
+    resource = "{name: a/rail, kind: rail, nic: {kind: nic, count: planes}}"
+    config = parse(f"{{resources: [{resource}], topology: {{rails: {planes}}}}}", "test")
+    found = checks_hardware.not_offered(Facts(node_snapshot("oci-h100-8gpu"), config))
+    assert [finding.text.partition(":")[0] for finding in found] == ["1 adapter (eth0), by a/rail"]
+
+
+def test_adapters_without_what_a_network_goes_by_are_named(node_snapshot: Snapshots) -> None:
+    text = by_rail("10.{rail}.0.0/16", "topology: {rails: [ens1f0np0, ens2f0np0, ens3f0np0, ens4f0np0, ens5f0np0]}")
+    (of_list, warning, _) = rails_found(node_snapshot("h100-8gpu"), text)
+    left_out = "leaves out ens6f0np0, ens7f0np0, ens8f0np0, which resources take, so they have no rail"
+    assert of_list == (Severity.WARNING, f"topology.rails: {left_out}")
+    where = "which these adapters have not: 0000:ba:00.0, 0000:ca:00.0, 0000:da:00.0"
+    assert warning == (Severity.WARNING, f"the network rails goes by rail, {where}")
+
+
+def test_what_the_rails_of_the_node_cannot_use_is_found_by_doctor_and_at_the_start(node_snapshot: Snapshots) -> None:
+    snapshot = node_snapshot("h100-8gpu")
+    far = replace(snapshot, devices=tuple(replace(d, numa_node=d.numa_node + 4) for d in snapshot.devices))
+    text = by_rail("10.{numa*60}.0.0/16")
+    assert network_problems(parse(text, "test"), snapshot) == []
+    (problem,) = network_problems(parse(text, "test"), far)
+    assert problem.startswith("networks[0].ipam.range: for NUMA node 5: cannot be used")
+    assert (Severity.ERROR, problem) in rails_found(far, text)

@@ -1,4 +1,4 @@
-"""Facts are read from files below a root, and from sockets; what is not there is unseen."""
+"""What doctor sees: files below a root, sockets, and what agent and runtime tell; what is not there is unseen."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ import grpc
 import pytest
 
 from agent.__main__ import main
-from agent.config import Config, Endpoints, Topology
+from agent.config import Config, Endpoints, Resource, Topology
+from agent.model.allocation import ClaimState
 from agent.model.device import Snapshot
-from agent.report.doctor.collect import agent_answers, collect, listens, memlock, modules, networks, runtime
-from agent.report.doctor.facts import UNLIMITED, NetworkFile
+from agent.report import status
+from agent.report.doctor.collect import agent_answers, claims, collect, listens, memlock, modules, networks, runtime
+from agent.report.doctor.facts import UNLIMITED, ClaimFacts, ClusterFacts, HeldClaim, NetworkFile
 from agent.report.endpoints import EndpointServer
-from agent.report.replies import Pages
+from agent.report.facts import DriverState, Facts
+from agent.report.replies import Check, Pages
 from agent.report.status.document import served
 from proto.cri.v1 import api_pb2
+from tests.agent.ledger.test_claims import claim
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -178,31 +182,27 @@ def test_a_socket_answers_or_says_why_not(short_folder: Path) -> None:
         assert listens(path) is None
 
 
-def test_the_agent_is_asked_for_what_is_in_its_way() -> None:
-    pages = Pages(
-        lambda _: ("", b""), lambda: served({}), {"loop": lambda: None}, {"agent": lambda: "kubelet: is away"}
-    )
+@pytest.mark.parametrize(
+    ("ready", "known", "told"),
+    [
+        ("kubelet: is away", {}, "agent: kubelet: is away"),
+        (None, {"kernel-events": "uevents cannot be heard: no"}, "kernel-events: uevents cannot be heard: no"),
+    ],
+)
+def test_the_agent_is_asked_for_what_is_in_its_way_or_cannot_be_heard(
+    ready: str | None, known: dict[str, str], told: str
+) -> None:
+    checks: dict[str, Check] = {"agent": lambda: ready}
+    pages = Pages(lambda _: ("", b""), lambda: served({}), {"loop": lambda: None}, checks, known=lambda: known)
     server = EndpointServer.open("127.0.0.1", 0, pages)
     port = server.port
     try:
-        assert agent_answers(Endpoints(port=port)) == (("healthz", None), ("readyz", "agent: kubelet: is away"))
+        assert agent_answers(Endpoints(port=port)) == (("healthz", None), ("readyz", told))
     finally:
         server.close()
     ((path, wrong),) = agent_answers(Endpoints(port=port))
     assert path == "healthz"
-    assert wrong is not None
-    assert "nobody answers" in wrong
-
-
-def test_an_agent_that_is_ready_tells_what_it_cannot_hear() -> None:
-    known = {"kernel-events": "uevents cannot be heard: no"}
-    pages = Pages(lambda _: ("", b""), lambda: served({}), {}, {"agent": lambda: None}, known=lambda: known)
-    server = EndpointServer.open("127.0.0.1", 0, pages)
-    try:
-        answers = agent_answers(Endpoints(port=server.port))
-    finally:
-        server.close()
-    assert answers == (("healthz", None), ("readyz", "kernel-events: uevents cannot be heard: no"))
+    assert "nobody answers" in str(wrong)
 
 
 def test_a_whole_root_is_collected(short_folder: Path, node_root: Callable[[str], Path]) -> None:
@@ -249,3 +249,82 @@ def test_doctor_ends_with_status_1_if_it_finds_something(
     assert f"error    config       {missing}: cannot be read" in capsys.readouterr().out
     assert main(["doctor", "--root", str(short_folder), "--config", str(missing), "-o", "json"]) == 1
     assert json.loads(capsys.readouterr().out)["sound"] is False
+
+
+OFFERED = Config((Resource("rdma/vf", "vf", offer="dra"),), kubelet_dir=Path("/k"))
+CLUSTER = ClusterFacts("v1.36.2", ())
+STATE = DriverState("nodefabric.io", "not found", 2, frozenset({"taints"}), (("rdma/vf", "healthy", 4),))
+
+
+def looked_at(root: Path, config: Config, *, ask_agent: bool) -> ClaimFacts:
+    found = claims(root, config, CLUSTER, ask_agent=ask_agent)
+    assert found is not None
+    return found
+
+
+@contextmanager
+def agent(facts: Facts) -> Iterator[Endpoints]:
+    """Have an agent answer, of such a node."""
+    document = status.build(facts, node="n", version="1", kinds={}, conditions={})
+    server = EndpointServer.open("127.0.0.1", 0, Pages(lambda _: ("", b""), lambda: served(document)))
+    try:
+        yield Endpoints(port=server.port)
+    finally:
+        server.close()
+
+
+def test_the_agent_tells_how_the_driver_stands_and_which_claims_there_are() -> None:
+    prepared = replace(claim(), state=ClaimState.PREPARED, since=7.0)
+    with agent(Facts(Snapshot(), claims=(prepared,), driver=STATE)) as endpoints:
+        found = looked_at(Path("/nowhere"), replace(OFFERED, endpoints=endpoints), ask_agent=True)
+    assert found.state == STATE
+    assert found.claims == (HeldClaim("default/c", "prepared", 7.0, ("default/trainer",)),)
+    assert found.cluster is CLUSTER
+
+
+def test_an_agent_that_is_away_or_that_has_no_driver_tells_nothing() -> None:
+    with agent(Facts(Snapshot())) as endpoints:
+        config = replace(OFFERED, endpoints=endpoints)
+        assert looked_at(Path("/nowhere"), config, ask_agent=True).state is None
+    found = looked_at(Path("/nowhere"), config, ask_agent=True)
+    assert (found.state, found.claims) == (None, ())
+
+
+def test_sockets_of_the_driver_are_tried_and_those_of_others_are_not(short_folder: Path) -> None:
+    registry = short_folder / "k/plugins_registry"
+    registry.mkdir(parents=True)
+    (registry / "gpu.example-1-reg.sock").touch()
+    (registry / "nodefabric.io-0-reg.sock").touch()
+    living = registry / "nodefabric.io-1-reg.sock"
+    with closing(socket.socket(socket.AF_UNIX)) as server:
+        server.bind(str(living))
+        server.listen()
+        found = looked_at(short_folder, OFFERED, ask_agent=False)
+    assert found.folders == ((str(registry), None),)
+    assert found.sockets == ((f"{registry}/nodefabric.io-0-reg.sock", "Connection refused"), (str(living), None))
+
+
+def test_kubelets_folder_that_is_not_there_is_said(short_folder: Path) -> None:
+    found = looked_at(short_folder, OFFERED, ask_agent=False)
+    assert found.folders == ((f"{short_folder}/k/plugins_registry", "is not there"),)
+
+
+def test_a_node_that_offers_nothing_to_claims_is_not_looked_at_for_them(tmp_path: Path) -> None:
+    config = Config((Resource("rdma/vf", "vf"),))
+    assert collect(tmp_path, Snapshot(), config, Path("c"), ask_agent=False).claims is None
+    assert collect(tmp_path, Snapshot(), OFFERED, Path("c"), ask_agent=False).claims is not None
+
+
+def test_doctor_says_what_claims_lack_without_a_cluster_to_ask(
+    short_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    path = short_folder / "config.yaml"
+    path.write_text(
+        f"{{kubeletDir: {short_folder}/k, endpoints: {{port: 1}}, stateDir: {short_folder}/s,"
+        f" runDir: {short_folder}/r, resources: [{{name: rdma/vf, kind: vf, offer: dra}}]}}"
+    )
+    assert main(["doctor", "--config", str(path)]) == 1
+    told = capsys.readouterr().out
+    assert f"error    claims       {short_folder}/k/plugins_registry, which kubelet" in told
+    assert "only the agent's own container has an account" in told
