@@ -95,4 +95,6 @@ def test_openmetrics_ends_once() -> None:
     assert content_type.startswith(OPENMETRICS)
     assert text.count(b"# EOF") == 1
     assert text.endswith(b"# EOF\n")
-    assert b"# EOF" not in metrics.render()[1]
+    content_type, text = metrics.render("text/html")
+    assert content_type.startswith("text/plain")
+    assert b"# EOF" not in text

@@ -1,19 +1,41 @@
+"""Series of the node's facts, of claims and their driver, and of what the agent does."""
+
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agent.errors import LedgerError, NetlinkFailed
-from agent.model.allocation import Attachment, AttachmentState, Grant, NetnsId, Owner, PodRef, Quarantine, Undo
+from agent.config import HealthSettings
+from agent.errors import ClaimConflict, DeviceBusy, LedgerError, NetlinkFailed, Unavailable
+from agent.health import HealthBook
+from agent.model.allocation import (
+    Attachment,
+    AttachmentState,
+    ClaimState,
+    Grant,
+    NetnsId,
+    Owner,
+    PodRef,
+    Quarantine,
+    Undo,
+)
 from agent.model.device import Gpu, MigDevice, PciDevice, Problem, Snapshot
 from agent.model.health import HEALTHY, Health, unhealthy
 from agent.offer.offer import Unit
-from agent.report.facts import Facts
+from agent.process.conditions import Conditions
+from agent.report.events import Events
+from agent.report.facts import DriverState, Facts
 from agent.report.metrics import Metrics
 from agent.report.metrics.instruments import MOST_PENDING
+from agent.report.report import Report
+from tests.agent.books import POD as CLAIMANT
+from tests.agent.books import VF, attach, open_books, owner
+from tests.agent.claimed import claimed_vf, prepare
+from tests.agent.ledger.test_claims import claim, of_share, of_vf
 
 POD = PodRef("team", "trainer-0", "uid-1")
 
@@ -84,71 +106,124 @@ def metrics_of(facts: Facts) -> CollectorRegistry:
     return registry
 
 
-def test_units_are_counted_by_state_and_a_resource_without_units_shows_zero() -> None:
-    registry = metrics_of(FACTS)
-    counts = {
-        state: registry.get_sample_value("nodefabric_units", {"resource": "rdma/vf", "state": state})
-        for state in ("healthy", "unhealthy", "granted", "attached")
-    }
-    assert counts == {"healthy": 1, "unhealthy": 1, "granted": 1, "attached": 1}
-    assert registry.get_sample_value("nodefabric_units", {"resource": "rdma/hca", "state": "healthy"}) == 0
+DRIVER = DriverState(
+    "nodefabric.io", "", 3, frozenset({"taints"}), (("rdma/vf", "LinkDown", 1), ("rdma/vf", "healthy", 7))
+)
 
 
-def test_adapters_are_told_with_the_resources_that_offer_them() -> None:
-    registry = metrics_of(replace(FACTS, adapters=frozenset({("rdma/vf", "0000:3b:00.0")})))
-    labels = {"resource": "rdma/vf", "device": "0000:3b:00.0"}
-    assert registry.get_sample_value("nodefabric_adapter_offered", labels) == 1
+def allocation(unit: str, device: str, resource: str, numa_node: str = "0", container: str = "") -> dict[str, str]:
+    pod = {"namespace": "team", "pod": "trainer-0"}
+    return pod | {"container": container, "resource": resource, "unit": unit, "device": device, "numa_node": numa_node}
 
 
-def test_an_unhealthy_unit_shows_its_reason() -> None:
-    labels = {"resource": "rdma/vf", "reason": "LinkDown"}
-    assert metrics_of(FACTS).get_sample_value("nodefabric_unit_unhealthy", labels) == 1
+def exporters(device: str, resource: str) -> dict[str, str]:
+    return {"pciAddr": device, "dev_type": resource, "pod": "trainer-0", "namespace": "team", "container": ""}
 
 
-def test_an_allocation_names_pod_and_device() -> None:
-    labels = {"namespace": "team", "pod": "trainer-0", "resource": "rdma/vf"}
-    labels |= {"unit": VF0, "device": VF0, "numa_node": "0", "container": "main"}
-    assert (
-        metrics_of(replace(FACTS, containers={VF0: "main"})).get_sample_value("nodefabric_allocation_info", labels) == 1
+def leaving(*since: float) -> Facts:
+    """Make claims on their way back, beside one that is not."""
+    rows = [replace(claim(f"c{at}"), state=ClaimState.UNPREPARING, since=at) for at in since]
+    return Facts(Snapshot(), claims=(*rows, claim("c")))
+
+
+RAIL = replace(FACTS, grants=(Grant("rail-GPU-1", "rdma/rail", VF0, 0.0, POD, others=(VF1,)),), exporter_names=True)
+EXPORTER = replace(FACTS, exporter_names=True)
+FORMER = replace(FACTS, units={"rdma/other": (offered("rdma/other", VF1, VF1),)})
+HOST = Facts(
+    Snapshot(
+        gpus=(
+            Gpu(
+                *("GPU-1", 3, 3, "0000:5f:00.0", "H100", 80 << 30),
+                nvlinks=(("GPU-2", 18),),
+                mig_mode=True,
+                mig_devices=(MigDevice("MIG-1", "1g.10gb", 1, 0, 10 << 30),),
+                ailments=("GpuLost",),
+            ),
+        )
     )
+)
+HUNG = replace(HOST, snapshot=replace(HOST.snapshot, problems=(Problem("nvml", "does not answer"),)))
+OF_CLAIMS = Facts(Snapshot(), driver=DRIVER)
+NOT_FOUND = Facts(Snapshot(), driver=DriverState("d.io", "kubelet has not found it"))
+SHARES = Facts(Snapshot(), claims=(claim("c", of_share("s1"), of_share("s2")),))
+SHARE = {
+    "namespace": CLAIMANT.namespace,
+    "pod": CLAIMANT.name,
+    "container": "",
+    "resource": "rdma/hca",
+    "unit": "",
+    "device": "0000:3b:00.0",
+    "numa_node": "-1",
+}
 
 
-def test_each_nic_of_a_rail_names_its_pod() -> None:
-    grant = Grant("rail-GPU-1", "rdma/rail", VF0, 0.0, POD, others=(VF1,))
-    made = metrics_of(replace(FACTS, grants=(grant,), exporter_names=True))
-    for vf in (VF0, VF1):
-        labels = {"namespace": "team", "pod": "trainer-0", "resource": "rdma/rail", "container": ""}
-        labels |= {"unit": "rail-GPU-1", "device": vf, "numa_node": "0"}
-        assert made.get_sample_value("nodefabric_allocation_info", labels) == 1
-        exporters = {"pciAddr": vf, "dev_type": "rdma/rail", "pod": "trainer-0", "namespace": "team", "container": ""}
-        assert made.get_sample_value("sriov_kubepoddevice", exporters) == 1
-
-
-def test_the_exporters_name_for_a_pods_device_comes_only_if_wanted() -> None:
-    labels = {"pciAddr": VF0, "dev_type": "rdma/vf", "pod": "trainer-0", "namespace": "team", "container": ""}
-    assert metrics_of(FACTS).get_sample_value("sriov_kubepoddevice", labels) is None
-    assert metrics_of(replace(FACTS, exporter_names=True)).get_sample_value("sriov_kubepoddevice", labels) == 1
-
-
-def test_a_gpu_tells_its_facts_and_ailments() -> None:
-    slice_ = MigDevice("MIG-1", "1g.10gb", 1, 0, 10 << 30)
-    gpu = Gpu(
-        *("GPU-1", 3, 3, "0000:5f:00.0", "H100", 80 << 30),
-        nvlinks=(("GPU-2", 18),),
-        mig_mode=True,
-        mig_devices=(slice_,),
-        ailments=("GpuLost",),
-    )
-    registry = metrics_of(Facts(Snapshot(gpus=(gpu,))))
-    info = {"gpu": "GPU-1", "device": "0000:5f:00.0", "name": "H100", "index": "3", "mig": "enabled"}
-    assert registry.get_sample_value("nodefabric_gpu_info", {**info, "fabric_clique": ""}) == 1
-    memory = {"gpu": "GPU-1", "mig_device": "MIG-1", "profile": "1g.10gb"}
-    assert registry.get_sample_value("nodefabric_gpu_memory_bytes", memory) == 10 << 30
-    assert registry.get_sample_value("nodefabric_gpu_nvlink_peers", {"gpu": "GPU-1"}) == 1
-    assert registry.get_sample_value("nodefabric_gpu_ailment", {"gpu": "GPU-1", "reason": "GpuLost"}) == 1
-    assert registry.get_sample_value("nodefabric_gpu_monitor_available") == 1
-    hung = Snapshot(gpus=(gpu,), problems=(Problem("nvml", "does not answer"),))
-    assert metrics_of(Facts(hung)).get_sample_value("nodefabric_gpu_monitor_available") == 0
+@pytest.mark.parametrize(
+    ("facts", "name", "labels", "value"),
+    [
+        *(
+            (FACTS, "units", {"resource": "rdma/vf", "state": state}, 1)
+            for state in ("healthy", "unhealthy", "granted", "attached")
+        ),
+        (FACTS, "units", {"resource": "rdma/hca", "state": "healthy"}, 0),
+        (FACTS, "unit_unhealthy", {"resource": "rdma/vf", "reason": "LinkDown"}, 1),
+        (
+            replace(FACTS, adapters=frozenset({("rdma/vf", "0000:3b:00.0")})),
+            *("adapter_offered", {"resource": "rdma/vf", "device": "0000:3b:00.0"}, 1),
+        ),
+        (
+            replace(FACTS, containers={VF0: "main"}),
+            *("allocation_info", allocation(VF0, VF0, "rdma/vf", container="main"), 1),
+        ),
+        (RAIL, "allocation_info", allocation("rail-GPU-1", VF0, "rdma/rail"), 1),
+        (RAIL, "allocation_info", allocation("rail-GPU-1", VF1, "rdma/rail"), 1),
+        (RAIL, "sriov_kubepoddevice", exporters(VF0, "rdma/rail"), 1),
+        (RAIL, "sriov_kubepoddevice", exporters(VF1, "rdma/rail"), 1),
+        (FACTS, "sriov_kubepoddevice", exporters(VF0, "rdma/vf"), None),
+        (EXPORTER, "sriov_kubepoddevice", exporters(VF0, "rdma/vf"), 1),
+        (FORMER, "allocation_info", allocation(VF0, VF0, "rdma/vf"), 1),
+        *(
+            (FACTS, "devices", {"kind": kind}, count)
+            for kind, count in (("gpu", 1), ("nic", 1), ("pf", 1), ("rdma", 0), ("vf", 2))
+        ),
+        (FACTS, "attachments", {"state": "attached"}, 1),
+        (FACTS, "attachments", {"state": "attaching"}, 0),
+        (FACTS, "quarantined_devices", {"reason": "ResetFailed"}, 1),
+        (FACTS, "scan_duration_milliseconds", {}, 12.5),
+        (FACTS, "scan_problems", {}, 1),
+        (FACTS, "build_info", {"version": "1.2.3"}, 1),
+        (
+            HOST,
+            "gpu_info",
+            {
+                "gpu": "GPU-1",
+                "device": "0000:5f:00.0",
+                "name": "H100",
+                "index": "3",
+                "mig": "enabled",
+                "fabric_clique": "",
+            },
+            1,
+        ),
+        (HOST, "gpu_memory_bytes", {"gpu": "GPU-1", "mig_device": "MIG-1", "profile": "1g.10gb"}, 10 << 30),
+        (HOST, "gpu_nvlink_peers", {"gpu": "GPU-1"}, 1),
+        (HOST, "gpu_ailment", {"gpu": "GPU-1", "reason": "GpuLost"}, 1),
+        (HOST, "gpu_monitor_available", {}, 1),
+        (HUNG, "gpu_monitor_available", {}, 0),
+        (OF_CLAIMS, "dra_claims", {"resource": "rdma/vf", "state": "prepared"}, 0),
+        (leaving(50.0, 40.0), "dra_unpreparing_since_seconds", {}, 40),
+        (leaving(), "dra_unpreparing_since_seconds", {}, None),
+        (OF_CLAIMS, "dra_registered", {"driver": "nodefabric.io"}, 1),
+        (OF_CLAIMS, "dra_slices", {}, 3),
+        (OF_CLAIMS, "dra_dropped", {"feature": "taints"}, 1),
+        (OF_CLAIMS, "dra_devices", {"resource": "rdma/vf", "health": "LinkDown"}, 1),
+        (NOT_FOUND, "dra_registered", {"driver": "d.io"}, 0),
+        (NOT_FOUND, "dra_slices", {}, None),
+        (SHARES, "allocation_info", SHARE, 1),
+    ],
+)
+def test_each_fact_has_its_series(facts: Facts, name: str, labels: dict[str, str], value: float | None) -> None:
+    name = name if name.startswith("sriov_") else f"nodefabric_{name}"
+    assert metrics_of(facts).get_sample_value(name, labels) == value
 
 
 def test_two_shares_of_one_hca_in_one_pod_are_two_series() -> None:
@@ -157,13 +232,6 @@ def test_two_shares_of_one_hca_in_one_pod_are_two_series() -> None:
     registry = metrics_of(Facts(Snapshot(), units={"rdma/hca": shares}, grants=grants))
     (family,) = [f for f in registry.collect() if f.name == "nodefabric_allocation_info"]
     assert len({tuple(sorted(s.labels.items())) for s in family.samples}) == 2
-
-
-def test_a_pod_keeps_its_series_when_its_resource_leaves_the_configuration() -> None:
-    registry = metrics_of(replace(FACTS, units={"rdma/other": (offered("rdma/other", VF1, VF1),)}))
-    labels = {"namespace": "team", "pod": "trainer-0", "container": "", "resource": "rdma/vf"}
-    labels |= {"unit": VF0, "device": VF0, "numa_node": "0"}
-    assert registry.get_sample_value("nodefabric_allocation_info", labels) == 1
 
 
 def test_a_unit_that_a_pod_has_of_a_former_resource_is_told_as_that_resources() -> None:
@@ -184,20 +252,6 @@ def test_shares_of_one_hca_in_one_container_are_one_series_of_the_exporters_name
     registry = metrics_of(Facts(Snapshot(), grants=grants, exporter_names=True))
     (family,) = [f for f in registry.collect() if f.name == "sriov_kubepoddevice"]
     assert [sample.labels["pciAddr"] for sample in family.samples] == ["0000:5e:00.0"]
-
-
-def test_devices_attachments_quarantine_and_scan_are_shown() -> None:
-    registry = metrics_of(FACTS)
-    kinds = {
-        k: registry.get_sample_value("nodefabric_devices", {"kind": k}) for k in ("gpu", "nic", "pf", "rdma", "vf")
-    }
-    assert kinds == {"gpu": 1, "nic": 1, "pf": 1, "rdma": 0, "vf": 2}
-    assert registry.get_sample_value("nodefabric_attachments", {"state": "attached"}) == 1
-    assert registry.get_sample_value("nodefabric_attachments", {"state": "attaching"}) == 0
-    assert registry.get_sample_value("nodefabric_quarantined_devices", {"reason": "ResetFailed"}) == 1
-    assert registry.get_sample_value("nodefabric_scan_duration_milliseconds") == 12.5
-    assert registry.get_sample_value("nodefabric_scan_problems") == 1
-    assert registry.get_sample_value("nodefabric_build_info", {"version": "1.2.3"}) == 1
 
 
 def test_a_broken_ledger_leaves_out_the_facts_and_nothing_else() -> None:
@@ -275,12 +329,6 @@ def test_the_agents_own_memory_is_shown() -> None:
     assert value > 0
 
 
-def test_openmetrics_is_served_to_who_asks_for_it() -> None:
-    metrics = Metrics(CollectorRegistry())
-    assert metrics.render("application/openmetrics-text; version=1.0.0")[0].startswith("application/openmetrics-text")
-    assert metrics.render("text/html")[0].startswith("text/plain")
-
-
 def test_the_steps_of_an_add_are_counted_when_somebody_looks() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
@@ -300,3 +348,53 @@ def test_observations_that_nobody_looks_at_do_not_pile_up() -> None:
     assert len(metrics._pending._waiting) <= MOST_PENDING
     count = registry.get_sample_value("nodefabric_cni_step_duration_milliseconds_count", {"step": "plan"})
     assert count == 5 * MOST_PENDING
+
+
+def claims(registry: CollectorRegistry, resource: str = "rdma/vf") -> dict[str, float | None]:
+    """Count the claims of a resource by state, those that there are."""
+    states = ("attached", "prepared", "preparing", "unpreparing")
+    found = {
+        state: registry.get_sample_value("nodefabric_dra_claims", {"resource": resource, "state": state})
+        for state in states
+    }
+    return {state: count for state, count in found.items() if count}
+
+
+def test_claims_are_counted_by_resource_and_state(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        prepare(books, "one")
+        row = attach(books, VF, owner())
+        books.finish_attach([row.attachment_id], {})
+        prepare(books, "two", claimed_vf(VF1))
+        rows = tuple(replace(row, claim_uid="uid-one") for row in books.attachments())
+        registry = metrics_of(Facts(Snapshot(), claims=books.claims(), attachments=rows, driver=DRIVER))
+    assert claims(registry) == {"attached": 1, "prepared": 1}
+
+
+def test_a_claim_of_two_resources_counts_for_each_and_of_two_devices_once() -> None:
+    registry = metrics_of(Facts(Snapshot(), claims=(claim("c", of_vf(), of_vf(VF1, "other"), of_share()),)))
+    assert claims(registry) == claims(registry, "rdma/hca") == {"preparing": 1}
+
+
+def test_a_node_without_claims_has_no_series_of_them() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.add_facts(lambda: Facts(Snapshot()), "1.2.3")
+    lines = metrics.render()[1].decode().splitlines()
+    assert [line for line in lines if line.startswith("nodefabric_dra_")] == []
+
+
+def test_a_conflict_is_counted_at_once_or_after_waiting_and_other_failures_are_not() -> None:
+    registry = CollectorRegistry()
+    report = Report(Metrics(registry), Conditions(), Events(), HealthBook(HealthSettings()))
+    ref = claim().ref
+    report.claim_failed(ref, "not prepared", ClaimConflict(VF, "claim default/other"))
+    waited = DeviceBusy("still so after 35 s")
+    waited.__cause__ = ClaimConflict(VF, "pod default/trainer (sandbox c1)")
+    report.claim_failed(ref, "not prepared", waited)
+    report.claim_failed(ref, "not prepared", Unavailable("the API server is away"))
+    by_holder = {
+        holder: registry.get_sample_value("nodefabric_dra_conflicts_total", {"holder": holder})
+        for holder in ("claim", "pod")
+    }
+    assert by_holder == {"claim": 1, "pod": 1}
