@@ -233,21 +233,19 @@ class _Runtime(JsonSection):
     overlooked: ClassVar[bool] = True
 
     info: Annotated[
-        str | None,
-        that("an absolute path without '..'", _plain_path),
-        Field(alias="CNIDeviceInfoFile", description="Where the caller reads what the device is"),
+        str | None, that("an absolute path without '..'", _plain_path), Field(alias="CNIDeviceInfoFile")
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class _RuntimeOfVf(_Runtime):
-    device: Annotated[str | None, DEVICE, Field(alias="deviceID", description="The device")] = None
-    guid: Annotated[str | None, GUID, Field(alias="infinibandGUID", description="GUID")] = None
+    device: Annotated[str | None, DEVICE, Field(alias="deviceID")] = None
+    guid: Annotated[str | None, GUID, Field(alias="infinibandGUID")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class _RuntimeWithMac(_RuntimeOfVf):
-    mac: Annotated[str | None, MAC, Field(description="MAC address")] = None
+    mac: Annotated[str | None, MAC] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,17 +254,15 @@ class _Args(JsonSection):
 
     overlooked: ClassVar[bool] = True
 
-    guid: Annotated[str | None, GUID, Field(description="GUID")] = None
-    state: Annotated[
-        str | None, _TEXT, Field(alias="mellanox.infiniband.app", description="What ib-kubernetes has done")
-    ] = None
+    guid: Annotated[str | None, GUID] = None
+    state: Annotated[str | None, _TEXT, Field(alias="mellanox.infiniband.app")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class _AllArgs(JsonSection):
     overlooked: ClassVar[bool] = True
 
-    cni: Annotated[_Args, Field(description="Of plugins")] = _Args()
+    cni: _Args = _Args()
 
 
 _NO_ARGS = _AllArgs()
@@ -276,23 +272,13 @@ _NO_ARGS = _AllArgs()
 class _Call(JsonSection):
     """What a configuration of any type has."""
 
-    cni_version: Annotated[str | None, _TEXT, Field(description="Version")] = None
-    name: Annotated[
-        str | None,
-        that("a network name (letters, digits, '.', '_', '-')", _name),
-        Field(description="Name of the network"),
-    ] = None
-    type: Annotated[str | None, string("a plugin type", str), Field(description="The plugin")] = None
-    args: Annotated[_AllArgs, Field(description="Of the pod")] = _NO_ARGS
-    previous: Annotated[
-        Mapping[str, Any] | None, OBJECT, Field(alias="prevResult", description="Of the plugin before")
-    ] = None
-    valid: Annotated[
-        tuple[tuple[str, str], ...], _ATTACHMENTS, Field(alias="cni.dev/valid-attachments", description="For GC")
-    ] = ()
-    attachments: Annotated[
-        tuple[tuple[str, str], ...], _ATTACHMENTS, Field(alias="cni.dev/attachments", description="For GC")
-    ] = ()
+    cni_version: Annotated[str | None, _TEXT] = None
+    name: Annotated[str | None, that("a network name (letters, digits, '.', '_', '-')", _name)] = None
+    type: Annotated[str | None, string("a plugin type", str)] = None
+    args: _AllArgs = _NO_ARGS
+    previous: Annotated[Mapping[str, Any] | None, OBJECT, Field(alias="prevResult")] = None
+    valid: Annotated[tuple[tuple[str, str], ...], _ATTACHMENTS, Field(alias="cni.dev/valid-attachments")] = ()
+    attachments: Annotated[tuple[tuple[str, str], ...], _ATTACHMENTS, Field(alias="cni.dev/attachments")] = ()
 
 
 _OF_SHARE = "must be a PCI address such as 0000:3b:02.1, or a slot such as slot-rdma:vf-0-3, is {}"
@@ -307,15 +293,11 @@ def _no_shares(*devices: str | None) -> list[Refusal]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Own(NetworkKeys, _Call):
-    runtime: Annotated[_RuntimeWithMac, Field(alias="runtimeConfig", description="Of the pod")] = _RuntimeWithMac()
-    device: Annotated[str | None, DEVICE, Field(alias="deviceID", description="The device")] = None
-    bus_id: Annotated[str | None, DEVICE, Field(alias="pciBusID", description="The device")] = None
-    pf: Annotated[tuple[PfSelector, ...], _PFS, Field(description="PFs whose VFs are a pool")] = ()
-    network: Annotated[
-        str | None,
-        that("the name of a network of the agent's configuration", _network_name),
-        Field(description="An entry of the agent's networks"),
-    ] = None
+    runtime: Annotated[_RuntimeWithMac, Field(alias="runtimeConfig")] = _RuntimeWithMac()
+    device: Annotated[str | None, DEVICE, Field(alias="deviceID")] = None
+    bus_id: Annotated[str | None, DEVICE, Field(alias="pciBusID")] = None
+    pf: Annotated[tuple[PfSelector, ...], _PFS] = ()
+    network: Annotated[str | None, that("the name of a network of the agent's configuration", _network_name)] = None
 
     def contradictions(self) -> Iterator[Refusal]:
         yield from super(_Own, self).contradictions()
@@ -335,7 +317,7 @@ class _Own(NetworkKeys, _Call):
 class _Replaced(_Call):
     """What the configurations of the plugins that are replaced have. An ipam without a type is the same as none."""
 
-    ipam: Annotated[Mapping[str, Any] | None, PlainValidator(ipam_of), Field(description="Addresses")] = None
+    ipam: Annotated[Mapping[str, Any] | None, PlainValidator(ipam_of)] = None
 
     def wanted(self, document: Mapping[str, Any]) -> Setup:
         return Setup(ipam=self.ipam, for_ipam=for_ipam(document) if self.ipam is not None else {})
@@ -343,22 +325,22 @@ class _Replaced(_Call):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfVf(_Replaced):
-    device: Annotated[str | None, DEVICE, Field(alias="deviceID", description="The device")] = None
-    bus_id: Annotated[str | None, DEVICE, Field(alias="pciBusID", description="The device")] = None
-    link_state: Annotated[str | None, LINK_STATE, Field(alias="link_state", description="Link of the VF")] = None
+    device: Annotated[str | None, DEVICE, Field(alias="deviceID")] = None
+    bus_id: Annotated[str | None, DEVICE, Field(alias="pciBusID")] = None
+    link_state: Annotated[str | None, LINK_STATE, Field(alias="link_state")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sriov(_OfVf):
-    runtime: Annotated[_RuntimeWithMac, Field(alias="runtimeConfig", description="Of the pod")] = _RuntimeWithMac()
-    mac: Annotated[str | None, MAC, Field(description="MAC address")] = None
-    vlan: Annotated[int | None, whole(0, 4094), Field(description="VLAN")] = None
-    vlan_qos: Annotated[int | None, whole(0, 7), Field(alias="vlanQoS", description="Priority")] = None
-    vlan_proto: Annotated[str | None, PROTOCOLS, Field(description="Protocol")] = None
-    low: Annotated[int | None, whole(0, MAX_RATE), Field(alias="min_tx_rate", description="Mbit/s")] = None
-    high: Annotated[int | None, whole(0, MAX_RATE), Field(alias="max_tx_rate", description="Mbit/s")] = None
-    spoofchk: Annotated[bool | None, _GO_SWITCH, Field(description="Whether sources are checked")] = None
-    trust: Annotated[bool | None, _GO_SWITCH, Field(description="Whether the VF is trusted")] = None
+    runtime: Annotated[_RuntimeWithMac, Field(alias="runtimeConfig")] = _RuntimeWithMac()
+    mac: Annotated[str | None, MAC] = None
+    vlan: Annotated[int | None, whole(0, 4094)] = None
+    vlan_qos: Annotated[int | None, whole(0, 7), Field(alias="vlanQoS")] = None
+    vlan_proto: Annotated[str | None, PROTOCOLS] = None
+    low: Annotated[int | None, whole(0, MAX_RATE), Field(alias="min_tx_rate")] = None
+    high: Annotated[int | None, whole(0, MAX_RATE), Field(alias="max_tx_rate")] = None
+    spoofchk: Annotated[bool | None, _GO_SWITCH] = None
+    trust: Annotated[bool | None, _GO_SWITCH] = None
 
     def contradictions(self) -> list[Refusal]:
         found = _no_shares(self.device, self.bus_id, self.runtime.device)
@@ -382,13 +364,11 @@ class _Sriov(_OfVf):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _IbSriov(_OfVf):
-    runtime: Annotated[_RuntimeOfVf, Field(alias="runtimeConfig", description="Of the pod")] = _RuntimeOfVf()
-    guid: Annotated[str | None, GUID, Field(description="GUID")] = None
-    by_ib_kubernetes: Annotated[
-        bool | None, FLAG, Field(alias="ibKubernetesEnabled", description="Whether ib-kubernetes has its say")
-    ] = None
-    isolation: Annotated[bool | None, FLAG, Field(alias="rdmaIsolation", description="RDMA goes along")] = None
-    vfio: Annotated[bool | None, FLAG, Field(alias="vfioPciMode", description="For programs")] = None
+    runtime: Annotated[_RuntimeOfVf, Field(alias="runtimeConfig")] = _RuntimeOfVf()
+    guid: Annotated[str | None, GUID] = None
+    by_ib_kubernetes: Annotated[bool | None, FLAG, Field(alias="ibKubernetesEnabled")] = None
+    isolation: Annotated[bool | None, FLAG, Field(alias="rdmaIsolation")] = None
+    vfio: Annotated[bool | None, FLAG, Field(alias="vfioPciMode")] = None
 
     def contradictions(self) -> list[Refusal]:
         found = [*_no_shares(self.device, self.bus_id, self.runtime.device), *no_dhcp(self.ipam)]
@@ -414,8 +394,8 @@ class _IbSriov(_OfVf):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rdma(_Replaced):
-    runtime: Annotated[_Runtime, Field(alias="runtimeConfig", description="Of the pod")] = _Runtime()
-    device: Annotated[str | None, _AUXILIARY_DEVICE, Field(alias="deviceID", description="The device")] = None
+    runtime: Annotated[_Runtime, Field(alias="runtimeConfig")] = _Runtime()
+    device: Annotated[str | None, _AUXILIARY_DEVICE, Field(alias="deviceID")] = None
 
     def contradictions(self) -> list[Refusal]:
         return _no_shares(self.device)
@@ -423,9 +403,9 @@ class _Rdma(_Replaced):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ipoib(_Replaced):
-    runtime: Annotated[_Runtime, Field(alias="runtimeConfig", description="Of the pod")] = _Runtime()
-    master: Annotated[str | None, INTERFACE, Field(description="The host's interface")] = None
-    mtu: Annotated[int | None, whole(0, MAX_MTU), Field(description="MTU")] = None
+    runtime: Annotated[_Runtime, Field(alias="runtimeConfig")] = _Runtime()
+    master: Annotated[str | None, INTERFACE] = None
+    mtu: Annotated[int | None, whole(0, MAX_MTU)] = None
 
     def contradictions(self) -> list[Refusal]:
         found = list(no_dhcp(self.ipam))

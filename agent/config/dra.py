@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from agent.config.routing import KEYS as ROUTING_KEYS
-from agent.config.section import FLAG, LIST, Refusal, Section, choice, matching, string
+from agent.config.section import Flag, Many, Refusal, Section, choice, matching, string
 from agent.config.sections import each_once
 
 DRIVER = "nodefabric.io"
@@ -52,49 +53,29 @@ class Dra(Section):
     """How the resources with `offer: dra` are offered."""
 
     driver: Annotated[
-        str,
-        matching("a domain of at most 63 characters, such as nodefabric.io", re.compile(_DOMAIN)),
-        Field(description="The driver's name in slices and classes"),
+        str, matching("a domain of at most 63 characters, such as nodefabric.io", re.compile(_DOMAIN))
     ] = DRIVER
-    aliases: Annotated[
-        tuple[Annotated[str, string(_ALIAS_WANTED, _alias)], ...],
-        LIST,
-        Field(
-            description="Attributes of other drivers that our devices carry too, so that a claim can match them: uuid"
-            " (of the nearest GPU), pciBusID (of the nearest GPU; late-bound places only) or numaNode; default:"
-            f" gpu.nvidia.com/uuid and {NEAR_ADDRESS}; [] for none"
-        ),
-    ] = ("gpu.nvidia.com/uuid", NEAR_ADDRESS)
-    list_attributes: Annotated[
-        bool,
-        FLAG,
-        Field(
-            description="Publish all nearest GPUs of a shared adapter; needs the gate DRAListTypeAttributes in the"
-            " cluster"
-        ),
-    ] = False
-    status: bool = True
+    """The driver's name in slices and classes"""
+    aliases: Many[Annotated[str, string(_ALIAS_WANTED, _alias)]] = ("gpu.nvidia.com/uuid", NEAR_ADDRESS)
+    """Attributes of other drivers that our devices carry too, so that a claim can match them: uuid (of the nearest
+    GPU), pciBusID (of the nearest GPU; late-bound places only) or numaNode; default: gpu.nvidia.com/uuid and
+    resource.kubernetes.io/pciBusID; [] for none"""
+    list_attributes: Flag = False
+    """Publish all nearest GPUs of a shared adapter; needs the gate DRAListTypeAttributes in the cluster"""
+    status: SkipJsonSchema[bool] = True
     """Whether interface and addresses go into the claim's status."""
-    metadata: Annotated[
-        bool, FLAG, Field(description="Give containers files that describe their devices (KEP-5304)")
-    ] = False
+    metadata: Flag = False
+    """Give containers files that describe their devices (KEP-5304)"""
     claim_may: Annotated[
-        tuple[Annotated[str, choice(*CLAIM_KEYS)], ...],
-        LIST,
+        Many[Annotated[str, choice(*CLAIM_KEYS)]],
         AfterValidator(each_once),
         Field(
-            description="What the parameters of a claim may say; those of a class may say all; default:"
+            description=f"What the parameters of a claim may say; those of a class may say all; default:"
             f" {', '.join(SAFE_KEYS)}. Where the network has ipam, a claim may never say addresses"
         ),
     ] = SAFE_KEYS
-    shares: Annotated[
-        str,
-        choice(*SHARES),
-        Field(
-            description="How shares and late-bound units are published: as a device's capacity (Kubernetes 1.36), or as"
-            " a device each"
-        ),
-    ] = "capacity"
+    shares: Annotated[str, choice(*SHARES)] = "capacity"
+    """How shares and late-bound units are published: as a device's capacity (Kubernetes 1.36), or as a device each"""
 
     def contradictions(self) -> Iterator[Refusal]:
         for alias in self.aliases:

@@ -385,38 +385,32 @@ PROTOCOLS = word("802.1q", "802.1ad", "802.1Q", "802.1AD", "802.1Ad")
 class NetworkKeys(RoutingKeys):
     """What an entry of `networks`, a CNI configuration of ours and a claim's parameters may say of an interface."""
 
-    mode: Annotated[str | None, word(*MODES), Field(description="How the pod gets it")] = None
-    mac: Annotated[str | None, MAC, Field(description="MAC address")] = None
-    vlan: Annotated[int | None, _VLAN, Field(description="VLAN that the PF tags with")] = None
-    vlan_qos: Annotated[int | None, _QOS, Field(alias="vlanQoS", description="Priority in the tag")] = None
-    vlan_proto: Annotated[str | None, PROTOCOLS, Field(description="802.1q or 802.1ad")] = None
-    min_tx_rate: Annotated[int | None, _RATE, Field(alias="min_tx_rate", description="Mbit/s")] = None
-    max_tx_rate: Annotated[int | None, _RATE, Field(alias="max_tx_rate", description="Mbit/s")] = None
-    spoofchk: Annotated[bool | None, SWITCH, Field(description="Whether the PF checks sources")] = None
-    trust: Annotated[bool | None, SWITCH, Field(description="Whether the PF trusts the VF")] = None
-    link_state: Annotated[str | None, LINK_STATE, Field(alias="link_state", description="Link of the VF")] = None
-    trunk: Annotated[str | None, PlainValidator(_trunk), Field(description="VLANs that the VF tags")] = None
-    mtu: Annotated[int | None, whole(68, MAX_MTU), Field(description="MTU")] = None
-    ipam: Annotated[Mapping[str, Any] | None, PlainValidator(_ipam), Field(description="Addresses")] = None
-    master: Annotated[str | None, INTERFACE, Field(description="The host's interface")] = None
-    guid: Annotated[str | None, GUID, Field(description="GUID of an InfiniBand VF")] = None
-    pkey: Annotated[
-        int | None, value("a partition key from 1 to 0xffff, such as 0x8001", _pkey, {}), Field(description="P_Key")
-    ] = None
-    rdma: Annotated[bool | None, FLAG, Field(description="Whether the RDMA device goes along")] = None
-    vfio: Annotated[bool | None, FLAG, Field(description="Whether programs drive the device")] = None
-    function_reset: Annotated[bool | None, FLAG, Field(description="Reset it on return")] = None
+    mode: Annotated[str | None, word(*MODES)] = None
+    mac: Annotated[str | None, MAC] = None
+    vlan: Annotated[int | None, _VLAN] = None
+    vlan_qos: Annotated[int | None, _QOS, Field(alias="vlanQoS")] = None
+    vlan_proto: Annotated[str | None, PROTOCOLS] = None
+    min_tx_rate: Annotated[int | None, _RATE, Field(alias="min_tx_rate")] = None
+    max_tx_rate: Annotated[int | None, _RATE, Field(alias="max_tx_rate")] = None
+    spoofchk: Annotated[bool | None, SWITCH] = None
+    trust: Annotated[bool | None, SWITCH] = None
+    link_state: Annotated[str | None, LINK_STATE, Field(alias="link_state")] = None
+    trunk: Annotated[str | None, PlainValidator(_trunk)] = None
+    mtu: Annotated[int | None, whole(68, MAX_MTU)] = None
+    ipam: Annotated[Mapping[str, Any] | None, PlainValidator(_ipam)] = None
+    master: Annotated[str | None, INTERFACE] = None
+    guid: Annotated[str | None, GUID] = None
+    pkey: Annotated[int | None, value("a partition key from 1 to 0xffff, such as 0x8001", _pkey, {})] = None
+    rdma: Annotated[bool | None, FLAG] = None
+    vfio: Annotated[bool | None, FLAG] = None
+    function_reset: Annotated[bool | None, FLAG] = None
     altnames: Annotated[
-        tuple[str, ...],
-        _names(_ALTNAME, "interface names of at most 127 characters each"),
-        Field(alias="altNames", description="Further names"),
+        tuple[str, ...], _names(_ALTNAME, "interface names of at most 127 characters each"), Field(alias="altNames")
     ] = ()
-    macvlan_mode: Annotated[str | None, word(*MACVLAN_MODES), Field(description="Mode of the macvlan")] = None
-    ipvlan_mode: Annotated[str | None, word(*IPVLAN_MODES), Field(description="Mode of the ipvlan")] = None
-    bond: Annotated[str | None, word(*BONDS), Field(description="How two VFs become one interface")] = None
-    arp_targets: Annotated[
-        tuple[str, ...], _names(_IPV4, "IPv4 addresses"), Field(description="Whom the bond asks")
-    ] = ()
+    macvlan_mode: Annotated[str | None, word(*MACVLAN_MODES)] = None
+    ipvlan_mode: Annotated[str | None, word(*IPVLAN_MODES)] = None
+    bond: Annotated[str | None, word(*BONDS)] = None
+    arp_targets: Annotated[tuple[str, ...], _names(_IPV4, "IPv4 addresses")] = ()
 
     @classmethod
     def is_foreign(cls, key: str) -> bool:
@@ -485,12 +479,10 @@ class NetworkKeys(RoutingKeys):
 class Entry(NetworkKeys):
     """An entry of `networks`, but for its name."""
 
-    type: Annotated[str | None, word(OWN), Field(description="nodefabric")] = None
-    cni_version: Annotated[str | None, VERSION, Field(description="Of no effect")] = None
+    type: Annotated[str | None, word(OWN)] = None
+    cni_version: Annotated[str | None, VERSION] = None
     ifname: Annotated[
-        str,
-        that(WANTED_IFNAME, lambda text: text if is_ifname(text) else None),
-        Field(alias="ifName", description="Name of the interface in the pod"),
+        str, that(WANTED_IFNAME, lambda text: text if is_ifname(text) else None), Field(alias="ifName")
     ] = ""
 
     @classmethod

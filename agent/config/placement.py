@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
-
 from agent.config.naming import RESOURCE_NAME
-from agent.config.section import FOLDER, LIST, Refusal, Section, Through, matching, string
+from agent.config.section import FOLDER, Many, Refusal, Section, Through, matching, string
 from agent.model.gpu_ids import GpuIds, fields
 
 MAX_PATTERN = 200
@@ -39,11 +37,8 @@ def _pattern(given: str) -> str:
 class GpuNames(Section):
     """What a device plugin that the agent does not know calls its GPUs."""
 
-    resource: Annotated[
-        str,
-        matching("domain/name, such as example.com/npu; * stands for anything", _RESOURCE),
-        Field(description="The resource of the GPUs; * stands for anything"),
-    ]
+    resource: Annotated[str, matching("domain/name, such as example.com/npu; * stands for anything", _RESOURCE)]
+    """The resource of the GPUs; * stands for anything"""
     pattern: Annotated[
         str,
         string(
@@ -51,13 +46,10 @@ class GpuNames(Section):
             f" {MAX_PATTERN} characters, without a repetition in a repeated group",
             _pattern,
         ),
-        Field(description="Regular expression of a whole device ID, with named groups"),
     ]
-    gpu: Annotated[
-        str,
-        matching("text with groups of the pattern in braces, such as accel{number}", _GPU),
-        Field(description="The GPU's PCI address, or what its driver calls it (card0, accel3), made of the groups"),
-    ] = _USUAL
+    """Regular expression of a whole device ID, with named groups"""
+    gpu: Annotated[str, matching("text with groups of the pattern in braces, such as accel{number}", _GPU)] = _USUAL
+    """The GPU's PCI address, or what its driver calls it (card0, accel3), made of the groups"""
 
     def contradictions(self) -> Iterator[Refusal]:
         unknown = sorted(fields(self.gpu) - set(re.compile(self.pattern).groupindex))
@@ -79,16 +71,8 @@ def _values(given: tuple[GpuNames, ...]) -> tuple[GpuIds, ...]:
 class Placement(Section):
     """What placement is to know besides what it finds out."""
 
-    gpu_ids: Annotated[
-        tuple[GpuIds, ...],
-        Through(Annotated[tuple[GpuNames, ...], LIST], _values),
-        Field(description="What device plugins that the agent does not know call their GPUs"),
-    ] = ()
-    topology_file: Annotated[
-        Path | None,
-        FOLDER,
-        Field(
-            description="NCCL's topology file of hosts whose PCI tree shows no more than NUMA nodes; a node that has"
-            " none goes by what it knows; default: none"
-        ),
-    ] = None
+    gpu_ids: Annotated[tuple[GpuIds, ...], Through(Many[GpuNames], _values)] = ()
+    """What device plugins that the agent does not know call their GPUs"""
+    topology_file: Annotated[Path | None, FOLDER] = None
+    """NCCL's topology file of hosts whose PCI tree shows no more than NUMA nodes; a node that has none goes by what it
+    knows; default: none"""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
 
 from agent.config.compat.keys import OF_OTHER_PLUGINS
 from agent.config.compat.pools import SharedPool, SriovPool
@@ -25,8 +26,8 @@ from agent.config.naming import (
 )
 from agent.config.networks import MAX_RATE
 from agent.config.section import (
-    FLAG,
-    LIST,
+    Flag,
+    Many,
     OneOrMany,
     Refusal,
     Section,
@@ -138,94 +139,60 @@ def _network(given: Any) -> Any:
 class Select(Section):
     """Which devices a resource takes: AND between fields, OR inside one. Empty: no condition."""
 
-    vendors: Annotated[
-        tuple[Annotated[int, string(f"{_ID} such as 15b3", hex_id)], ...],
-        LIST,
-        Field(description="PCI vendor IDs, four digits"),
-    ] = ()
-    devices: Annotated[
-        tuple[Annotated[int, string(f"{_ID} such as 101e", hex_id)], ...],
-        LIST,
-        Field(description="PCI device IDs, four digits"),
-    ] = ()
-    classes: Annotated[
-        tuple[Annotated[str, string("the first 2, 4 or 6 hexadecimal digits of a PCI class", pci_class)], ...],
-        LIST,
-        Field(description="PCI class codes by their first 2, 4 or 6 digits: 0207 is InfiniBand"),
-    ] = ()
-    drivers: Annotated[
-        tuple[Annotated[str, string("a driver name", word)], ...], LIST, Field(description="Kernel drivers")
-    ] = ()
-    pci_addresses: Annotated[
-        tuple[Annotated[str, string("a PCI address such as 0000:3b:00.0", pci_address)], ...],
-        LIST,
-        Field(description="PCI addresses of the devices"),
-    ] = ()
-    acpi_indexes: Annotated[
-        tuple[Annotated[str, string("a number in quotes", number)], ...],
-        LIST,
-        Field(description="The firmware's numbers (`acpi_index` in sysfs), in quotes"),
-    ] = ()
+    vendors: Many[Annotated[int, string(f"{_ID} such as 15b3", hex_id)]] = ()
+    """PCI vendor IDs, four digits"""
+    devices: Many[Annotated[int, string(f"{_ID} such as 101e", hex_id)]] = ()
+    """PCI device IDs, four digits"""
+    classes: Many[Annotated[str, string("the first 2, 4 or 6 hexadecimal digits of a PCI class", pci_class)]] = ()
+    """PCI class codes by their first 2, 4 or 6 digits: 0207 is InfiniBand"""
+    drivers: Many[Annotated[str, string("a driver name", word)]] = ()
+    """Kernel drivers"""
+    pci_addresses: Many[Annotated[str, string("a PCI address such as 0000:3b:00.0", pci_address)]] = ()
+    """PCI addresses of the devices"""
+    acpi_indexes: Many[Annotated[str, string("a number in quotes", number)]] = ()
+    """The firmware's numbers (`acpi_index` in sysfs), in quotes"""
     pf: Annotated[
-        tuple[
+        Many[
             Annotated[
                 PfSelector,
                 string("NAME or NAME#0-7,9 (a PF's interface or PCI address, then VF indices)", parse_pf),
-            ],
-            ...,
+            ]
         ],
-        LIST,
         OF_NETWORK,
-        Field(description="PFs by interface or PCI address, all or with VF indices: `ens1f0`, `ens1f0#0-7,9`"),
     ] = ()
+    """PFs by interface or PCI address, all or with VF indices: `ens1f0`, `ens1f0#0-7,9`"""
     root_devices: Annotated[
-        tuple[Annotated[PfSelector, string("a PF's PCI address, or ADDRESS#0-7,9 with VF indices", root_device)], ...],
-        LIST,
+        Many[Annotated[PfSelector, string("a PF's PCI address, or ADDRESS#0-7,9 with VF indices", root_device)]],
         OF_NETWORK,
-        Field(description="The same by PCI address only; heeded besides `pf`"),
     ] = ()
-    netdevs: Annotated[
-        tuple[Annotated[str, string("an interface name", word)], ...],
-        LIST,
-        OF_NETWORK,
-        Field(description="Interface names in the host"),
-    ] = ()
-    rdma_devices: Annotated[
-        tuple[Annotated[str, string("an RDMA device name such as mlx5_0", word)], ...],
-        LIST,
-        OF_NETWORK,
-        Field(description="RDMA device names: `mlx5_0`"),
-    ] = ()
+    """The same by PCI address only; heeded besides `pf`"""
+    netdevs: Annotated[Many[Annotated[str, string("an interface name", word)]], OF_NETWORK] = ()
+    """Interface names in the host"""
+    rdma_devices: Annotated[Many[Annotated[str, string("an RDMA device name such as mlx5_0", word)]], OF_NETWORK] = ()
+    """RDMA device names: `mlx5_0`"""
     link_layers: Annotated[
-        tuple[
+        Many[
             Annotated[
                 LinkLayer,
                 string("InfiniBand or Ethernet", LinkLayer, {"enum": ["InfiniBand", "Ethernet"]}),
-            ],
-            ...,
+            ]
         ],
-        LIST,
         OF_NETWORK,
-        Field(alias="linkLayer", description="Link layers of the ports; of the PF's for a VF"),
+        Field(alias="linkLayer"),
     ] = ()
+    """Link layers of the ports; of the PF's for a VF"""
     pkeys: Annotated[
-        tuple[Annotated[int, string("a partition key such as 0x8001", pkey)], ...],
-        LIST,
-        OF_NETWORK,
-        Field(alias="pKeys", description="First partition key of an InfiniBand port"),
+        Many[Annotated[int, string("a partition key such as 0x8001", pkey)]], OF_NETWORK, Field(alias="pKeys")
     ] = ()
-    is_rdma: Annotated[bool, FLAG, OF_NETWORK, Field(description="Only devices that have an RDMA device")] = False
-    vdpa_type: Annotated[
-        str, choice(*VDPA_TYPES), OF_NETWORK, Field(description="Only devices with a vDPA device of this kind")
-    ] = ""
-    """Empty: no condition."""
-    need_vhost_net: Annotated[
-        bool,
-        FLAG,
-        OF_NETWORK,
-        Field(description="No condition: hand out /dev/vhost-net and /dev/net/tun with what it takes"),
-    ] = False
-    any_of: tuple[Select, ...] = ()
+    """First partition key of an InfiniBand port"""
+    is_rdma: Annotated[Flag, OF_NETWORK] = False
+    """Only devices that have an RDMA device"""
+    # Empty: no condition.
+    vdpa_type: Annotated[str, choice(*VDPA_TYPES), OF_NETWORK] = ""
+    """Only devices with a vDPA device of this kind"""
+    need_vhost_net: Annotated[Flag, OF_NETWORK] = False
+    """No condition: hand out /dev/vhost-net and /dev/net/tun with what it takes"""
+    any_of: SkipJsonSchema[tuple[Select, ...]] = ()
     """Besides the above, one of these must take the device; the first that does counts."""
 
     @classmethod
@@ -256,15 +223,14 @@ def _below(loc: str, found: Iterable[Refusal]) -> Iterator[Refusal]:
 class RailNic(Section):
     """The NIC half of a rail."""
 
-    kind: Annotated[str, choice(*RAIL_NIC_KINDS), Field(description="What the NIC half is")] = "vf"
-    """vf, hca or nic."""
-    select: Annotated[
-        Select, OneOrMany(_joined), Field(description="Which devices it takes; of a list, any may take one")
-    ] = Select()
-    shares: Annotated[int, _NUMBER_OF_UNITS, only("hca"), Field(description="Units that one HCA offers")] = (
-        DEFAULT_SHARES
-    )
-    """So many rails may one HCA serve."""
+    # vf, hca or nic.
+    kind: Annotated[str, choice(*RAIL_NIC_KINDS)] = "vf"
+    """What the NIC half is"""
+    select: Annotated[Select, OneOrMany(_joined)] = Select()
+    """Which devices it takes; of a list, any may take one"""
+    # So many rails may one HCA serve.
+    shares: Annotated[int, _NUMBER_OF_UNITS, only("hca")] = DEFAULT_SHARES
+    """Units that one HCA offers"""
     count: Annotated[
         int | str,
         value(
@@ -272,11 +238,8 @@ class RailNic(Section):
             _many,
             {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NICS}, {"const": PLANES}]},
         ),
-        Field(
-            description="NICs that each rail has: so many, the nearest to its GPU; planes: one of each plane of the"
-            " nearest"
-        ),
     ] = 1
+    """NICs that each rail has: so many, the nearest to its GPU; planes: one of each plane of the nearest"""
 
     @classmethod
     def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
@@ -288,43 +251,25 @@ class RailNic(Section):
 
 @dataclass(frozen=True, slots=True)
 class Resource(Section):
-    name: Annotated[
-        str,
-        matching("domain/name, such as rdma/hca", RESOURCE_NAME),
-        AfterValidator(_not_kubelets),
-        Field(description="What pods ask for in their limits"),
-    ]
-    kind: Annotated[
-        str,
-        choice(*KINDS),
-        Field(
-            description="What a unit is: a share of one HCA, a VF, a whole adapter, a GPU, a GPU with its nearest"
-            " NIC, …"
-        ),
-    ]
-    """hca, vf, nic (a whole PF or other adapter), gpu, rail (a GPU with its nearest NIC), or accelerator (a
-    processing accelerator, PCI class 12)."""
-    select: Annotated[
-        Select,
-        OneOrMany(_joined),
-        only("hca", "vf", "nic", "gpu", "accelerator"),
-        Field(description="Which devices it takes; of a list, any may take one"),
-    ] = Select()
-    gpu: Annotated[
-        Select,
-        OneOrMany(_joined),
-        only("rail"),
-        Field(description="Which devices it takes; of a list, any may take one"),
-    ] = Select()
-    """rail only."""
-    nic: Annotated[RailNic, only("rail"), Field(description="The other half of a rail")] = RailNic()
-    """rail only."""
-    exclude_topology: Annotated[
-        bool,
-        FLAG,
-        Field(description="Do not report a NUMA node to kubelet, so that the topology manager ignores this resource"),
-    ] = False
-    management: Annotated[bool, FLAG, OF_NETWORK, Field(description="Hand out the umad and issm devices too")] = False
+    name: Annotated[str, matching("domain/name, such as rdma/hca", RESOURCE_NAME), AfterValidator(_not_kubelets)]
+    """What pods ask for in their limits"""
+    # hca, vf, nic (a whole PF or other adapter), gpu, rail (a GPU with its nearest NIC), or accelerator (a processing
+    # accelerator, PCI class 12).
+    kind: Annotated[str, choice(*KINDS)]
+    """What a unit is: a share of one HCA, a VF, a whole adapter, a GPU, a GPU with its nearest NIC, …"""
+    select: Annotated[Select, OneOrMany(_joined), only("hca", "vf", "nic", "gpu", "accelerator")] = Select()
+    """Which devices it takes; of a list, any may take one"""
+    # rail only.
+    gpu: Annotated[Select, OneOrMany(_joined), only("rail")] = Select()
+    """Which devices it takes; of a list, any may take one"""
+    # rail only.
+    nic: Annotated[RailNic, only("rail")] = RailNic()
+    """The other half of a rail"""
+    exclude_topology: Flag = False
+    """Do not report a NUMA node to kubelet, so that the topology manager ignores this resource"""
+    management: Annotated[Flag, OF_NETWORK] = False
+    """Hand out the umad and issm devices too"""
+    # A VF joins it when the CNI request names no device; an HCA's says what interface a pod gets upon its netdev.
     network: Annotated[
         str | Mapping[str, str] | None,
         value(
@@ -333,99 +278,45 @@ class Resource(Section):
             NETWORK_SCHEMA,
         ),
         OF_NETWORK,
-        Field(description="Entry of `networks` that says what becomes of the device in the pod, or one for each PF"),
     ] = None
-    """A VF joins it when the CNI request names no device; an HCA's says what interface a pod gets upon its netdev."""
-    environment: Annotated[
-        tuple[Annotated[str, choice(*ENVIRONMENTS)], ...],
-        LIST,
-        AfterValidator(each_once),
-        OF_NETWORK,
-        Field(description="Variables and files that show libraries which adapters are theirs"),
-    ] = ()
+    """Entry of `networks` that says what becomes of the device in the pod, or one for each PF"""
+    environment: Annotated[Many[Annotated[str, choice(*ENVIRONMENTS)]], AfterValidator(each_once), OF_NETWORK] = ()
+    """Variables and files that show libraries which adapters are theirs"""
+    # Provider libraries, which must match the kernel's driver.
     mounts: Annotated[
-        tuple[Annotated[Mount, PlainValidator(_mount), WithJsonSchema({"type": "string"})], ...],
-        LIST,
-        OF_NETWORK,
-        Field(description="Libraries of the host that its containers get, read-only: `HOST` or `HOST:CONTAINER`"),
+        Many[Annotated[Mount, PlainValidator(_mount), WithJsonSchema({"type": "string"})]], OF_NETWORK
     ] = ()
-    """Provider libraries, which must match the kernel's driver."""
-    spread: Annotated[
-        bool,
-        FLAG,
-        only("vf", "hca"),
-        Field(
-            description="Among devices that are equally near: by load, over all PFs; false: one PF filled before"
-            " another"
-        ),
-    ] = True
-    min_tx_rate: Annotated[
-        int | None,
-        whole(0, MAX_RATE),
-        only("vf"),
-        Field(
-            alias="min_tx_rate",
-            description="Mbit/s that the PF guarantees each VF, where its network says nothing of rates; 0: none",
-        ),
-    ] = None
-    max_tx_rate: Annotated[
-        int | None,
-        whole(0, MAX_RATE),
-        only("vf"),
-        Field(
-            alias="max_tx_rate",
-            description="Mbit/s that the PF lets each VF send at most, where its network says nothing of rates; 0: any",
-        ),
-    ] = None
-    offer: Annotated[
-        str,
-        choice(*OFFERS),
-        only(*OFFERED_KINDS),
-        Field(description="Who hands it out: kubelet's device plugins, or the scheduler by claims (DRA)"),
-    ] = "devicePlugin"
-    binding: Annotated[
-        str,
-        choice(*BINDINGS),
-        only(*LATE_KINDS),
-        Field(
-            description="early: kubelet (with DRA the scheduler) chooses the device; late: it is chosen when the pod's"
-            " GPUs are known (device plugin: with the pod's network, so not for hostNetwork, nor shares of an hca)"
-        ),
-    ] = "early"
-    slots: Annotated[
-        int | None,
-        _NUMBER_OF_UNITS,
-        only(*LATE_KINDS),
-        Field(description="Late binding: number of units, if it is to be less than that of devices"),
-    ] = None
-    shares: Annotated[int, _NUMBER_OF_UNITS, only("hca"), Field(description="Units that one HCA offers")] = (
-        DEFAULT_SHARES
-    )
-    mig: Annotated[
-        str,
-        choice(*MIG_STRATEGIES),
-        only("gpu"),
-        Field(description="How slices (MIG) are offered: not, instead of their GPU under this name, or by profile"),
-    ] = "none"
-    replicas: Annotated[
-        int, _NUMBER_OF_UNITS, only("gpu"), Field(description="Containers that take turns on one GPU")
-    ] = 1
-    pass_by: Annotated[
-        tuple[Annotated[str, choice(*PASS_BY)], ...],
-        LIST,
-        AfterValidator(each_once),
-        only("gpu", "rail"),
-        Field(description="How the container gets the GPU; default: what the node has"),
-    ] = ()
-    mig_profile: str = ""
+    """Libraries of the host that its containers get, read-only: `HOST` or `HOST:CONTAINER`"""
+    spread: Annotated[Flag, only("vf", "hca")] = True
+    """Among devices that are equally near: by load, over all PFs; false: one PF filled before another"""
+    min_tx_rate: Annotated[int | None, whole(0, MAX_RATE), only("vf"), Field(alias="min_tx_rate")] = None
+    """Mbit/s that the PF guarantees each VF, where its network says nothing of rates; 0: none"""
+    max_tx_rate: Annotated[int | None, whole(0, MAX_RATE), only("vf"), Field(alias="max_tx_rate")] = None
+    """Mbit/s that the PF lets each VF send at most, where its network says nothing of rates; 0: any"""
+    offer: Annotated[str, choice(*OFFERS), only(*OFFERED_KINDS)] = "devicePlugin"
+    """Who hands it out: kubelet's device plugins, or the scheduler by claims (DRA)"""
+    binding: Annotated[str, choice(*BINDINGS), only(*LATE_KINDS)] = "early"
+    """early: kubelet (with DRA the scheduler) chooses the device; late: it is chosen when the pod's GPUs are known
+    (device plugin: with the pod's network, so not for hostNetwork, nor shares of an hca)"""
+    slots: Annotated[int | None, _NUMBER_OF_UNITS, only(*LATE_KINDS)] = None
+    """Late binding: number of units, if it is to be less than that of devices"""
+    shares: Annotated[int, _NUMBER_OF_UNITS, only("hca")] = DEFAULT_SHARES
+    """Units that one HCA offers"""
+    mig: Annotated[str, choice(*MIG_STRATEGIES), only("gpu")] = "none"
+    """How slices (MIG) are offered: not, instead of their GPU under this name, or by profile"""
+    replicas: Annotated[int, _NUMBER_OF_UNITS, only("gpu")] = 1
+    """Containers that take turns on one GPU"""
+    pass_by: Annotated[Many[Annotated[str, choice(*PASS_BY)]], AfterValidator(each_once), only("gpu", "rail")] = ()
+    """How the container gets the GPU; default: what the node has"""
+    mig_profile: SkipJsonSchema[str] = ""
     """Not configured: the profile of a resource that `mig: mixed` makes."""
-    derived_from: str = ""
+    derived_from: SkipJsonSchema[str] = ""
     """Not configured: name of the resource that made it."""
-    protected: tuple[str, ...] = ()
+    protected: SkipJsonSchema[tuple[str, ...]] = ()
     """Not configured here: what `cni.protect` names, and no resource takes."""
-    bonded: bool = False
+    bonded: SkipJsonSchema[bool] = False
     """Not configured here: whether its network joins two VFs of different PFs into one interface."""
-    compat: SriovPool | SharedPool | None = None
+    compat: SkipJsonSchema[SriovPool | SharedPool | None] = None
     """Behave as another project's device plugin does: the resource comes from its configuration."""
 
     @property

@@ -174,15 +174,15 @@ def _own_table(table: int | None) -> Iterator[Refusal]:
 
 @dataclass(frozen=True, slots=True)
 class _Route(JsonSection):
-    dst: Annotated[str | None, _that(_ROUTE_TO, _network_version), Field(description="Where to")] = None
-    gw: Annotated[str | None, _that("an address of dst's family", _version), Field(description="Gateway")] = None
-    src: Annotated[str | None, _that("an address of dst's family", _version), Field(description="From")] = None
-    priority: Annotated[int | None, _WORDS, Field(description="Metric")] = None
-    advmss: Annotated[int | None, _WORDS, Field(description="TCP segments")] = None
-    mtu: Annotated[int | None, whole(68, 65535), Field(description="MTU")] = None
-    scope: Annotated[int | None, whole(0, 254), Field(description="Scope")] = None
-    table: Annotated[int | None, _TABLE, Field(description="Table")] = None
-    onlink: Annotated[bool | None, FLAG, Field(description="Whether the gateway is a neighbour")] = None
+    dst: Annotated[str | None, _that(_ROUTE_TO, _network_version)] = None
+    gw: Annotated[str | None, _that("an address of dst's family", _version)] = None
+    src: Annotated[str | None, _that("an address of dst's family", _version)] = None
+    priority: Annotated[int | None, _WORDS] = None
+    advmss: Annotated[int | None, _WORDS] = None
+    mtu: Annotated[int | None, whole(68, 65535)] = None
+    scope: Annotated[int | None, whole(0, 254)] = None
+    table: Annotated[int | None, _TABLE] = None
+    onlink: Annotated[bool | None, FLAG] = None
 
     def contradictions(self) -> Iterator[Refusal]:
         if self.dst is None:
@@ -199,13 +199,13 @@ class _Route(JsonSection):
 
 @dataclass(frozen=True, slots=True)
 class _Rule(JsonSection):
-    source: Annotated[str | None, _PACKETS, Field(alias="from", description="Packets from")] = None
-    to: Annotated[str | None, _PACKETS, Field(description="Packets to")] = None
-    iif: Annotated[str | None, _NAME, Field(description="Packets that come by")] = None
-    oif: Annotated[str | None, _NAME, Field(description="Packets of sockets bound to")] = None
-    fwmark: Annotated[int | None, whole(1, _WORD), Field(description="Packets with this mark")] = None
-    table: Annotated[int | None, _TABLE, Field(description="Table")] = None
-    priority: Annotated[int | None, whole(1, HIGHEST_PRIORITY), Field(description="Priority")] = None
+    source: Annotated[str | None, _PACKETS, Field(alias="from")] = None
+    to: Annotated[str | None, _PACKETS] = None
+    iif: Annotated[str | None, _NAME] = None
+    oif: Annotated[str | None, _NAME] = None
+    fwmark: Annotated[int | None, whole(1, _WORD)] = None
+    table: Annotated[int | None, _TABLE] = None
+    priority: Annotated[int | None, whole(1, HIGHEST_PRIORITY)] = None
 
     def contradictions(self) -> Iterator[Refusal]:
         if self.source is not None and self.to is not None and _rule_version(self.source) != _rule_version(self.to):
@@ -218,8 +218,8 @@ class _Rule(JsonSection):
 
 @dataclass(frozen=True, slots=True)
 class _Neighbour(JsonSection):
-    ip: Annotated[str | None, _that(_ADDRESS, _version), Field(description="Address")] = None
-    mac: Annotated[str | None, _that(_MAC_WANTED, _MAC.fullmatch), Field(description="MAC")] = None
+    ip: Annotated[str | None, _that(_ADDRESS, _version)] = None
+    mac: Annotated[str | None, _that(_MAC_WANTED, _MAC.fullmatch)] = None
 
     def contradictions(self) -> Iterator[Refusal]:
         for key, want in (("ip", _ADDRESS), ("mac", _MAC_WANTED)):
@@ -266,16 +266,14 @@ def _sysctls(given: Any) -> dict[str, int]:
 class RoutingKeys(JsonSection):
     """The keys of a network about routes, rules, neighbours and settings."""
 
-    routing: Annotated[str | None, word(SOURCE, MAIN), Field(description="Whose tables")] = None
+    routing: Annotated[str | None, word(SOURCE, MAIN)] = None
     gateway: Annotated[
-        tuple[str, ...] | None,
-        value(f"an IP address, a list of one for each family, or {NO_GATEWAY}", _gateways, {}),
-        Field(description="Gateways"),
+        tuple[str, ...] | None, value(f"an IP address, a list of one for each family, or {NO_GATEWAY}", _gateways, {})
     ] = None
-    routes: Annotated[tuple[_Route, ...], _entries(MAX_ROUTES), Field(description="Routes")] = ()
-    rules: Annotated[tuple[_Rule, ...], _entries(MAX_RULES), Field(description="Rules")] = ()
-    neighbours: Annotated[tuple[_Neighbour, ...], _entries(MAX_NEIGHBOURS), Field(description="Neighbours")] = ()
-    sysctls: Annotated[Mapping[str, int] | None, PlainValidator(_sysctls), Field(description="Settings")] = None
+    routes: Annotated[tuple[_Route, ...], _entries(MAX_ROUTES)] = ()
+    rules: Annotated[tuple[_Rule, ...], _entries(MAX_RULES)] = ()
+    neighbours: Annotated[tuple[_Neighbour, ...], _entries(MAX_NEIGHBOURS)] = ()
+    sysctls: Annotated[Mapping[str, int] | None, PlainValidator(_sysctls)] = None
 
     def routing_value(self) -> Routing:
         return Routing(

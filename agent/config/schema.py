@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from agent.config.gone import GONE
 from agent.config.resources import KINDS, RAIL_NIC_KINDS, RailNic, Resource, Select, kinds_of
+from agent.config.section import Section
 from agent.config.values import Config
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -24,6 +25,8 @@ Schema = dict[str, Any]
 
 def json_schema() -> Schema:
     """Make the JSON Schema of a configuration."""
+    # The docstring below a field says what its key means. To find those takes time, which a start does not have.
+    Section.__pydantic_config__["use_attribute_docstrings"] = True
     made = TypeAdapter(Config).json_schema()
     found: Schema = _plain(made, made.get("$defs", {}))
     resource = found["properties"]["resources"]["items"]
@@ -48,10 +51,11 @@ def _plain(said: Any, defined: Mapping[str, Any]) -> Any:
     kept = {key: value for key, value in said.items() if key not in ("$ref", "$defs", "title", "properties", "default")}
     found: Schema = {key: _plain(value, defined) for key, value in kept.items()}
     if isinstance(said.get("properties"), dict):
-        keys = {key: each for key, each in said["properties"].items() if "description" in each}
-        found["properties"] = {key: _plain(each, defined) for key, each in keys.items()}
+        found["properties"] = {key: _plain(each, defined) for key, each in said["properties"].items()}
     if isinstance(default := said.get("default"), str | int | float) and default != "":
         found["default"] = default
+    if isinstance(text := said.get("description"), str):
+        found["description"] = " ".join(text.split())
     return found
 
 

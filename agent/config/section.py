@@ -1,11 +1,12 @@
 """What all models of documents have in common, how a wrong document is read as far as it is right, and what is said.
 
 A section is a frozen dataclass. pydantic reads a mapping into it: a key is the field's name in camel case (or its
-alias), and its annotation says what the value must be and, as the description, what the key means.
+alias), its annotation says what the value must be, and the docstring below it what the key means.
 
     @dataclass(frozen=True, slots=True)
     class Endpoints(Section):
-        port: Annotated[int, whole(0, 65535), Field(description="Port of the endpoints; 0 takes a free one")] = 9808
+        port: Annotated[int, whole(0, 65535)] = 9808
+        "Port of the endpoints; 0 takes a free one"
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, cast, get_type_hints
 
 from pydantic import (
     BeforeValidator,
@@ -29,6 +30,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from agent.config.compat.keys import OF_OTHER_PLUGINS
@@ -158,15 +160,16 @@ _KEYS: dict[type[Any], Mapping[str, str]] = {}
 
 
 def keys_of(cls: type[Any]) -> Mapping[str, str]:
-    """Map the keys of a section to its fields. A field without a description is no key."""
+    """Map the keys of a section to its fields; one that the JSON Schema skips is no key."""
     if cls in _KEYS:
         return _KEYS[cls]
     hints = get_type_hints(cls, include_extras=True)
     found: dict[str, str] = {}
     for each in fields(cls):
-        for said in getattr(hints[each.name], "__metadata__", ()):
-            if isinstance(said, FieldInfo) and said.description:
-                found[said.alias or to_camel(each.name)] = each.name
+        said = getattr(hints[each.name], "__metadata__", ())
+        aliases = (one.alias for one in said if isinstance(one, FieldInfo) and one.alias)
+        if not any(isinstance(one, cast(type, SkipJsonSchema)) for one in said):
+            found[next(aliases, to_camel(each.name))] = each.name
     _KEYS[cls] = found
     return found
 
@@ -431,6 +434,9 @@ def _list(given: Any) -> Any:
 
 
 LIST = BeforeValidator(_list)
+Many = Annotated[tuple[T, ...], LIST]
+Flag = Annotated[bool, FLAG]
+Folder = Annotated[Path, FOLDER]
 
 
 @dataclass(frozen=True, slots=True)

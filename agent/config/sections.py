@@ -6,9 +6,10 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
+from pydantic.json_schema import SkipJsonSchema
 
-from agent.config.section import FLAG, LIST, Section, choice, seconds, string, value, whole
+from agent.config.section import LIST, Flag, Many, Section, choice, seconds, string, value, whole
 from agent.model.device import is_pci_address
 from agent.model.device_health import EVERY_XID, QUIET_SECONDS, GpuPolicy
 from agent.model.health import Reason
@@ -65,57 +66,40 @@ Xids = Annotated[frozenset[Annotated[int, _XID]], LIST]
 class Endpoints(Section):
     """Where the agent answers HTTP: metrics, health, status."""
 
-    address: Annotated[
-        str,
-        string("an IP address", _ip_address),
-        Field(description="IP address of /metrics, /healthz, /readyz, /status and the page"),
-    ] = "127.0.0.1"
-    port: Annotated[int, whole(0, 65535), Field(description="Port of the endpoints; 0 takes a free one")] = 9808
-    status: Annotated[
-        str,
-        choice(*READERS),
-        Field(
-            description="From where /status and the page are read; /metrics and the probes are for all who reach the"
-            " address"
-        ),
-    ] = "node"
-    exporter_names: Annotated[
-        bool, FLAG, Field(description="Give metrics of VFs under the names of sriov-network-metrics-exporter too")
-    ] = False
+    address: Annotated[str, string("an IP address", _ip_address)] = "127.0.0.1"
+    """IP address of /metrics, /healthz, /readyz, /status and the page"""
+    port: Annotated[int, whole(0, 65535)] = 9808
+    """Port of the endpoints; 0 takes a free one"""
+    status: Annotated[str, choice(*READERS)] = "node"
+    """From where /status and the page are read; /metrics and the probes are for all who reach the address"""
+    exporter_names: Flag = False
+    """Give metrics of VFs under the names of sriov-network-metrics-exporter too"""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings(Section):
     """How long a device must be down or up before kubelet is told, and which GPU errors say nothing."""
 
-    down_seconds: Annotated[
-        float, seconds(0, 3600), Field(description="A link down for this long makes its devices unhealthy")
-    ] = 2.0
-    """Hard faults are told at once."""
-    up_seconds: Annotated[
-        float, seconds(0, 3600), Field(description="A device well again for this long is offered as healthy")
-    ] = 5.0
-    gone_seconds: Annotated[
-        float, seconds(0, 86400), Field(description="A vanished device stays listed, as unhealthy, this long")
-    ] = 300.0
-    link: Annotated[
-        str, choice(*LINK_POLICIES), Field(description="Whether the link of a PF makes its VFs unhealthy")
-    ] = "follow"
-    ignored_xids: Annotated[Xids, Field(description="GPU errors that leave a GPU healthy, or all")] = frozenset()
-    """Besides those that applications cause; may hold EVERY_XID."""
-    fatal_xids: Annotated[Xids, Field(description="GPU errors that make a GPU unhealthy until it is reset, or all")] = (
-        frozenset()
-    )
-    """Whatever is usual; may hold EVERY_XID."""
-    xid_quiet_seconds: float = QUIET_SECONDS
+    # Hard faults are told at once.
+    down_seconds: Annotated[float, seconds(0, 3600)] = 2.0
+    """A link down for this long makes its devices unhealthy"""
+    up_seconds: Annotated[float, seconds(0, 3600)] = 5.0
+    """A device well again for this long is offered as healthy"""
+    gone_seconds: Annotated[float, seconds(0, 86400)] = 300.0
+    """A vanished device stays listed, as unhealthy, this long"""
+    link: Annotated[str, choice(*LINK_POLICIES)] = "follow"
+    """Whether the link of a PF makes its VFs unhealthy"""
+    # Besides those that applications cause; may hold EVERY_XID.
+    ignored_xids: Xids = frozenset()
+    """GPU errors that leave a GPU healthy, or all"""
+    # Whatever is usual; may hold EVERY_XID.
+    fatal_xids: Xids = frozenset()
+    """GPU errors that make a GPU unhealthy until it is reset, or all"""
+    xid_quiet_seconds: SkipJsonSchema[float] = QUIET_SECONDS
     """A GPU error that may be over keeps a GPU unhealthy this long."""
-    evict: Annotated[
-        tuple[Annotated[str, choice(*EVICTING)], ...],
-        LIST,
-        AfterValidator(each_once),
-        Field(description="Reasons for which Kubernetes deletes the pods whose claims have the device; default: none"),
-    ] = ()
-    """For resources with `offer: dra`; pods that are served through extended resources are left alone."""
+    # For resources with `offer: dra`; pods that are served through extended resources are left alone.
+    evict: Annotated[Many[Annotated[str, choice(*EVICTING)]], AfterValidator(each_once)] = ()
+    """Reasons for which Kubernetes deletes the pods whose claims have the device; default: none"""
 
     @property
     def gpu_policy(self) -> GpuPolicy:
@@ -127,34 +111,19 @@ class HealthSettings(Section):
 class CniSettings(Section):
     """What network configurations may name: whoever writes one could otherwise take any device of the node."""
 
-    require_grant: Annotated[
-        bool,
-        FLAG,
-        Field(
-            description="Devices that a resource offers come only into the pod that kubelet gave them, whatever a"
-            " network names"
-        ),
-    ] = True
-    protect: Annotated[
-        tuple[Annotated[str, string("an interface name or a PCI address", adapter)], ...],
-        LIST,
-        Field(
-            description="Adapters by interface or PCI address that never come into a pod, nor carry a pod's interface"
-        ),
-    ] = ()
+    require_grant: Flag = True
+    """Devices that a resource offers come only into the pod that kubelet gave them, whatever a network names"""
+    protect: Many[Annotated[str, string("an interface name or a PCI address", adapter)]] = ()
+    """Adapters by interface or PCI address that never come into a pod, nor carry a pod's interface"""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart(Section):
     """What the agent does about a restart of its own that is planned."""
 
-    taint: Annotated[
-        bool,
-        FLAG,
-        Field(description="Taint the own Node while the agent restarts (nodefabric.io/agent-not-ready:NoSchedule)"),
-    ] = False
-    """So that no pod is placed there until kubelet has the lists again."""
-    wait_seconds: Annotated[
-        float, seconds(0, MAX_WAIT_SECONDS), Field(description="Between the taint and the agent's end")
-    ] = 2.0
-    """So long do pods have that were placed before."""
+    # So that no pod is placed there until kubelet has the lists again.
+    taint: Flag = False
+    """Taint the own Node while the agent restarts (nodefabric.io/agent-not-ready:NoSchedule)"""
+    # So long do pods have that were placed before.
+    wait_seconds: Annotated[float, seconds(0, MAX_WAIT_SECONDS)] = 2.0
+    """Between the taint and the agent's end"""

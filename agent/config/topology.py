@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic import PlainValidator, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
 
 from agent.config.section import (
     ABSENT,
-    FLAG,
     FOLDER,
-    LIST,
+    Flag,
+    Folder,
+    Many,
     Refusal,
     Section,
     below,
@@ -124,16 +126,14 @@ def _pattern(given: str) -> str:
 class Fact(Section):
     """Where a label's value comes from."""
 
-    fact: Annotated[str, choice(*FACTS), Field(description="Where the label's value comes from")]
-    path: Annotated[Path | None, FOLDER, Field(description="For fact file: the file whose first line is the value")] = (
-        None
-    )
-    text: Annotated[str | None, matching("a label value", _VALUE), Field(description="For fact text: the value")] = None
-    pattern: Annotated[
-        str | None,
-        string("a regular expression with one group", _pattern),
-        Field(description="The first group of this regular expression in the fact is the value"),
-    ] = None
+    fact: Annotated[str, choice(*FACTS)]
+    """Where the label's value comes from"""
+    path: Annotated[Path | None, FOLDER] = None
+    """For fact file: the file whose first line is the value"""
+    text: Annotated[str | None, matching("a label value", _VALUE)] = None
+    """For fact text: the value"""
+    pattern: Annotated[str | None, string("a regular expression with one group", _pattern)] = None
+    """The first group of this regular expression in the fact is the value"""
 
     def contradictions(self) -> Iterator[Refusal]:
         for name, its_fact in (("path", "file"), ("text", "text")):
@@ -186,15 +186,12 @@ class Labels(Section):
         tuple[LabelRule, ...],
         PlainValidator(_rules, json_schema_input_type=dict[str, Any]),
         WithJsonSchema({"type": "object", "additionalProperties": _KEY_SCHEMA}),
-        Field(
-            description="Label key → fact. In the key {nic} stands for each NIC's PCI address, {rail} and {plane} for"
-            " those of its rail"
-        ),
     ] = ()
-    to: Annotated[str, choice(*DESTINATIONS), Field(description="Patch the Node, or write a file for NFD's worker")] = (
-        "node"
-    )
-    nfd_file: Annotated[Path, FOLDER, Field(description="The file for NFD's worker")] = NFD_FILE
+    """Label key → fact. In the key {nic} stands for each NIC's PCI address, {rail} and {plane} for those of its rail"""
+    to: Annotated[str, choice(*DESTINATIONS)] = "node"
+    """Patch the Node, or write a file for NFD's worker"""
+    nfd_file: Folder = NFD_FILE
+    """The file for NFD's worker"""
 
     @property
     def need_lldp(self) -> bool:
@@ -206,25 +203,15 @@ class Labels(Section):
 class Fingerprint(Section):
     """Which of the node's pods count for the fingerprint in the NodeResourceTopology object."""
 
-    pods: Annotated[
-        str,
-        choice(*INFORMERS),
-        Field(
-            description="The scheduler plugin's informerMode, with a watch of pods; or the pods that kubelet lists,"
-            " which needs no right to list pods"
-        ),
-    ] = "dedicated"
-    """As the scheduler's informer sees them (dedicated, shared), or those that kubelet lists (podresources)."""
-    method: Annotated[str, choice(*METHODS), Field(description="Which of these pods count")] = "all"
-    rules: Annotated[
-        str,
-        choice(*RULES),
-        Field(
-            description="Which scheduler-plugins runs, for with-exclusive-resources: up to v0.34.7, or its master"
-            " branch of 2026"
-        ),
-    ] = "v0.34"
-    """Whose rules `with-exclusive-resources` follows: those of scheduler-plugins up to v0.34.7, or of its master."""
+    # As the scheduler's informer sees them (dedicated, shared), or those that kubelet lists (podresources).
+    pods: Annotated[str, choice(*INFORMERS)] = "dedicated"
+    """The scheduler plugin's informerMode, with a watch of pods; or the pods that kubelet lists, which needs no right
+    to list pods"""
+    method: Annotated[str, choice(*METHODS)] = "all"
+    """Which of these pods count"""
+    # Whose rules `with-exclusive-resources` follows: those of scheduler-plugins up to v0.34.7, or of its master.
+    rules: Annotated[str, choice(*RULES)] = "v0.34"
+    """Which scheduler-plugins runs, for with-exclusive-resources: up to v0.34.7, or its master branch of 2026"""
 
     def contradictions(self) -> Iterator[Refusal]:
         if self.pods == "podresources" and self.method != "all":
@@ -236,65 +223,46 @@ class Fingerprint(Section):
 class Bandwidth(Section):
     """How the live bandwidth of ports is published."""
 
-    sample_seconds: float = 15.0
+    sample_seconds: SkipJsonSchema[float] = 15.0
     """How often port counters are read; 0: never."""
-    annotation: Annotated[
-        str | None,
-        matching("domain/name", _ANNOTATION),
-        Field(description="Annotation of the Node that shows the load of the ports; default: none"),
-    ] = None
-    annotation_seconds: float = 600.0
+    annotation: Annotated[str | None, matching("domain/name", _ANNOTATION)] = None
+    """Annotation of the Node that shows the load of the ports; default: none"""
+    annotation_seconds: SkipJsonSchema[float] = 600.0
     """The annotation has the mean of so long, and is written at most once in so long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology(Section):
-    publish: Annotated[bool, FLAG, Field(description="Publish a NodeResourceTopology object for this node")] = False
-    volcano: Annotated[bool, FLAG, Field(description="Publish a Numatopology object for this node (Volcano)")] = False
-    coalesce_seconds: float = 2.0
+    publish: Flag = False
+    """Publish a NodeResourceTopology object for this node"""
+    volcano: Flag = False
+    """Publish a Numatopology object for this node (Volcano)"""
+    coalesce_seconds: SkipJsonSchema[float] = 2.0
     """Changes within this time make one write."""
-    settle_seconds: Annotated[
-        float,
-        seconds(0, 600),
-        Field(
-            description="One more write of the NodeResourceTopology comes this long after the last change; longer than"
-            " the scheduler plugin's cacheResyncPeriodSeconds; 0: none"
-        ),
-    ] = 10.0
-    heartbeat_seconds: Annotated[
-        float,
-        seconds(10, 86400),
-        Field(description="Read what is published this often, and write it again if somebody changed it"),
-    ] = 600.0
-    start_spread_seconds: Annotated[
-        float, seconds(0, 600), Field(description="The first write comes at a random moment within this time")
-    ] = 60.0
-    """So that a cluster's nodes do not write at once."""
-    kubelet_config: Annotated[
-        Path, FOLDER, Field(description="The kubelet's configuration, to read its topology policy from")
-    ] = Path("/var/lib/kubelet/config.yaml")
-    kubelet_config_dir: Annotated[
-        Path | None, FOLDER, Field(description="The kubelet's folder of drop-ins, if any")
-    ] = None
-    fingerprint: Annotated[
-        Fingerprint, Field(description="Which pods count for the NodeResourceTopology's fingerprint")
-    ] = Fingerprint()
-    labels: Annotated[Labels, Field(description="Labels for the node, made of stable facts")] = Labels()
-    lldp_netdevs: Annotated[
-        tuple[Annotated[str, string("an interface name", _netdev)], ...],
-        LIST,
-        Field(description="Where to listen for the switch's name; default: each adapter with an RDMA device"),
-    ] = ()
-    rails: Annotated[
-        tuple[Annotated[tuple[str, ...], _RAIL], ...],
-        LIST,
-        Field(
-            description="The adapters to the fabric, by interface or PCI address, rail 0 first, where a rail has planes"
-            " a list of these; default: those that resources take (if none does, all) with an RDMA device that are"
-            " nearest to a GPU (without GPUs all of these), by PCI address"
-        ),
-    ] = ()
-    bandwidth: Annotated[Bandwidth, Field(description="Live bandwidth of the ports")] = Bandwidth()
+    settle_seconds: Annotated[float, seconds(0, 600)] = 10.0
+    """One more write of the NodeResourceTopology comes this long after the last change; longer than the scheduler
+    plugin's cacheResyncPeriodSeconds; 0: none"""
+    heartbeat_seconds: Annotated[float, seconds(10, 86400)] = 600.0
+    """Read what is published this often, and write it again if somebody changed it"""
+    # So that a cluster's nodes do not write at once.
+    start_spread_seconds: Annotated[float, seconds(0, 600)] = 60.0
+    """The first write comes at a random moment within this time"""
+    kubelet_config: Folder = Path("/var/lib/kubelet/config.yaml")
+    """The kubelet's configuration, to read its topology policy from"""
+    kubelet_config_dir: Annotated[Path | None, FOLDER] = None
+    """The kubelet's folder of drop-ins, if any"""
+    fingerprint: Fingerprint = Fingerprint()
+    """Which pods count for the NodeResourceTopology's fingerprint"""
+    labels: Labels = Labels()
+    """Labels for the node, made of stable facts"""
+    lldp_netdevs: Many[Annotated[str, string("an interface name", _netdev)]] = ()
+    """Where to listen for the switch's name; default: each adapter with an RDMA device"""
+    rails: Many[Annotated[tuple[str, ...], _RAIL]] = ()
+    """The adapters to the fabric, by interface or PCI address, rail 0 first, where a rail has planes a list of these;
+    default: those that resources take (if none does, all) with an RDMA device that are nearest to a GPU (without GPUs
+    all of these), by PCI address"""
+    bandwidth: Bandwidth = Bandwidth()
+    """Live bandwidth of the ports"""
 
     @property
     def needs_api(self) -> bool:

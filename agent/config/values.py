@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from agent.config.dra import Dra
 from agent.config.networks import ADAPTER, Network, NetworkEntry
 from agent.config.placement import Placement
 from agent.config.resources import Resource
-from agent.config.section import FLAG, FOLDER, LIST, Section, seconds
+from agent.config.section import FOLDER, Flag, Folder, Many, Section, seconds
 from agent.config.sections import CniSettings, Endpoints, HealthSettings, Restart
 from agent.config.topology import Topology
 
@@ -29,50 +30,45 @@ def _or_usual(given: tuple[Path, ...]) -> tuple[Path, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Config(Section):
-    resources: Annotated[tuple[Resource, ...], LIST, Field(description="What kubelet is offered")] = ()
-    networks: Annotated[tuple[NetworkEntry, ...], LIST, Field(description="How VFs are set up in pods")] = ()
-    endpoints: Annotated[Endpoints, Field(description="Where the agent answers HTTP")] = Endpoints()
-    topology: Annotated[Topology, Field(description="What is published for schedulers")] = Topology()
-    health: Annotated[HealthSettings, Field(description="How patient the agent is with ill devices")] = HealthSettings()
-    dra: Annotated[Dra, Field(description="How resources with offer: dra are offered")] = Dra()
-    placement: Annotated[Placement, Field(description="What the hardware does not show of GPUs")] = Placement()
-    cni: Annotated[CniSettings, Field(description="Which devices networks may name")] = CniSettings()
-    restart: Annotated[Restart, Field(description="What the agent does before an end that is planned")] = Restart()
-    kubelet_dir: Annotated[Path, FOLDER, Field(description="The kubelet's folder")] = Path("/var/lib/kubelet")
-    state_dir: Annotated[Path, FOLDER, Field(description="Where the agent keeps its books; survives a reboot")] = Path(
-        "/var/lib/nodefabric"
-    )
-    run_dir: Annotated[Path, FOLDER, Field(description="Where the agent's sockets are; empty after a reboot")] = Path(
-        "/run/nodefabric"
-    )
-    cdi_dir: Annotated[Path, FOLDER, Field(description="Where the container runtime looks for CDI specs")] = Path(
-        "/var/run/cdi"
-    )
-    """Our own specs are written there."""
-    cdi_names: Annotated[
-        bool,
-        FLAG,
-        Field(
-            description="Hand out early-bound units by CDI names, which stay true when devices are renumbered; false"
-            " for a runtime without CDI, and for kubelet before 1.29"
-        ),
-    ] = True
-    netns_folders: Annotated[
-        tuple[Annotated[Path, FOLDER], ...],
-        LIST,
-        AfterValidator(_or_usual),
-        Field(
-            alias="netnsDirs",
-            description="Where the container runtime binds the network namespaces of pods",
-        ),
-    ] = NETNS_FOLDERS
-    runtime_socket: Annotated[Path | None, FOLDER, Field(description="The container runtime's CRI socket")] = None
-    """To ask which sandboxes live; without it kubelet's word alone counts."""
-    rescan_seconds: Annotated[float, seconds(1, MAX_RESCAN_SECONDS), Field(description="Time between full scans")] = (
-        60.0
-    )
-    source: str = field(default="defaults", compare=False)
-    warnings: tuple[str, ...] = field(default=(), compare=False)
+    resources: Many[Resource] = ()
+    """What kubelet is offered"""
+    networks: Many[NetworkEntry] = ()
+    """How VFs are set up in pods"""
+    endpoints: Endpoints = Endpoints()
+    """Where the agent answers HTTP"""
+    topology: Topology = Topology()
+    """What is published for schedulers"""
+    health: HealthSettings = HealthSettings()
+    """How patient the agent is with ill devices"""
+    dra: Dra = Dra()
+    """How resources with offer: dra are offered"""
+    placement: Placement = Placement()
+    """What the hardware does not show of GPUs"""
+    cni: CniSettings = CniSettings()
+    """Which devices networks may name"""
+    restart: Restart = Restart()
+    """What the agent does before an end that is planned"""
+    kubelet_dir: Folder = Path("/var/lib/kubelet")
+    """The kubelet's folder"""
+    state_dir: Folder = Path("/var/lib/nodefabric")
+    """Where the agent keeps its books; survives a reboot"""
+    run_dir: Folder = Path("/run/nodefabric")
+    """Where the agent's sockets are; empty after a reboot"""
+    # Our own specs are written there.
+    cdi_dir: Folder = Path("/var/run/cdi")
+    """Where the container runtime looks for CDI specs"""
+    cdi_names: Flag = True
+    """Hand out early-bound units by CDI names, which stay true when devices are renumbered; false for a runtime without
+    CDI, and for kubelet before 1.29"""
+    netns_folders: Annotated[Many[Folder], AfterValidator(_or_usual), Field(alias="netnsDirs")] = NETNS_FOLDERS
+    """Where the container runtime binds the network namespaces of pods"""
+    # To ask which sandboxes live; without it kubelet's word alone counts.
+    runtime_socket: Annotated[Path | None, FOLDER] = None
+    """The container runtime's CRI socket"""
+    rescan_seconds: Annotated[float, seconds(1, MAX_RESCAN_SECONDS)] = 60.0
+    """Time between full scans"""
+    source: SkipJsonSchema[str] = field(default="defaults", compare=False)
+    warnings: SkipJsonSchema[tuple[str, ...]] = field(default=(), compare=False)
     """What was overlooked in it."""
 
     def __post_init__(self) -> None:

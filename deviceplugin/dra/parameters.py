@@ -173,15 +173,9 @@ def _why_no_address(text: Any) -> str | None:
 class _Parameters(NetworkKeys):
     """What parameters may say. What does not go together is known when all of them are merged."""
 
-    network: Annotated[str | None, string("the name of a network", str), Field(description="An entry of networks")] = (
-        None
-    )
-    ifname: Annotated[
-        str | None, string(WANTED_IFNAME, _ifname), Field(alias="ifName", description="Name in the pod")
-    ] = None
-    addresses: Annotated[list[str], PlainValidator(_addresses), Field(description="Addresses")] = field(
-        default_factory=list
-    )
+    network: Annotated[str | None, string("the name of a network", str)] = None
+    ifname: Annotated[str | None, string(WANTED_IFNAME, _ifname), Field(alias="ifName")] = None
+    addresses: Annotated[list[str], PlainValidator(_addresses)] = field(default_factory=list)
 
     @classmethod
     def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
