@@ -24,7 +24,8 @@ REPOSITORY = Path(__file__).parents[1]
 README, CONTRIBUTING, CNI = (REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "docs/cni.md"))
 CHANGELOG, SECURITY = REPOSITORY / "CHANGELOG.md", REPOSITORY / "SECURITY.md"
 DOCUMENTS = [README, CONTRIBUTING, CHANGELOG, SECURITY, *sorted((REPOSITORY / "docs").rglob("*.md"))]
-DOCUMENTS += [REPOSITORY / "daemonset/examples/README.md", REPOSITORY / "hack/vm/README.md"]
+DOCUMENTS += [REPOSITORY / "daemonset/examples/README.md", *sorted((REPOSITORY / "hack/bench").glob("*.md"))]
+DOCUMENTS += [REPOSITORY / "hack/vm/README.md"]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(REPOSITORY)))

@@ -37,7 +37,7 @@ def test_the_figures_go_between_their_marks_in_the_guide() -> None:
         def __missing__(self, name: str) -> float:
             return 12.345
 
-    guide = (bench.CHECKOUT / "docs/dra.md").read_text()
+    guide = (bench.CHECKOUT / "hack/bench/dra-results.md").read_text()
     new = put_into(guide, document.section(Measured(slice_bytes_1024_vf=660832)), document.BEGIN)
     assert new.partition(document.BEGIN)[0] == guide.partition(document.BEGIN)[0]
     assert "| NodePrepareResources | 12.3 / 12.3 ms | 12.3 / 12.3 ms |" in new

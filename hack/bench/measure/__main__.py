@@ -26,15 +26,15 @@ def main(arguments: Sequence[str]) -> int:
     """Measure, print and write. Returns 1 if a limit is not held."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.readme is not None and options.only:
-        parser.error("--readme shows all parts: leave --only out")
+    if options.document is not None and options.only:
+        parser.error("--document shows all parts: leave --only out")
     if not options.inside:
         enter_namespaces("measure", arguments)
     figures = _measure(options)
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps({name: round(value, 4) for name, value in figures.items()}, indent=1) + "\n")
-    if options.readme is not None:
-        options.readme.write_text(markdown.put_into(options.readme.read_text(), markdown.section(figures)))
+    if options.document is not None:
+        options.document.write_text(markdown.put_into(options.document.read_text(), markdown.section(figures)))
     print("\n" + "\n".join(table(figures)) + f"\n\nThe figures are in {options.report}", flush=True)
     for line in exceeded(figures):
         print(f"LIMIT NOT HELD: {line}", flush=True)
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--relay", type=Path, default=CHECKOUT / "build/shim/native/nodefabric-cni", help="default: %(default)s")
     add("--against", metavar="REV", help="measure the agent and relay of this commit, too, in the same rounds")
     add("--report", type=Path, default=CHECKOUT / "build/reports/bench.json", help="default: %(default)s")
-    add("--readme", type=Path, help="file to put the tables into, between its marks (needs all parts)")
+    add("--document", type=Path, help="file to put the tables into, between its marks (needs all parts)")
     add("--scans", type=int, default=15, help="scans of the large node (default: %(default)s)")
     add("--calls", type=int, default=1000, help="calls of each device plugin method (default: %(default)s)")
     add("--starts", type=int, default=25, help="starts of the agent (default: %(default)s)")

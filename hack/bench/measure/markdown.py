@@ -1,4 +1,4 @@
-"""Figures to the section that README shows of them. Pure."""
+"""Figures to the section that hack/bench/results.md shows of them. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from measure.figures import Figures
 
-BEGIN, END = "<!-- figures: hack/bench/run --readme README.md -->\n", "<!-- end of figures -->\n"
+BEGIN, END = "<!-- figures: hack/bench/run --document hack/bench/results.md -->\n", "<!-- end of figures -->\n"
 
 
 class SectionMissing(Exception):

@@ -48,8 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     """Play, print and write. Returns 1 if what is promised is not held."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.readme is not None and options.only:
-        parser.error("--readme shows all parts: leave --only out")
+    if options.document is not None and options.only:
+        parser.error("--document shows all parts: leave --only out")
     parts = options.only or PARTS
     if RUNNING & set(parts) and not options.inside:
         enter_namespaces("measure.dra", arguments)
@@ -72,9 +72,9 @@ def main(arguments: Sequence[str]) -> int:
     report: dict[str, Any] = {name: round(value, 3) for name, value in figures.items()} | {"nodes": nodes}
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps(report, indent=1) + "\n")
-    if options.readme is not None:
-        text = options.readme.read_text()
-        options.readme.write_text(markdown.put_into(text, document.section(figures), document.BEGIN))
+    if options.document is not None:
+        text = options.document.read_text()
+        options.document.write_text(markdown.put_into(text, document.section(figures), document.BEGIN))
     print("\n".join(table(figures, LIMITS)) + f"\n\nThe figures are in {options.report}", flush=True)
     missed = stall.missed(figures) if "stall" in parts else []
     missed += [f"{name} is {figures[name]}, must be 100" for name in PROMISED if figures.get(name, 100) < 100]
@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=4, help="of the pods that come and go (default: %(default)s)")
     add("--limit", type=float, default=10.0, help="seconds that one node may take (default: %(default)s)")
     add("--report", type=Path, default=CHECKOUT / "build/reports/dra.json", help="default: %(default)s")
-    add("--readme", type=Path, help="file to put the tables into, between its marks (needs all parts)")
+    add("--document", type=Path, help="file to put the tables into, between its marks (needs all parts)")
     add("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser
 

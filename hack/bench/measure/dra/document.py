@@ -1,4 +1,4 @@
-"""Figures to the section that docs/dra.md shows of them. Pure."""
+"""Figures to the section that hack/bench/dra-results.md shows of them. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from measure.figures import Figures
 
-BEGIN = "<!-- figures: hack/bench/dra --readme docs/dra.md -->\n"
+BEGIN = "<!-- figures: hack/bench/dra --document hack/bench/dra-results.md -->\n"
 WAYS: Mapping[str, str] = {
     "near_gpu": "a constraint on the nearest GPU's UUID",
     "near_address": "a constraint on its PCI address, also with AMD's GPUs",
