@@ -21,15 +21,14 @@ from agent.hardware import netns as namespaces
 from agent.hardware.netlink.announce import Announcer
 from agent.model.allocation import Attachment, AttachmentState, Owner
 from agent.model.unit_id import UnitId
-from cni import conflicts, in_flight, result
+from cni import in_flight, permission, result
 from cni.call import BEGUN, Call, LeasingNetwork, request_of
 from cni.detach import Detacher
-from cni.grants import Grants
 from cni.heal import owner_alive
 from cni.modes import choice, rdma
 from cni.modes.mode import InterfaceFacts, Target
 from cni.netconf import NetConf
-from cni.node import Node
+from cni.node import Grants, Node
 from cni.targets import Targets
 from cni.turns import NotWanted, Places
 
@@ -160,7 +159,7 @@ class Attacher:
         """Clean up after former owners that are gone. Tell what is in the way if one is not."""
         former = [(row, t) for t in targets if (row := self._node.ledger.attachment_on(t.device)) is not None]
         for row, _ in former:
-            conflicts.refuse_second_interface(owner, row)
+            permission.refuse_second_interface(owner, row)
         return next((busy for row, target in former if (busy := self._free_of(row, target)) is not None), None)
 
     def _free_of(self, row: Attachment, target: Target) -> str | None:
@@ -205,7 +204,7 @@ class Attacher:
             planned = replace(planned, any_node=True)
         timer.end("plan")
         with self._beginning:
-            conflicts.refuse_shared(self._node.ledger, self._node.snapshot, work.owner, target, planned)
+            permission.refuse_shared(self._node.ledger, self._node.snapshot, work.owner, target, planned)
             row = self._node.ledger.begin_attach(
                 work.owner,
                 ifname=target.ifname,

@@ -14,15 +14,13 @@ from cni.attach import BUSY_SECONDS, MAX_ADDING, Attacher
 from cni.call import Call, NoSlots, Slots
 from cni.detach import Detacher
 from cni.found_vfs import NETNS_FOLDERS, Finder
-from cni.grants import NO_GRANTS, Grants
 from cni.heal import HEAL_SECONDS, Healer, PodKnown, ReleaseRequest, nobody_to_ask, release
 from cni.ipam.leases import LeaseBook
 from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopter
-from cni.node import Node
+from cni.node import NO_GRANTS, Grants, Node
 from cni.permission import Permission
-from cni.pool import Pool
-from cni.targets import Targets
+from cni.targets import Pool, Targets
 from cni.turns import Places, Rules
 
 Ended = Callable[[PodRef, float | None], object]

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from agent.config.networks import NO_IPAM
 from agent.config.routing import NO_ROUTING
 from agent.model.allocation import Attachment, PodRef
-from cni.grants import GrantedDevice
 from cni.ipam import plugins as ipam
 from cni.netconf import NetConf
+from cni.node import GrantedDevice
 
 BEGUN = "begun"
 """Of the request in a row: when its ADD began, as time.time tells. A row that came otherwise has none."""

@@ -24,9 +24,8 @@ from agent.model.device import PciDevice
 from agent.model.vf_identity import KnownDevice, is_left_over, is_strange, usual_name
 from cni import netconf
 from cni.call import Call, request_of
-from cni.grants import NO_GRANTS, Grants
 from cni.modes.moving import EVERYBODY
-from cni.node import Node
+from cni.node import NO_GRANTS, Grants, Node
 
 UNKNOWN = "?"
 """Stands for a container, an interface of a call and a network that nobody remembers: no request can name it."""

@@ -26,8 +26,7 @@ from agent.offer.offer import Offer, Unit
 from agent.offer.selectors import may_be_nic
 from agent.offer.units import plain_offer
 from agent.state import Latest
-from cni.grants import GrantedDevice, Grants, Holding
-from cni.node import Node
+from cni.node import GrantedDevice, Grants, Holding, Node
 from cni.pods_file import PodsFile
 
 log = logging.getLogger(__name__)

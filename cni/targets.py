@@ -6,25 +6,27 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 
 from agent.config.routing import NO_ROUTING
-from agent.errors import AgentError, RequestInvalid
-from agent.model.allocation import NO_SETTINGS, is_place
+from agent.errors import AgentError, DeviceBusy, HardwareError, RequestInvalid, Unavailable
+from agent.model.allocation import NO_SETTINGS, PodRef, is_place
 from agent.model.device import PciDevice, Snapshot, is_pci_address
+from agent.model.pf_selector import PfSelector
 from agent.model.unit_id import UnitId
+from agent.placement import Distances, match_nics
 from cni import in_flight, netconf
 from cni.call import Call, Slots
-from cni.grants import GrantedDevice, Grants
 from cni.modes import child, choice
 from cni.modes.mode import Target
 from cni.netconf import NetConf
-from cni.node import Node
-from cni.permission import Permission
-from cni.pool import Pool
+from cni.node import GrantedDevice, Grants, Node
+from cni.permission import Permission, device_names, pf_in_pod
 from cni.turns import Places
 
 MAX_IFNAME = 15
@@ -157,7 +159,7 @@ class Targets:
         wanted = [(conf, found) for conf, found in own if not (found.files_only or self._needs_nothing(conf))]
         if any(conf.bond for conf, _ in wanted):
             return self._joined(wanted, taken)
-        names = names_of([(found.ifname, _usual(found)) for _, found in wanted], taken)
+        names = interface_names([(found.ifname, _usual(found)) for _, found in wanted], taken)
         return [
             Named(conf, name, found.resource_name, found.claim_uid)
             for (conf, found), name in zip(wanted, names, strict=True)
@@ -166,14 +168,14 @@ class Targets:
     def _joined(self, wanted: Sequence[tuple[NetConf, GrantedDevice]], taken: Collection[str]) -> Sequence[Named]:
         """Name what comes along where some of it is joined to bonds: VFs first, then what is made over them."""
         groups = _grouped(wanted, self._node.snapshot)
-        names = names_of([(group[0][1].ifname, _usual(group[0][1])) for group in groups], taken)
+        names = interface_names([(group[0][1].ifname, _usual(group[0][1])) for group in groups], taken)
         used, named = {*taken, *names}, list[Named]()
         for group, name in zip(groups, names, strict=True):
             ports = tuple(found.device for _, found in group)
             if len(group) == 1:
                 own, inner = [name], [group[0][0]]
             else:
-                own = names_of([("", f"{name[:MAX_BASE]}p%d")] * len(group), used)
+                own = interface_names([("", f"{name[:MAX_BASE]}p%d")] * len(group), used)
                 inner = [_as_port(conf, ports) for conf, _ in group]
             used.update(own)
             named += [
@@ -272,7 +274,7 @@ class Targets:
         return facts.is_for_rdma_alone and not node.snapshot.rdma_exclusive and not is_away
 
 
-def names_of(wanted: Sequence[tuple[str, str]], taken: Collection[str]) -> list[str]:
+def interface_names(wanted: Sequence[tuple[str, str]], taken: Collection[str]) -> list[str]:
     """Name interfaces: each as it must be called, else as it usually is, else net1, net2 … The former two may be empty.
 
     In both %d stands for a number from 0 on. A usual name that another has is followed by -2, -3 …
@@ -358,3 +360,100 @@ def _refuse_same_guid(targets: Sequence[Target]) -> None:
                 f"guid {guid} cannot be given to {other} and {target.device} at once: leave it out of what all VFs of a"
                 " pod get, and let Multus or a network for each resource name the VF that it is for"
             )
+
+
+class Pool:
+    """Chooses a VF for a call that names PFs instead of a device. Methods block and may run on many threads at once.
+
+    The VFs of these PFs that no resource offers are the plugin's to give. Placement orders them: near the GPUs that the
+    pod has, then of the PF with the fewest in use. What is left the books tell.
+    """
+
+    def __init__(self, node: Node, grants: Grants) -> None:
+        self._node = node
+        self._grants = grants
+        self._guard = threading.Lock()
+        self._chosen: dict[tuple[str, str], str] = {}
+        """Container and interface → the VF that is on its way into the books."""
+
+    def take(self, call: Call) -> str:
+        """Choose a VF for a call and keep it from others until `let_go`. A repeated call gets the one it has.
+
+        Raises DeviceBusy if none is free, HardwareError if the node has no such VF.
+        """
+        of = call.container_id, call.ifname
+        if rows := self._node.ledger.attachments_of(*of):
+            return rows[0].device
+        snapshot = self._node.snapshot
+        gpus = self._gpus(call.pod, snapshot)  # before the guard: kubelet takes its time
+        with self._guard:
+            if of not in self._chosen:
+                self._chosen[of] = self._choose(call, gpus, snapshot)
+                log.info("%s is for container %s %s: the first free of its pool", self._chosen[of], *of)
+            return self._chosen[of]
+
+    def let_go(self, call: Call) -> None:
+        """End what `take` began: from here on the books say who has the VF, or nobody has."""
+        with self._guard:
+            self._chosen.pop((call.container_id, call.ifname), None)
+
+    def _gpus(self, pod: PodRef, snapshot: Snapshot) -> tuple[str, ...]:
+        """List the pod's GPUs, in the driver's order. Without them the choice is a worse one, and no failure."""
+        if not snapshot.all_gpus or not pod.name:
+            return ()
+        distances = Distances(snapshot)
+        try:
+            return distances.gpus_of(self._grants.units(pod))
+        except Unavailable as error:
+            log.info("the GPUs of %s are not known, and its VF is chosen without: %s", pod, error)
+            return ()
+
+    def _choose(self, call: Call, gpus: tuple[str, ...], snapshot: Snapshot) -> str:
+        wanted = call.conf.pf
+        pool = {device.address: device for device in snapshot.devices if _is_vf_of(device, wanted, snapshot)}
+        if not pool:
+            names = ", ".join(selector.pf for selector in wanted)
+            raise HardwareError(f"pf selects no VF of this node: look at the names ({names}) and at sriov_numvfs")
+        held = {row.device for row in self._node.ledger.attachments()} | set(self._chosen.values())
+        protected = frozenset(self._grants.settings.protect)
+        reasons = (
+            ("in pods", held),
+            (
+                "of adapters that cni.protect names",
+                {a for a, d in pool.items() if protected & device_names(d, snapshot)},
+            ),
+            (
+                "of resources that kubelet gives",
+                {
+                    *self._grants.offered(),
+                    *(device for g in self._node.ledger.grants() for device in g.devices),
+                    *self._node.ledger.claimed_devices(),
+                },
+            ),
+            ("in quarantine", {entry.device for entry in self._node.ledger.quarantines()}),
+            ("without an interface in the host", {a for a, device in pool.items() if device.netdev is None}),
+            # ADD would refuse these, and the next call be given the same.
+            ("that the host itself uses", {a for a, device in pool.items() if snapshot.is_needed(device)}),
+            (
+                "of an adapter that a pod has",
+                {a for a in pool if pf_in_pod(self._node.ledger, snapshot, a, call.container_id) is not None},
+            ),
+        )
+        free, told = set(pool), []
+        for what, devices in reasons:
+            if lost := free & devices:
+                told.append(f"{len(lost)} {what}")
+                free -= lost
+        distances = Distances(snapshot)
+        found = match_nics(distances, gpus, sorted(free), 1, Counter(map(distances.port, held)))
+        if not found:
+            raise DeviceBusy(f"no VF is free: of the {len(pool)} that pf selects, {' and '.join(told)}")
+        return found[0]
+
+
+def _is_vf_of(device: PciDevice, wanted: tuple[PfSelector, ...], snapshot: Snapshot) -> bool:
+    pf = snapshot.parent(device)
+    if pf is None:
+        return False
+    names = {pf.address, *(netdev.name for netdev in pf.netdevs)}
+    return any(selector.takes(names, device.vf_index) for selector in wanted)

@@ -28,8 +28,7 @@ from agent.state import Latest
 from cni import spool
 from cni.attachment import Attachments, Settings
 from cni.call import Call
-from cni.grants import GrantedDevice
-from cni.node import Node
+from cni.node import GrantedDevice, Node
 from cni.server import CniServer
 from cni.slots.bound import BoundSlots
 

@@ -28,8 +28,8 @@ from agent.offer.offer import Offer, Unit
 from agent.placement import Distances, for_pairs
 from agent.state import Latest
 from cni.call import Call
-from cni.conflicts import pf_in_pod
-from cni.grants import GrantedDevice, Grants
+from cni.node import GrantedDevice, Grants
+from cni.permission import pf_in_pod
 from cni.slots.bound import BoundSlots
 from cni.slots.choice import Choice, choose
 from cni.slots.wishes import Wish, wishes

@@ -28,8 +28,7 @@ from agent.offer.units import plain_offer
 from agent.placement import Distances
 from agent.state import Latest
 from cni.add_facts import FactsWriter
-from cni.grants import GrantedDevice, Holding
-from cni.node import Node
+from cni.node import GrantedDevice, Holding, Node
 from tests.agent.books import open_books, owner
 from tests.awaiting import until
 from tests.cni.granting import granted_of

@@ -31,7 +31,7 @@ from agent.state import Latest
 from cni.found_vfs import Finder
 from cni.held import ClaimReader
 from cni.node import Node
-from cni.targets import names_of
+from cni.targets import interface_names
 from hack.sim.rdma import SimulatedRdma
 from tests.agent.books import open_books
 from tests.agent.reconcile.told_outside import ToldOutside
@@ -149,21 +149,21 @@ def test_addresses_are_leased_under_the_name_of_the_network_that_a_claim_extends
     ],
 )
 def test_interfaces_get_the_names_that_claims_say_and_the_others_free_ones(wanted: list[str], names: list[str]) -> None:
-    assert names_of([(name, "") for name in wanted], {"eth0", "net1"}) == names
+    assert interface_names([(name, "") for name in wanted], {"eth0", "net1"}) == names
 
 
 def test_usual_names_give_way_to_each_other_and_to_what_claims_say() -> None:
     wanted = [("", "rail0"), ("rail1", "rail0"), ("", "rail1"), ("", "rail0"), ("", ""), ("", "x%d"), ("", "rail0")]
     expected = ["rail0", "rail1", "rail1-2", "rail0-2", "net1", "x0", "rail0-3"]
-    assert names_of(wanted, {"eth0"}) == expected
+    assert interface_names(wanted, {"eth0"}) == expected
     with pytest.raises(RequestInvalid, match="give the network a shorter ifName"):
-        names_of([("", "rail-of-the-pf0")] * 2, {"eth0"})
+        interface_names([("", "rail-of-the-pf0")] * 2, {"eth0"})
 
 
 @pytest.mark.parametrize("wanted", [["eth0"], ["a", "a"]])
 def test_a_name_that_two_would_have_is_refused(wanted: list[str]) -> None:
     with pytest.raises(RequestInvalid, match="give the one that a claim names so another ifName"):
-        names_of([(name, "") for name in wanted], {"eth0"})
+        interface_names([(name, "") for name in wanted], {"eth0"})
 
 
 # ------------------------------------------------------------------------------------------------------------- refused

@@ -16,8 +16,7 @@ from agent.errors import DeviceBusy, HardwareError, NotAllowed, Unavailable
 from agent.model.allocation import PodRef
 from cni.attachment import Attachments
 from cni.call import Call, NoSlots
-from cni.grants import GrantedDevice, Holding
-from cni.node import Node
+from cni.node import GrantedDevice, Holding, Node
 from cni.permission import Named, refusal
 from cni.request import code_of
 from tests.cni import tiny_node

@@ -29,9 +29,8 @@ from agent.model.device import Snapshot
 from agent.state import Latest
 from cni import netconf
 from cni.call import Call
-from cni.grants import NO_GRANTS, Grants
-from cni.node import Node
-from cni.pool import Pool
+from cni.node import NO_GRANTS, Grants, Node
+from cni.targets import Pool
 from tests.agent.books import attach, open_books, owner
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf

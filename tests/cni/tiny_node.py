@@ -24,9 +24,9 @@ from cni import netconf
 from cni.attach import MAX_ADDING
 from cni.attachment import Attachments, Settings
 from cni.call import Call
-from cni.grants import GrantedDevice
 from cni.heal import HEAL_SECONDS
 from cni.ipam.leases import LeaseBook
+from cni.node import GrantedDevice
 from cni.node import Node as CniNode
 from hack.sim.machine import SimulatedMachine
 from tests.cni.fixed_grants import FixedGrants

@@ -22,7 +22,7 @@ from agent.errors import AttachmentError, DeviceBusy, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.ledger import Ledger
 from cni.attachment import Attachments
-from cni.grants import GrantedDevice
+from cni.node import GrantedDevice
 from cni.node import Node as CniNode
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network

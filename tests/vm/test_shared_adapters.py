@@ -20,7 +20,7 @@ from agent.model.allocation import PodRef
 from cni import netconf
 from cni.attachment import Attachments
 from cni.call import Call
-from cni.grants import GrantedDevice
+from cni.node import GrantedDevice
 from cni.node import Node as CniNode
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network

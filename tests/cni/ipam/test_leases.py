@@ -23,12 +23,11 @@ from agent.model.allocation import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, A
 from cni import netconf
 from cni.call import Call
 from cni.found_vfs import Finder
-from cni.grants import GrantedDevice
 from cni.in_flight import MAX_CALLERS, InFlight
 from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_AT_WORK, MAX_OWED, LeaseBook
 from cni.ipam.plugins import ADD_SECONDS
 from cni.ipam.program import EXPECTED_BYTES, Room
-from cni.node import Node
+from cni.node import GrantedDevice, Node
 from cni.turns import FIRST_REFUSAL_SECONDS, LONGEST_REFUSAL_SECONDS
 from tests.agent.books import open_books
 from tests.cni.desk import NOTES, PLUGINS, Desk, open_desk

@@ -23,7 +23,7 @@ from agent.reconcile import HeldUnit
 from agent.reconcile.units import SlotView
 from cni import netconf
 from cni.call import Call
-from cni.grants import Grants
+from cni.node import Grants
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from tests.cni.networks import network

@@ -23,8 +23,8 @@ from agent.offer.offer import Offer
 from agent.offer.offers import Offers, read
 from agent.state import Latest
 from cni.call import Call
-from cni.grants import Grants
 from cni.netconf import from_document
+from cni.node import Grants
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from deviceplugin.allocation import Allocator
