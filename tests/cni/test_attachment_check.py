@@ -178,6 +178,8 @@ def test_gc_frees_only_what_is_stale_and_of_its_own_network(rig: Rig) -> None:
     assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c0", "c2"]
     assert rig.machine.find_netdev(vf(1)) is not None
     assert rig.in_pod(pods[1]) is None  # though that pod's namespace lives
+    rig.collect(name="other")
+    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c0"]
 
 
 def test_gc_goes_on_past_what_fails_and_names_it(rig: Rig) -> None:

@@ -80,13 +80,6 @@ def test_addresses_that_the_kernel_refuses_undo_the_add(rig: Rig, answer: str) -
         rig.add("c1", pod, ipam=rig.stub_ipam(answer), **ASKED)
 
 
-def test_an_interface_name_that_is_taken_in_the_pod_undoes_the_add(rig: Rig) -> None:
-    pod = rig.pod()
-    rig.run_in(pod, "ip", "link", "add", "net1", "type", "bridge")
-    with leaves_no_trace(rig, pod), pytest.raises(NetlinkFailed, match="an interface of that name is in the pod"):
-        rig.add("c1", pod, **ASKED)
-
-
 def test_an_mtu_that_the_driver_refuses_undoes_the_add(rig: Rig) -> None:
     pod = rig.pod()
     rig.run_in(pod, "true")
@@ -122,13 +115,6 @@ def test_settings_that_the_pf_refuses_undo_the_add(own_network: None, tmp_path: 
         pod = rig.pod()
         with leaves_no_trace(rig, pod), pytest.raises(NetlinkFailed, match="set trust of VF 0 on ens1f0"):
             rig.add("c1", pod, **ASKED)
-
-
-def test_a_vf_that_vanished_before_is_gone_and_leaves_no_row(rig: Rig) -> None:
-    rig.unplug()
-    with pytest.raises(HardwareError, match="has no interface in the host"):
-        rig.add("c1", rig.pod(), **ASKED)
-    assert rig.ledger.attachments() == ()
 
 
 def test_a_vf_that_vanishes_meanwhile_leaves_no_row_and_no_lease(rig: Rig) -> None:

@@ -18,7 +18,7 @@ from cni.modes import vf as mode
 from cni.modes.mode import Planned, Target
 from cni.netconf import from_document
 from tests.cni import tiny_node
-from tests.cni.tiny_node import ASKED, PF_NETDEV, Rig, open_rig, stub_answer, vf
+from tests.cni.tiny_node import ASKED, Rig, open_rig, stub_answer, vf
 from tests.waiting import until
 
 AGENT = """
@@ -60,19 +60,6 @@ def begin_add(rig: Rig, pod: Path, *, moved: bool) -> Planned:
         if moved:
             mode.enter(rig.machine, planned, netns.fileno())
     return planned
-
-
-@pytest.mark.parametrize("moved", [False, True])
-def test_an_agent_that_ended_during_add_is_cleaned_up_after(rig: Rig, moved: bool) -> None:
-    pod, before = rig.pod(), rig.found()
-    planned = begin_add(rig, pod, moved=moved)
-    if not moved:
-        rig.machine.vf_control.apply(PF_NETDEV, 0, planned.settings)
-    assert rig.found() != before
-    assert rig.attachments.heal(vf(0)) == "half-attaching"
-    assert rig.found() == before
-    assert rig.in_pod(pod) is None
-    rig.add("c2", pod)
 
 
 def test_an_agent_killed_during_add_is_cleaned_up_after(rig: Rig) -> None:

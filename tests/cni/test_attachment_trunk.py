@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import subprocess
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from tests import sandbox
 from tests.cni import tiny_node
 from tests.cni.killed import kill_at_each_step
 from tests.cni.networks import PREVIOUS, network
-from tests.cni.reconciled import reconciler_of
 from tests.cni.tiny_node import PF_NETDEV, Rig, open_rig, vf
 from tests.vf_trunk import TrunkDriver, WithTrunk
 from tests.waiting import until
@@ -205,21 +203,6 @@ def test_a_driver_that_was_replaced_meanwhile_has_nothing_to_put_back(rig: Rig) 
     rig.delete("c1", pod)
     rig.await_back()
     assert (rig.settings().trust, rig.ledger.quarantines()) == (False, ())
-
-
-def test_the_reconciler_puts_a_trunk_back_whose_pod_has_gone(rig: Rig) -> None:
-    pod = rig.pod()
-    rig.add("c1", pod, trunk=TRUNK)
-    rig.remove(pod)
-    until(lambda: rig.machine.find_netdev(vf(0)) is not None)
-    reconciler, _ = reconciler_of(rig)
-
-    def is_mended() -> bool:
-        asyncio.run(reconciler.run_once())
-        return rig.ledger.attachments() == ()
-
-    until(is_mended)
-    assert shown(rig.folder) == "5"
 
 
 class TooMany(WithTrunk):

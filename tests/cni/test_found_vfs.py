@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ POD = PodRef("default", "trainer")
 
 
 @pytest.fixture
-def lost(own_network: None, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+def lost(own_network: None, tmp_path: Path) -> Iterator[Rig]:
     """Open the node again after its books were lost. The pod `pod` holds the first VF."""
     tiny_node.create(tmp_path)
     with open_rig(tmp_path) as rig:
@@ -43,11 +43,7 @@ def lost(own_network: None, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
         file.unlink()
     with open_rig(tmp_path) as rig:
         rig.before = before  # type: ignore[attr-defined]
-
-        def give() -> Rig:
-            return rig
-
-        yield give
+        yield rig
 
 
 def finder(rig: Rig, **more: Any) -> Finder:
@@ -65,119 +61,102 @@ def known(index: int, boot_id: str = "boot") -> KnownDevice:
     return KnownDevice(vf(index), "", netdev(index), mac_of(index), 1500, boot_id)
 
 
-def test_a_vf_in_a_pod_gets_a_row_again_and_is_cleaned_when_the_pod_ends(lost: Callable[..., Rig]) -> None:
-    rig = lost()
-    rig.ledger.know([known(0)])
-    assert finder(rig).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"}) == (vf(0),)
-    (row,) = rig.ledger.attachments()
+def test_a_vf_in_a_pod_gets_a_row_again_and_is_cleaned_when_the_pod_ends(lost: Rig) -> None:
+    lost.ledger.know([known(0)])
+    assert finder(lost).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"}) == (vf(0),)
+    (row,) = lost.ledger.attachments()
     assert (row.state, row.owner.pod, row.owner.container_id) == (AttachmentState.ATTACHED, POD, "c1")
     assert (row.owner.cni_ifname, row.ifname) == ("net1", "net1")
     # It is not given to anybody else, nor taken from the pod.
     with pytest.raises(DeviceBusy, match="still held by pod default/trainer"):
-        rig.add("c2", rig.pod("two"))
-    assert rig.attachments.heal(vf(0)) is None
-    assert finder(rig).in_namespaces([vf(0)], {}, {}) == ()
-    rig.remove(rig.folder / "pod.netns")
-    until(lambda: rig.attachments.heal(vf(0)) == "owner-gone")
-    assert rig.found() == rig.before  # type: ignore[attr-defined]
-    assert rig.ledger.attachments() == ()
+        lost.add("c2", lost.pod("two"))
+    assert lost.attachments.heal(vf(0)) is None
+    assert finder(lost).in_namespaces([vf(0)], {}, {}) == ()
+    lost.remove(lost.folder / "pod.netns")
+    until(lambda: lost.attachments.heal(vf(0)) == "owner-gone")
+    assert lost.found() == lost.before  # type: ignore[attr-defined]
+    assert lost.ledger.attachments() == ()
 
 
-def test_a_vf_of_a_claim_is_found_as_what_the_claim_has_brought(lost: Callable[..., Rig]) -> None:
-    rig = lost()
-    prepare(rig.ledger, "nics", claimed_vf(vf(0)))
-    finder(rig).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"}, {vf(0): "rdma/vf"})
-    (row,) = rig.ledger.attachments()
+def test_a_vf_of_a_claim_is_found_as_what_the_claim_has_brought(lost: Rig) -> None:
+    prepare(lost.ledger, "nics", claimed_vf(vf(0)))
+    finder(lost).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"}, {vf(0): "rdma/vf"})
+    (row,) = lost.ledger.attachments()
     assert (row.device, row.resource_name, row.claim_uid) == (vf(0), "rdma/vf", "uid-nics")
 
 
-def test_the_pods_own_del_ends_what_was_found(lost: Callable[..., Rig]) -> None:
-    rig = lost()
-    rig.ledger.know([known(0)])
-    finder(rig).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"})
-    rig.delete("c1", rig.folder / "pod.netns")
-    rig.await_back()
-    assert rig.found() == rig.before  # type: ignore[attr-defined]
-
-
-def test_what_was_found_without_arp_and_multicast_has_both_afterwards(lost: Callable[..., Rig]) -> None:
-    rig = lost()
-    finder(rig).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"})
-    pod = rig.folder / "pod.netns"
-    rig.run_in(pod, "ip", "link", "set", "net1", "arp", "off", "multicast", "off")
-    link = rig.in_pod(pod)
+def test_what_was_found_without_arp_and_multicast_has_both_afterwards(lost: Rig) -> None:
+    finder(lost).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"})
+    pod = lost.folder / "pod.netns"
+    lost.run_in(pod, "ip", "link", "set", "net1", "arp", "off", "multicast", "off")
+    link = lost.in_pod(pod)
     assert link is not None
     assert (link.arp, link.multicast) == (False, False)
-    rig.delete("c1", pod)
-    rig.await_back()
-    link = rig.machine.find_netdev(vf(0))
+    lost.delete("c1", pod)
+    lost.await_back()
+    link = lost.machine.find_netdev(vf(0))
     assert link is not None
     assert (link.arp, link.multicast) == (True, True)
 
 
-def test_without_any_memory_what_can_be_seen_is_restored(lost: Callable[..., Rig]) -> None:
+def test_without_any_memory_what_can_be_seen_is_restored(lost: Rig) -> None:
     """Its own MAC address nobody knows any more; all that a neighbour has not is taken off."""
-    rig = lost()
-    rig.machine.vf_control.apply("ens1f0", 1, VfSettings(spoofchk=False))  # as this driver has it, say
-    assert finder(rig).in_namespaces([vf(0)], {}, {}) == (vf(0),)
-    (row,) = rig.ledger.attachments()
+    lost.machine.vf_control.apply("ens1f0", 1, VfSettings(spoofchk=False))  # as this driver has it, say
+    assert finder(lost).in_namespaces([vf(0)], {}, {}) == (vf(0),)
+    (row,) = lost.ledger.attachments()
     assert (row.owner.container_id, row.owner.pod) == (UNKNOWN, PodRef("", ""))
     assert row.undo.netdev == netdev(0)
-    rig.remove(rig.folder / "pod.netns")
-    until(lambda: rig.attachments.heal(vf(0)) == "owner-gone")
-    name, _, _, up, settings = rig.found()
+    lost.remove(lost.folder / "pod.netns")
+    until(lambda: lost.attachments.heal(vf(0)) == "owner-gone")
+    name, _, _, up, settings = lost.found()
     assert (name, up) == (netdev(0), False)
-    neighbour = rig.settings(1)
+    neighbour = lost.settings(1)
     assert (settings.vlan, settings.trust, settings.spoofchk) == (neighbour.vlan, neighbour.trust, neighbour.spoofchk)
 
 
-def test_a_trunk_that_a_lost_pod_had_is_taken_off(lost: Callable[..., Rig], tmp_path: Path) -> None:
-    rig, driver = lost(), TrunkDriver()
+def test_a_trunk_that_a_lost_pod_had_is_taken_off(lost: Rig, tmp_path: Path) -> None:
+    driver = TrunkDriver()
     paths = [trunk.path_of(tmp_path / "root", "ens1f0", index) for index in range(3)]
     for path in paths:
         driver.create(path, *([100] if path == paths[0] else []))
-    machine: Any = replace(rig.machine, vf_control=WithTrunk(tmp_path, driver))
-    node = Node(machine, rig.ledger, Live(rig.machine.scan))
-    assert Finder(node, netns_folders=(rig.folder,), processes=rig.folder / "no-proc").in_namespaces([vf(0)], {}, {})
-    (row,) = rig.ledger.attachments()
+    machine: Any = replace(lost.machine, vf_control=WithTrunk(tmp_path, driver))
+    node = Node(machine, lost.ledger, Live(lost.machine.scan))
+    assert Finder(node, netns_folders=(lost.folder,), processes=lost.folder / "no-proc").in_namespaces([vf(0)], {}, {})
+    (row,) = lost.ledger.attachments()
     assert (row.undo.settings.trunk, row.undo.vf_index) == ("", 0)
 
 
-def test_what_is_found_nowhere_gets_no_row(lost: Callable[..., Rig]) -> None:
-    rig = lost()
-    assert finder(rig).in_namespaces([vf(1), "0000:99:00.1"], {}, {}) == ()
-    rig.unplug()
-    assert finder(rig).in_namespaces([vf(0)], {}, {}) == ()
-    assert rig.ledger.attachments() == ()
+def test_what_is_found_nowhere_gets_no_row(lost: Rig) -> None:
+    assert finder(lost).in_namespaces([vf(1), "0000:99:00.1"], {}, {}) == ()
+    lost.unplug()
+    assert finder(lost).in_namespaces([vf(0)], {}, {}) == ()
+    assert lost.ledger.attachments() == ()
 
 
-def test_gc_and_the_calls_of_others_do_not_meet_what_was_found(lost: Callable[..., Rig]) -> None:
-    rig = lost()
-    finder(rig).in_namespaces([vf(0)], {}, {})
-    rig.collect(name="rails")
-    rig.delete("c9", rig.pod("two"))
-    assert [row.state for row in rig.ledger.attachments()] == [AttachmentState.ATTACHED]
+def test_gc_and_the_calls_of_others_do_not_meet_what_was_found(lost: Rig) -> None:
+    finder(lost).in_namespaces([vf(0)], {}, {})
+    lost.collect(name="rails")
+    lost.delete("c9", lost.pod("two"))
+    assert [row.state for row in lost.ledger.attachments()] == [AttachmentState.ATTACHED]
 
 
-def test_a_namespace_that_cannot_be_searched_keeps_no_other_from_it(lost: Callable[..., Rig]) -> None:
-    rig = lost()
-    (rig.folder / "aaa").touch()
-    (rig.folder / "dangling").symlink_to("/nowhere")
-    assert finder(rig).in_namespaces([vf(0)], {}, {}) == (vf(0),)
+def test_a_namespace_that_cannot_be_searched_keeps_no_other_from_it(lost: Rig) -> None:
+    (lost.folder / "aaa").touch()
+    (lost.folder / "dangling").symlink_to("/nowhere")
+    assert finder(lost).in_namespaces([vf(0)], {}, {}) == (vf(0),)
 
 
-def test_a_vf_that_came_back_under_a_pods_name_is_put_back(lost: Callable[..., Rig]) -> None:
-    rig = lost()
-    rig.remove(rig.folder / "pod.netns")
-    until(lambda: rig.machine.find_netdev(vf(0)) is not None)
-    subprocess.run(["ip", "link", "set", rig.machine.find_netdev(vf(0)).name, "name", "net1"], check=True)  # type: ignore[union-attr]
-    assert finder(rig).under_a_strange_name(vf(0), known(0))
-    (row,) = rig.ledger.attachments()
+def test_a_vf_that_came_back_under_a_pods_name_is_put_back(lost: Rig) -> None:
+    lost.remove(lost.folder / "pod.netns")
+    until(lambda: lost.machine.find_netdev(vf(0)) is not None)
+    subprocess.run(["ip", "link", "set", lost.machine.find_netdev(vf(0)).name, "name", "net1"], check=True)  # type: ignore[union-attr]
+    assert finder(lost).under_a_strange_name(vf(0), known(0))
+    (row,) = lost.ledger.attachments()
     assert row.state is AttachmentState.DETACHING
-    assert rig.attachments.heal(vf(0)) == "half-detaching"
-    assert rig.found() == rig.before  # type: ignore[attr-defined]
-    assert not finder(rig).under_a_strange_name(vf(0), known(0))
-    assert rig.ledger.attachments() == ()
+    assert lost.attachments.heal(vf(0)) == "half-detaching"
+    assert lost.found() == lost.before  # type: ignore[attr-defined]
+    assert not finder(lost).under_a_strange_name(vf(0), known(0))
+    assert lost.ledger.attachments() == ()
 
 
 def test_a_vf_that_is_up_in_the_host_has_the_name_that_somebody_chose(rig: Rig) -> None:
@@ -227,56 +206,52 @@ def test_living_namespaces_are_found_by_folder_and_by_process(own_network: None,
 @pytest.mark.parametrize("containers", [{}, {("default", "a"): "c1"}])
 @pytest.mark.parametrize("ifname", ["net1", "eth0"])
 def test_a_del_tells_whose_the_found_row_is_and_returns_its_leases(
-    lost: Callable[..., Rig], ifname: str, containers: dict[tuple[str, str], str]
+    lost: Rig, ifname: str, containers: dict[tuple[str, str], str]
 ) -> None:
     """By the interface of its call, or, chained, by the one name it has for all; named by the runtime or not."""
-    rig = lost()
-    joined = network({"name": "rails", "ipam": rig.ipam()})
+    joined = network({"name": "rails", "ipam": lost.ipam()})
     pods = {vf(0): PodRef("default", "a")}
-    assert finder(rig, grants=FixedGrants(networks={"": joined})).in_namespaces([vf(0)], pods, containers) == (vf(0),)
-    assert len(rig.leases()) == 2
-    naming = finder(rig, grants=FixedGrants(networks={"": joined}))
-    with rig.call("c1", rig.folder / "pod.netns", {}, ifname) as call:
+    assert finder(lost, grants=FixedGrants(networks={"": joined})).in_namespaces([vf(0)], pods, containers) == (vf(0),)
+    assert len(lost.leases()) == 2
+    naming = finder(lost, grants=FixedGrants(networks={"": joined}))
+    with lost.call("c1", lost.folder / "pod.netns", {}, ifname) as call:
         naming.name_owner(call)
-        (row,) = rig.ledger.attachments()
+        (row,) = lost.ledger.attachments()
         assert (row.owner.container_id, row.owner.cni_ifname, row.owner.pod) == ("c1", ifname, call.pod)
-        rig.attachments.delete(call)
-    rig.await_back()
-    assert rig.leases() == []
-    assert rig.ledger.owed_leases() == ()
+        lost.attachments.delete(call)
+    lost.await_back()
+    assert lost.leases() == []
+    assert lost.ledger.owed_leases() == ()
 
 
-def test_a_del_of_another_namespace_or_interface_names_nobody(lost: Callable[..., Rig]) -> None:
-    rig = lost()
-    finder(rig).in_namespaces([vf(0)], {}, {})
+def test_a_del_of_another_namespace_or_interface_names_nobody(lost: Rig) -> None:
+    finder(lost).in_namespaces([vf(0)], {}, {})
     for pod, ifname, conf in (
         (None, "net1", {}),
-        (rig.pod("two"), "net1", {}),
-        (rig.folder / "pod.netns", "net9", {"deviceID": vf(2)}),
+        (lost.pod("two"), "net1", {}),
+        (lost.folder / "pod.netns", "net9", {"deviceID": vf(2)}),
     ):
-        with rig.call("c9", pod, conf, ifname) as call:
-            rig.attachments.finder.name_owner(call)
-    assert [row.owner.container_id for row in rig.ledger.attachments()] == [UNKNOWN]
+        with lost.call("c9", pod, conf, ifname) as call:
+            lost.attachments.finder.name_owner(call)
+    assert [row.owner.container_id for row in lost.ledger.attachments()] == [UNKNOWN]
 
 
-def test_a_known_containers_leases_are_returned_without_any_del(lost: Callable[..., Rig]) -> None:
-    rig = lost()
-    joined = network({"name": "rails", "ipam": rig.ipam()})
-    finding = finder(rig, grants=FixedGrants(networks={"rdma/vf": joined}))
+def test_a_known_containers_leases_are_returned_without_any_del(lost: Rig) -> None:
+    joined = network({"name": "rails", "ipam": lost.ipam()})
+    finding = finder(lost, grants=FixedGrants(networks={"rdma/vf": joined}))
     names = {("default", "trainer"): "c1"}
     assert finding.in_namespaces([vf(0)], {vf(0): POD}, names, {vf(0): "rdma/vf"}) == (vf(0),)
-    rig.remove(rig.folder / "pod.netns")
-    until(lambda: rig.attachments.heal(vf(0)) == "owner-gone")
-    assert rig.leases() == []
+    lost.remove(lost.folder / "pod.netns")
+    until(lambda: lost.attachments.heal(vf(0)) == "owner-gone")
+    assert lost.leases() == []
 
 
-def test_a_del_of_a_known_container_finds_the_row_by_its_chained_name(lost: Callable[..., Rig]) -> None:
+def test_a_del_of_a_known_container_finds_the_row_by_its_chained_name(lost: Rig) -> None:
     """Kubelet's pod and the runtime told the container; that the call is for eth0 only the call tells."""
-    rig = lost()
-    finder(rig).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"})
-    rig.delete("c1", rig.folder / "pod.netns", "eth0")
-    rig.await_back()
-    name, _, mtu, _, _ = rig.found()
+    finder(lost).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"})
+    lost.delete("c1", lost.folder / "pod.netns", "eth0")
+    lost.await_back()
+    name, _, mtu, _, _ = lost.found()
     assert (name, mtu) == (netdev(0), 1500)  # as its neighbours have it
 
 
@@ -310,12 +285,11 @@ def test_what_was_brought_back_can_be_had_and_released_at_once(rig: Rig) -> None
     assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c1"]
 
 
-def test_what_a_known_pod_lost_stays_its_own(lost: Callable[..., Rig]) -> None:
+def test_what_a_known_pod_lost_stays_its_own(lost: Rig) -> None:
     """kubelet counts the device to that pod, and will give it to no other."""
-    rig = lost()
-    assert finder(rig).in_namespaces([vf(0)], {vf(0): POD}, {}) == (vf(0),)
+    assert finder(lost).in_namespaces([vf(0)], {vf(0): POD}, {}) == (vf(0),)
     with open("/proc/thread-self/ns/net") as host:
         path = f"/proc/{os.getpid()}/fd/{host.fileno()}"
-        rig.run_in(rig.folder / "pod.netns", "ip", "link", "set", "net1", "netns", path)
-    assert rig.attachments.heal(vf(0)) is None
-    assert len(rig.ledger.attachments()) == 1
+        lost.run_in(lost.folder / "pod.netns", "ip", "link", "set", "net1", "netns", path)
+    assert lost.attachments.heal(vf(0)) is None
+    assert len(lost.ledger.attachments()) == 1

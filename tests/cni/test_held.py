@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,14 @@ from agent.config.networks import network_of_keys
 from agent.edits.unit_specs import UnitSpecs
 from agent.errors import RequestInvalid, Unavailable, UnknownUnit
 from agent.hardware.host import Host
-from agent.kubelet.podresources import MAX_ASKING, ContainerDevices, DeviceAssignment, PodDevices, PodResources
+from agent.kubelet.podresources import (
+    MAX_ASKING,
+    ContainerDevices,
+    DeviceAssignment,
+    KubeletAsker,
+    PodDevices,
+    PodResources,
+)
 from agent.ledger import Ledger
 from agent.model.allocation import Binding, PodRef, Undo, UnitSpec
 from agent.model.device import PciDevice, Snapshot
@@ -28,12 +36,34 @@ from agent.offer.units import plain_offer
 from agent.placement import Distances
 from agent.state import Latest
 from cni.add_facts import FactsWriter
+from cni.held import HeldDevices, PodClaims, Sources
 from cni.node import GrantedDevice, Holding, Node
+from cni.pods_file import PodsFile
 from tests.agent.books import open_books, owner
 from tests.awaiting import until
-from tests.cni.granting import granted_of
 from tests.cni.networks import network
 from tests.deviceplugin.machines import node, pci, rdma, without
+
+
+def granted_of(
+    config: Config,
+    books: Ledger,
+    kubelet: PodResources,
+    loop: asyncio.AbstractEventLoop,
+    *units: Unit,
+    devices: tuple[PciDevice, ...] = (),
+    noted: Collection[str] = (),
+) -> HeldDevices:
+    """Join the parts. `units` are offered, `devices` the node's, `noted` the UIDs of pods in kubelet's notes."""
+    snapshot = Snapshot(devices=devices)
+    names = dict.fromkeys(unit.resource_name for unit in units)
+    offer = Offer(snapshot, {name: tuple(u for u in units if u.resource_name == name) for name in names})
+    holders = cast(PodsFile, SimpleNamespace(noted=noted, is_settled=True, look=int))
+    node = Node(cast(Host, None), books, Latest(snapshot))
+    cell, asker = Latest(config), KubeletAsker(kubelet, loop)
+    claims = PodClaims(cell, node, asker, Latest(None))
+    return HeldDevices(cell, node, asker, Latest(offer), holders, Sources(claims))
+
 
 POD = PodRef("default", "p", "uid-p")
 VF, OTHER, SLOT = "0000:12:00.1", "0000:12:00.2", "slot-rdma:vf-0-0"

@@ -1,4 +1,4 @@
-"""Which pods may have something that comes into their network: what is on file, and when."""
+"""Which pods may have something that comes into their network, by a grant or a claim: what is on file, and when."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +16,51 @@ from agent.config import Config, RailNic, Resource
 from agent.errors import LedgerError
 from agent.kubelet import checkpoint
 from agent.ledger import Ledger
-from agent.model.allocation import Binding, Grant, PodRef
+from agent.model.allocation import Binding, Claim, ClaimDevice, ClaimRef, ClaimState, Grant, PodRef
 from agent.state import Latest
-from cni.pods_file import content_of, may_join, name_of
+from cni import pods_file
+from cni.pods_file import PodsFile, content_of, may_join, name_of
 from tests.agent.books import attach, open_books, owner
-from tests.cni.holding import BOOT, GPUS, HCA, OTHER, RESOURCES, SHARES, TRAINER, VF, VFS, WEB, named, open_holders
-from tests.cni.holding import books as books  # the fixture
-from tests.cni.holding import path as path  # the fixture
 from tests.cni.small_disk import disk
+
+BOOT = "6b3c2f1e-0000-4000-8000-000000000001"
+VF, OTHER = "0000:3b:00.2", "0000:3b:00.3"
+HCA = "0000:18:00.0"
+VFS, GPUS, SHARES = Resource("rdma/vf", "vf"), Resource("nvidia.com/gpu", "gpu"), Resource("rdma/hca", "hca")
+RESOURCES = (VFS, GPUS, SHARES)
+TRAINER, WEB = PodRef("default", "trainer"), PodRef("shop", "web")
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Ledger]:
+    with open_books(tmp_path) as books:
+        yield books
+
+
+@pytest.fixture
+def path(short_folder: Path) -> Path:
+    return short_folder / "run/cni.sock.pods"
+
+
+def open_holders(path: Path, books: Ledger, *, config: Latest[Config] | None = None, is_new: bool = False) -> PodsFile:
+    """Open the file of a ledger that agrees with kubelet."""
+    made = PodsFile(path, BOOT, books, config or Latest(Config(resources=RESOURCES, kubelet_dir=path.parent.parent)))
+    made.look()
+    if not is_new:
+        made.complete()
+    return made
+
+
+def named(path: Path) -> list[str]:
+    """List what the file says of pods; it must be whole."""
+    content = path.read_bytes()
+    assert pods_file.is_of_boot(content, BOOT)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    first, second, unknown, *names, last = content.decode().splitlines()
+    assert (first, second, last) == ("nodefabric-pods 2", f"boot {BOOT}", "end")
+    return [*(["?"] if unknown == "unknown 1" else []), *names]
+
 
 GPU = "GPU-6b3fd5a0-0000-4000-8000-000000000000"
 SLOT = "slot-rdma:vf-0-3"
@@ -357,3 +395,78 @@ def test_many_threads_leave_what_is_true(books: Ledger, path: Path) -> None:
         thread.join()
     assert wrong == []
     assert named(path) == [f"default/p{number}" for number in range(0, 8, 2)]
+
+
+# ---------------------------------------------------------------------- claims
+
+
+def of_claim(kind: str = "vf", resource_name: str = "rdma/vf", device: str = VF, **more: object) -> ClaimDevice:
+    made = ClaimDevice("r", "node", "d", resource_name, kind, device, "name", exclusive=kind != "hca")
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def claim(*devices: ClaimDevice, only_pod: str = "uid-t", pods: tuple[PodRef, ...] = (TRAINER,)) -> Claim:
+    ref = ClaimRef("uid-claim", "default", "nics")
+    return Claim(ref, ClaimState.PREPARING, devices or (of_claim(),), pods, only_pod)
+
+
+def test_the_pod_of_a_claim_is_in_the_file_before_kubelet_hears_of_it_and_until_the_claim_is_gone(
+    path: Path, books: Ledger
+) -> None:
+    open_holders(path, books)
+    books.prepare_claim(claim())
+    assert named(path) == ["default/trainer", "uid-t"]
+    books.set_claim_state("uid-claim", ClaimState.PREPARED)
+    books.set_claim_state("uid-claim", ClaimState.UNPREPARING)
+    assert named(path) == ["default/trainer", "uid-t"]
+    books.remove_claim("uid-claim")
+    assert named(path) == []
+
+
+def test_any_pod_of_its_namespace_may_have_a_claim_that_has_no_owner(path: Path, books: Ledger) -> None:
+    kept = open_holders(path, books)
+    books.prepare_claim(claim(only_pod="", pods=(TRAINER, WEB)))
+    assert named(path) == ["default/", "default/trainer", "shop/web"]
+    assert not kept.has_unknown  # kubelet need not be asked again and again whose a grant is
+    books.remove_claim("uid-claim")
+    assert named(path) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        (of_claim(), True),
+        (of_claim("nic", "rdma/nic"), True),
+        (of_claim(admin=True), False),
+        (of_claim("hca", "rdma/hca", HCA), False),
+        (of_claim("hca", "rdma/hca", HCA, network={"mode": "macvlan"}), True),
+        (of_claim("hca", "rdma/gone", HCA), True),
+        (of_claim(resource_name="rdma/gone"), True),
+    ],
+)
+def test_only_claims_of_what_may_join_a_network_count(
+    path: Path, books: Ledger, device: ClaimDevice, expected: bool
+) -> None:
+    open_holders(path, books)
+    books.prepare_claim(claim(device))
+    assert bool(named(path)) is expected
+
+
+def test_claims_of_earlier_agents_and_a_new_configuration_count(path: Path, books: Ledger) -> None:
+    books.prepare_claim(claim(of_claim("hca", "rdma/hca", HCA)))
+    config = Latest(Config(resources=RESOURCES, kubelet_dir=path.parent.parent))
+    open_holders(path, books, config=config)
+    assert named(path) == []
+    config.set(replace(config.value, resources=(replace(SHARES, network="n"),)))
+    assert named(path) == ["default/trainer", "uid-t"]
+
+
+def test_a_claim_is_not_prepared_while_the_file_goes_on_to_say_otherwise(path: Path, books: Ledger) -> None:
+    kept = open_holders(path, books)
+    with kept.preparing(claim()):
+        assert named(path) == ["?"]
+    assert named(path) == []
+    kept.close()
+    with pytest.raises(LedgerError, match="is written no more"):
+        books.prepare_claim(claim())
+    assert books.claims() == ()

@@ -87,12 +87,6 @@ def test_an_add_that_fails_leaves_its_vf_to_the_next(rig: Rig) -> None:
     assert devices(rig) == {"c2": vf(0)}
 
 
-def test_a_vf_that_could_not_be_cleaned_is_given_to_nobody(rig: Rig) -> None:
-    rig.ledger.quarantine(vf(0), "some reason")
-    rig.add("c1", rig.pod(), **POOL)
-    assert devices(rig) == {"c1": vf(1)}
-
-
 def test_pods_that_start_at_once_get_different_vfs(rig: Rig) -> None:
     pods = [rig.pod(f"pod{number}") for number in range(3)]
     begin, failures = threading.Barrier(3), list[AgentError]()
