@@ -54,7 +54,7 @@ from agent.report.overview import NodeFacts, Overview
 from agent.report.replies import Pages
 from agent.report.report import Report
 from agent.state import Latest
-from cni.node import Node
+from cni.call import Node
 
 if TYPE_CHECKING:
     from agent.cluster.apiserver import ApiServer

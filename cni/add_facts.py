@@ -40,8 +40,8 @@ from agent.model.device import LinkLayer, is_pci_address
 from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer
 from agent.state import Latest
+from cni.call import Node
 from cni.modes import rdma
-from cni.node import Node
 from cni.slots.bound import BoundSlots
 
 GID_SECONDS = 1.0

@@ -21,14 +21,13 @@ from agent.hardware import netns as namespaces
 from agent.hardware.netlink.announce import Announcer
 from agent.model.allocation import Attachment, AttachmentState, Owner
 from agent.model.unit_id import UnitId
-from cni import in_flight, permission, result
-from cni.call import BEGUN, Call, LeasingNetwork, request_of
-from cni.detach import Detacher
+from cni import permission, result
+from cni.call import BEGUN, Call, Grants, LeasingNetwork, Node, request_of
+from cni.detach import Add, Detacher
 from cni.heal import owner_alive
 from cni.modes import choice, rdma
 from cni.modes.mode import InterfaceFacts, Target
 from cni.netconf import NetConf
-from cni.node import Grants, Node
 from cni.targets import Targets
 from cni.turns import NotWanted, Places
 
@@ -68,7 +67,7 @@ class _Work:
     call: Call
     owner: Owner
     netns: int
-    add: in_flight.Add
+    add: Add
     timer: StepTimer = field(default_factory=StepTimer)
     brought: list[_BroughtIn] = field(default_factory=list)
     """What is in the pod so far."""
@@ -292,7 +291,7 @@ class Attacher:
             log.error("%s stays in the books as half attached: %s", row.device, error)
 
 
-def _passed_through(call: Call, add: in_flight.Add) -> Mapping[str, Any]:
+def _passed_through(call: Call, add: Add) -> Mapping[str, Any]:
     """Answer for a pod that no interface is for. What was chosen for its slots ends with a DEL all the same."""
     if call.conf.prev_result is None:
         raise RequestInvalid(

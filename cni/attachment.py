@@ -11,14 +11,13 @@ from agent.errors import HardwareError, RequestInvalid
 from agent.model.allocation import Attachment, PodRef, is_place
 from cni import check
 from cni.attach import BUSY_SECONDS, MAX_ADDING, Attacher
-from cni.call import Call, NoSlots, Slots
+from cni.call import NO_GRANTS, Call, Grants, Node, NoSlots, Slots
 from cni.detach import Detacher
 from cni.found_vfs import NETNS_FOLDERS, Finder
 from cni.heal import HEAL_SECONDS, Healer, PodKnown, ReleaseRequest, nobody_to_ask, release
 from cni.ipam.leases import LeaseBook
 from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopter
-from cni.node import NO_GRANTS, Grants, Node
 from cni.permission import Permission
 from cni.targets import Pool, Targets
 from cni.turns import Places, Rules

@@ -1,19 +1,27 @@
-"""One CNI call, checked, and what the books keep of it."""
+"""What CNI works on: a call, the node that it is about, and whom to ask what its pod was given."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
-from agent.config.networks import NO_IPAM
+from agent.config import CniSettings
+from agent.config.networks import NO_IPAM, Network
 from agent.config.routing import NO_ROUTING
-from agent.model.allocation import Attachment, PodRef
+from agent.errors import DeviceBusy, RequestInvalid
+from agent.hardware.host import Host
+from agent.kubelet.podresources import PodDevices
+from agent.ledger import Ledger
+from agent.model.allocation import NO_SETTINGS, Attachment, PodRef, VfSettings
+from agent.model.device import Snapshot
+from agent.state import Latest
 from cni.ipam import plugins as ipam
 from cni.netconf import NetConf
-from cni.node import GrantedDevice
 
 BEGUN = "begun"
 """Of the request in a row: when its ADD began, as time.time tells. A row that came otherwise has none."""
@@ -150,3 +158,235 @@ def _has_newer_routes(ipam_section: Mapping[str, Any]) -> bool:
 def ipam_call(request: Mapping[str, Any], container_id: str, ifname: str, netns_path: str) -> ipam.IpamCall:
     """Make the call to an IPAM plugin from what the row holds."""
     return ipam.IpamCall(container_id, ifname, netns_path, request["cni_args"], request["cni_path"])
+
+
+# ------------------------------------------------------------------------------------------------------ the node
+
+LOCK_SECONDS = 30.0
+STEPS = ("plan", "books", "device", "ipam", "addresses")
+"""Of an ADD: finding the device, writing the ledger, the PF and the moves, the IPAM plugin, addresses and routes."""
+
+
+class Observer:
+    """Hears what is done with devices, on any thread. This one leaves it at the log."""
+
+    def added(self, seconds: Mapping[str, float]) -> None:
+        """An ADD has succeeded, and its steps (`STEPS`) took so long."""
+
+    def not_told(self, pod: PodRef, what: str) -> None:
+        """A pod has its devices, but something that its containers asked for is not told to them."""
+
+    def not_put_back(self, device: str, what: str) -> None:
+        """A device is back, but the host does not take back something that it had there, such as a route."""
+
+
+class Node:
+    """What all that attaches, detaches and looks shares. Safe for many threads."""
+
+    def __init__(
+        self, host: Host, ledger: Ledger, snapshot: Latest[Snapshot], observer: Observer | None = None
+    ) -> None:
+        self.host = host
+        self.ledger = ledger
+        self.scans = snapshot
+        """The newest scan's cell."""
+        self.observer = observer or Observer()
+        self.locks = DeviceLocks()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest scan."""
+        return self.scans.value
+
+
+class DeviceLocks:
+    """One lock for each device, by the ledger's key, so that nobody works on it while another does.
+
+    One that nobody wants is forgotten: each interface made for a pod has another key.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, _Wanted] = {}
+
+    def hold(self, devices: Iterable[str], seconds: float = LOCK_SECONDS) -> _Hold:
+        """Return what holds the locks of some devices during a `with` block. DeviceBusy if they cannot be had.
+
+        They are taken in one order, so that two calls cannot block each other.
+        """
+        return _Hold(self, sorted(set(devices)), seconds)
+
+    def _take(self, device: str, seconds: float) -> None:
+        with self._guard:
+            wanted = self._locks.setdefault(device, _Wanted())
+            wanted.by += 1
+        if not wanted.lock.acquire(timeout=seconds):
+            self._want_no_more(device, wanted)
+            raise DeviceBusy(f"another call has been working on {device} for {seconds:g} s")
+
+    def _let_go(self, device: str) -> None:
+        wanted = self._locks[device]
+        wanted.lock.release()
+        self._want_no_more(device, wanted)
+
+    def _want_no_more(self, device: str, wanted: _Wanted) -> None:
+        with self._guard:
+            wanted.by -= 1
+            if not wanted.by:
+                del self._locks[device]
+
+
+class _Hold:
+    __slots__ = ("_devices", "_locks", "_seconds")
+
+    def __init__(self, locks: DeviceLocks, devices: list[str], seconds: float) -> None:
+        self._locks = locks
+        self._devices = devices
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        for number, device in enumerate(self._devices):
+            try:
+                self._locks._take(device, self._seconds)
+            except BaseException:
+                self._let_go(number)
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        self._let_go(len(self._devices))
+
+    def _let_go(self, count: int) -> None:
+        for device in reversed(self._devices[:count]):
+            self._locks._let_go(device)
+
+
+class _Wanted:
+    """A lock, and how many hold it or wait for it."""
+
+    __slots__ = ("by", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by = 0
+
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+ANYTHING_GOES = CniSettings(require_grant=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedDevice:
+    """A VF that kubelet granted to a pod, and the network it joins."""
+
+    device: str
+    resource_name: str
+    network: Network | None
+    unit_id: str = ""
+    """The slot that the device was chosen for; empty for a unit that names its device itself."""
+    claim_uid: str = ""
+    """The DRA claim that it was prepared for; empty for a unit."""
+    ifname: str = ""
+    """Name of its interface in the pod, with %d where a number is to be; empty for `usual`."""
+    usual: str = ""
+    """The same, but where another has that name a number comes behind it; empty for the next free one."""
+    files_only: bool = False
+    """Whether its character devices are all of it that the pod gets."""
+    beside: tuple[str, ...] = ()
+    """All NICs of the rail that it came with, itself included; none where a unit is one device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What kubelet gave to one pod, as PCI addresses."""
+
+    whole: frozenset[str] = frozenset()
+    """VFs and adapters that are the pod's alone."""
+    shared: frozenset[str] = frozenset()
+    """Adapters of which it has a share."""
+
+    def __or__(self, other: Holding) -> Holding:
+        return Holding(self.whole | other.whole, self.shared | other.shared)
+
+
+class Grants:
+    """Whom to ask for it; any thread may. As it stands here nothing is offered or granted, and anything goes.
+
+    `cni.held.HeldDevices` knows more. What asks kubelet may raise Unavailable.
+    """
+
+    @property
+    def settings(self) -> CniSettings:
+        """What the configuration of this moment says of CNI."""
+        return ANYTHING_GOES
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the books have agreed with kubelet's word once since the start."""
+        return True
+
+    def offered(self) -> Mapping[str, str]:
+        """Map the PCI devices that resources offer to kubelet to their resources."""
+        return NOTHING
+
+    def network_of(self, resource_name: str, device: str) -> Network | None:
+        """Return what a device of a resource joins in a chained call; None too if that is not to be told."""
+        return None
+
+    def named_network(self, name: str, device: str) -> Network:
+        """Return what a device joins as an entry of the configuration says. Raises RequestInvalid."""
+        raise RequestInvalid(f"network {name} is not in the agent's configuration")
+
+    def settled(self, found: GrantedDevice) -> GrantedDevice:
+        """Fill in what a device's network, and its name, say of the place that it stands at. Raises RequestInvalid."""
+        return found
+
+    def rates_of(self, resource_name: str) -> VfSettings:
+        """Tell what the VFs of a resource may send, where their network says nothing of it."""
+        return NO_SETTINGS
+
+    def verbs_node(self, device: str) -> str | None:
+        """Tell which verbs node kubelet was told of a device when it was granted, if that is known."""
+        return None
+
+    def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
+        """List the devices that kubelet gave to a pod and that have to do with its network."""
+        return ()
+
+    def claimed(self, pod: PodRef, device: str) -> GrantedDevice | None:
+        """Tell how a pod has a device by a claim; None if it has not."""
+        return None
+
+    def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
+        """List the devices that were chosen for a pod's claims where these have a place. Raises AgentError."""
+        return ()
+
+    def follows(self, device: str) -> bool:
+        """Tell whether containers get whatever files a unit's device has in its pod."""
+        return False
+
+    def entered(self, row: Attachment, netns: int) -> None:
+        """Have what containers will get agree with what a device became in its pod. Raises AgentError."""
+
+    def attached(self, rows: Sequence[Attachment], result: Mapping[str, Any], netns: int) -> None:
+        """Have what containers will get and read agree with what came into their pod, as ADD is to answer.
+
+        The rows are of one pod, whose namespace is given. Raises AgentError.
+        """
+
+    def detached(self, container_id: str, pod: PodRef) -> None:
+        """Have nothing left of what was told to containers of a sandbox whose DEL has come."""
+
+    def units(self, pod: PodRef) -> Iterable[tuple[str, str]]:
+        """List resource name and unit of all that kubelet gave to a pod, of any plugin."""
+        return ()
+
+    def pod_devices(self, pod: PodRef) -> PodDevices | None:
+        """Ask kubelet what a pod holds, of any resource; None if it does not know the pod."""
+        return None
+
+    def holding(self, pod: PodRef) -> Holding | None:
+        """Ask kubelet which PCI devices a pod has; None if it does not know the pod."""
+        return Holding()
+
+
+NO_GRANTS = Grants()

@@ -23,9 +23,8 @@ from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Undo
 from agent.model.device import PciDevice
 from agent.model.vf_identity import KnownDevice, is_left_over, is_strange, usual_name
 from cni import netconf
-from cni.call import Call, request_of
+from cni.call import NO_GRANTS, Call, Grants, Node, request_of
 from cni.modes.moving import EVERYBODY
-from cni.node import NO_GRANTS, Grants, Node
 
 UNKNOWN = "?"
 """Stands for a container, an interface of a call and a network that nobody remembers: no request can name it."""

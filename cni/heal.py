@@ -20,10 +20,10 @@ from agent.hardware import netns as namespaces
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState, Withheld
+from cni.call import Node
 from cni.detach import Detacher
 from cni.found_vfs import NOBODY, UNKNOWN
 from cni.modes.choice import mode_of
-from cni.node import Node
 
 HEAL_SECONDS = 60.0
 """How long healing waits for a device: at a start nobody is served before, and a driver may hang in the kernel."""

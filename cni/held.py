@@ -26,7 +26,7 @@ from agent.offer.offer import Offer, Unit
 from agent.offer.selectors import may_be_nic
 from agent.offer.units import plain_offer
 from agent.state import Latest
-from cni.node import GrantedDevice, Grants, Holding, Node
+from cni.call import GrantedDevice, Grants, Holding, Node
 from cni.pods_file import PodsFile
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,8 @@ class HeldDevices(Grants):
     def attached(self, rows: Sequence[Attachment], result: Mapping[str, Any], netns: int) -> None:
         """Have specs and files say what the devices are in the pod."""
         if (facts := self._sources.facts) is not None:
-            facts.describe(rows, result)
+            if any(row.claim_uid for row in rows):
+                facts.describe(rows, result)
             if self._config.tells:
                 facts.attached(rows, result, netns)
 

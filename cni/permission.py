@@ -18,11 +18,10 @@ from agent.hardware.sysfs.read import Attributes
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef
 from agent.model.device import PciDevice, Snapshot, is_pci_address
-from cni.call import Call
+from cni.call import Call, Grants, Holding, Node
 from cni.modes import nic
 from cni.modes.mode import Planned, Target
 from cni.netconf import NetConf
-from cni.node import Grants, Holding, Node
 
 REMEDY = "or set cni.requireGrant: false in the agent's configuration"
 MAX_HOLDERS = 3

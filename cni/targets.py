@@ -20,12 +20,12 @@ from agent.model.device import PciDevice, Snapshot, is_pci_address
 from agent.model.pf_selector import PfSelector
 from agent.model.unit_id import UnitId
 from agent.placement import Distances, match_nics
-from cni import in_flight, netconf
-from cni.call import Call, Slots
+from cni import netconf
+from cni.call import Call, GrantedDevice, Grants, Node, Slots
+from cni.detach import Add
 from cni.modes import child, choice
 from cni.modes.mode import Target
 from cni.netconf import NetConf
-from cni.node import GrantedDevice, Grants, Node
 from cni.permission import Permission, device_names, pf_in_pod
 from cni.turns import Places
 
@@ -71,7 +71,7 @@ class Targets:
         self.ways = (self._share, self._slot, self._place, self._of_pool, self._device, self._given_to_pod)
 
     @contextmanager
-    def of(self, call: Call, add: in_flight.Add) -> Iterator[tuple[Target, ...]]:
+    def of(self, call: Call, add: Add) -> Iterator[tuple[Target, ...]]:
         """Yield what a call is to bring into its pod. What was chosen for it alone is free again if the block fails.
 
         Raises NotAllowed, RequestInvalid, DeviceBusy, and Unavailable if kubelet does not answer.
@@ -91,7 +91,7 @@ class Targets:
 
     # ------------------------------------------------------------- the ways to name devices; None: it is another
 
-    def _share(self, call: Call, add: in_flight.Add) -> Sequence[Named] | None:
+    def _share(self, call: Call, add: Add) -> Sequence[Named] | None:
         """Multus names a share: the whole adapter stands behind it, which the interface is made upon."""
         share = call.conf.device
         if share is None or not UnitId.parse(share).is_share:
@@ -101,7 +101,7 @@ class Targets:
             raise RequestInvalid(f"deviceID {share} is a share that kubelet has given to no pod")
         return [Named(self._named_before(call, replace(call.conf, device=adapter)), call.ifname)]
 
-    def _slot(self, call: Call, add: in_flight.Add) -> Sequence[Named] | None:
+    def _slot(self, call: Call, add: Add) -> Sequence[Named] | None:
         """Multus names a slot: for it, kubelet's unit is the device."""
         slot = call.conf.device
         if slot is None or not UnitId.parse(slot).is_slot:
@@ -111,7 +111,7 @@ class Targets:
             raise RequestInvalid(f"deviceID {slot} is a slot that kubelet has not given to pod {call.pod}")
         return [Named(replace(call.conf, device=found.device), call.ifname, found.resource_name)]
 
-    def _place(self, call: Call, add: in_flight.Add) -> Sequence[Named] | None:
+    def _place(self, call: Call, add: Add) -> Sequence[Named] | None:
         """Multus names a place, which the scheduler gave to a claim: one of the devices that were chosen for it.
 
         Several results of a claim may have one place: each call brings another of them.
@@ -133,19 +133,19 @@ class Targets:
             )
         return [Named(replace(call.conf, device=found.device), call.ifname, found.resource_name, found.claim_uid)]
 
-    def _of_pool(self, call: Call, add: in_flight.Add) -> Sequence[Named] | None:
+    def _of_pool(self, call: Call, add: Add) -> Sequence[Named] | None:
         """The call names PFs: any VF of theirs that is free."""
         if not call.conf.pf or call.conf.device is not None:
             return None
         return [Named(replace(call.conf, device=self._pool.take(call)), call.ifname)]
 
-    def _device(self, call: Call, add: in_flight.Add) -> Sequence[Named] | None:
+    def _device(self, call: Call, add: Add) -> Sequence[Named] | None:
         """The call names a device, or the interface that is to come or that one is to be made upon."""
         if call.conf.device is None and call.conf.master is None:
             return None
         return [Named(self._named_before(call, call.conf), call.ifname)]
 
-    def _given_to_pod(self, call: Call, add: in_flight.Add) -> Sequence[Named]:
+    def _given_to_pod(self, call: Call, add: Add) -> Sequence[Named]:
         """The call names nothing, as a chained one does: all that kubelet gave to its pod, as net1, net2 …"""
         if call.conf.network:
             raise RequestInvalid(
@@ -229,7 +229,7 @@ class Targets:
             return conf
         return replace(conf, settings=replace(settings, min_tx_rate=rates.min_tx_rate, max_tx_rate=rates.max_tx_rate))
 
-    def _bound(self, call: Call, add: in_flight.Add) -> Sequence[GrantedDevice]:
+    def _bound(self, call: Call, add: Add) -> Sequence[GrantedDevice]:
         """List the devices of the pod's slots. Who has to wait for them needs a place, as who has a device does."""
         with ExitStack() as place:
 

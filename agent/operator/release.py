@@ -22,8 +22,8 @@ from agent.operator import admin
 from agent.reconcile import Reconciler
 from agent.state import Latest
 from cni.attachment import Attachments, Settings
+from cni.call import Node
 from cni.heal import PodKnown, ReleaseRequest
-from cni.node import Node
 
 MAX_REASON = 500
 LOOK_SECONDS = 5.0

@@ -27,8 +27,7 @@ from agent.model.unit_id import UnitId, UnitKind
 from agent.state import Latest
 from cni import spool
 from cni.attachment import Attachments, Settings
-from cni.call import Call
-from cni.node import GrantedDevice, Node
+from cni.call import Call, GrantedDevice, Node
 from cni.server import CniServer
 from cni.slots.bound import BoundSlots
 

@@ -14,7 +14,7 @@ from agent.report.events import Events
 from agent.report.facts import DriverState
 from agent.report.metrics import Metrics
 from agent.state import Latest
-from cni.node import Observer
+from cni.call import Observer
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,12 @@ from agent.config.networks import NO_IPAM
 from agent.errors import DeviceBusy, IpamFailed
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, OwedLease
-from cni.call import Call, counted, counted_of, ipam_call, joined, leasing_networks, request_of
+from cni.call import Call, DeviceLocks, counted, counted_of, ipam_call, joined, leasing_networks, request_of
 from cni.found_vfs import UNKNOWN
 from cni.ipam import plugins as ipam
 from cni.ipam import program
 from cni.ipam.plugins import IpamCall
 from cni.ipam.program import Bounds, Room
-from cni.node import DeviceLocks
 from cni.result import Leases
 from cni.turns import NoPlace, Places, Rules, Trust, always
 

@@ -20,13 +20,12 @@ from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link
 from agent.model.allocation import Owner, Undo, VfSettings
 from agent.model.device import Snapshot
-from cni.call import Call, request_of
+from cni.call import Call, Node, request_of
 from cni.detach import NOWHERE
 from cni.found_vfs import NETNS_FOLDERS
 from cni.migrate import adopted_rows, sriov_state
 from cni.migrate.sriov_state import Record, Unreadable, files_in
 from cni.modes import choice, guid, moving, pf
-from cni.node import Node
 
 UNWRITTEN = "/nowhere/netns"
 """Stands for a path that nobody wrote down. Its folder is missing, so nobody concludes that the pod is gone."""

@@ -27,12 +27,10 @@ from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer, Unit
 from agent.placement import Distances, for_pairs
 from agent.state import Latest
-from cni.call import Call
-from cni.node import GrantedDevice, Grants
+from cni.call import Call, GrantedDevice, Grants
 from cni.permission import pf_in_pod
 from cni.slots.bound import BoundSlots
-from cni.slots.choice import Choice, choose
-from cni.slots.wishes import Wish, wishes
+from cni.slots.choice import Choice, Wish, choose, wishes
 
 Find = Callable[[str, str], Unit | None]
 """Finds a unit by the names of its resource and its own."""

@@ -25,7 +25,7 @@ from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
-from cni.node import Node
+from cni.call import Node
 from hack.sim.machine import SimulatedMachine
 from tests.agent.books import open_books
 from tests.awaiting import until

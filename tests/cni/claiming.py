@@ -22,8 +22,8 @@ from agent.offer.offer import Offer, Unit
 from agent.state import Latest
 from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments, Settings
+from cni.call import Node
 from cni.held import ClaimReader, HeldDevices, PodClaims, Sources
-from cni.node import Node
 from cni.pods_file import PodsFile
 from cni.slots.bound import BoundSlots
 from hack.sim.machine import SimulatedMachine

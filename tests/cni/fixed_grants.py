@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from agent.config import CniSettings
 from agent.config.networks import Network
 from agent.model.allocation import NO_SETTINGS, PodRef, VfSettings
-from cni.node import ANYTHING_GOES, GrantedDevice, Grants
+from cni.call import ANYTHING_GOES, GrantedDevice, Grants
 
 
 @dataclass

@@ -21,7 +21,7 @@ from agent.placement import Distances
 from agent.state import Latest
 from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments
-from cni.node import Node, Observer
+from cni.call import Node, Observer
 from cni.slots.bound import BoundSlots
 from tests import gids
 from tests.cni import tiny_node

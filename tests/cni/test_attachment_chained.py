@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.errors import IpamFailed, NetlinkFailed
-from cni.node import GrantedDevice
+from cni.call import GrantedDevice
 from tests.cni import tiny_node
 from tests.cni.networks import PREVIOUS
 from tests.cni.networks import network as network_of_keys

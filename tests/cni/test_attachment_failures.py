@@ -28,8 +28,8 @@ from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.state import Latest
 from cni.attachment import Attachments
+from cni.call import Node
 from cni.modes.moving import spare_name
-from cni.node import Node
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants

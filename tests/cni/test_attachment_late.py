@@ -14,8 +14,8 @@ from agent.errors import AgentError, DeviceBusy
 from agent.hardware.host import Link, LinkChange
 from agent.model.allocation import PodRef
 from cni.attachment import Attachments
-from cni.in_flight import InFlight
-from cni.node import GrantedDevice, Node
+from cni.call import GrantedDevice, Node
+from cni.detach import InFlight
 from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants

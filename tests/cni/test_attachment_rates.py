@@ -11,7 +11,7 @@ import pytest
 from agent.config import parse
 from agent.errors import AttachmentError, ConfigError, RequestInvalid
 from agent.model.allocation import VfSettings
-from cni.node import GrantedDevice
+from cni.call import GrantedDevice
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import PREVIOUS, network

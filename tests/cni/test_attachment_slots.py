@@ -13,8 +13,7 @@ import pytest
 from agent.errors import DeviceBusy, RequestInvalid
 from agent.model.unit_id import slot_id
 from cni.attachment import Attachments, Settings
-from cni.call import Call
-from cni.node import NO_GRANTS, GrantedDevice, Node
+from cni.call import NO_GRANTS, Call, GrantedDevice, Node
 from tests.cni import tiny_node
 from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, stub_answer, vf

@@ -14,7 +14,7 @@ import pytest
 from agent.errors import AttachmentError, HardwareError, NetlinkFailed
 from agent.hardware.sysfs import trunk
 from agent.model.allocation import VfSettings
-from cni.node import GrantedDevice
+from cni.call import GrantedDevice
 from hack.sim.machine import SimulatedMachine
 from tests import sandbox
 from tests.cni import tiny_node

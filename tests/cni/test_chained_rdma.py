@@ -11,7 +11,7 @@ import pytest
 from agent.errors import HardwareError, RequestInvalid
 from agent.state import Latest
 from cni.attachment import Attachments
-from cni.node import Node
+from cni.call import Node
 from tests.agent.books import attach, owner
 from tests.cni.tiny_node import Rig, tiny_snapshot, vf
 

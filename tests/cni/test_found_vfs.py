@@ -16,9 +16,9 @@ from agent.hardware import netns as namespaces
 from agent.hardware.sysfs import trunk
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.model.vf_identity import KnownDevice
+from cni.call import Node
 from cni.found_vfs import UNKNOWN, Finder
 from cni.heal import ReleaseRequest
-from cni.node import Node
 from tests.agent.claimed import claimed_vf, prepare
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants

@@ -36,8 +36,8 @@ from agent.offer.units import plain_offer
 from agent.placement import Distances
 from agent.state import Latest
 from cni.add_facts import FactsWriter
+from cni.call import GrantedDevice, Holding, Node
 from cni.held import HeldDevices, PodClaims, Sources
-from cni.node import GrantedDevice, Holding, Node
 from cni.pods_file import PodsFile
 from tests.agent.books import open_books, owner
 from tests.awaiting import until

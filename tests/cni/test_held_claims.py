@@ -28,9 +28,9 @@ from agent.model.allocation import AttachmentState, Claim, ClaimDevice, ClaimSta
 from agent.reconcile import Reconciler
 from agent.reconcile.claims import Claims
 from agent.state import Latest
+from cni.call import Node
 from cni.found_vfs import Finder
 from cni.held import ClaimReader
-from cni.node import Node
 from cni.targets import interface_names
 from hack.sim.rdma import SimulatedRdma
 from tests.agent.books import open_books

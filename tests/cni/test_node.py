@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from agent.errors import DeviceBusy
-from cni.node import DeviceLocks
+from cni.call import DeviceLocks
 from tests.waiting import until
 
 

@@ -15,8 +15,7 @@ from agent.config import CniSettings
 from agent.errors import DeviceBusy, HardwareError, NotAllowed, Unavailable
 from agent.model.allocation import PodRef
 from cni.attachment import Attachments
-from cni.call import Call, NoSlots
-from cni.node import GrantedDevice, Holding, Node
+from cni.call import Call, GrantedDevice, Holding, Node, NoSlots
 from cni.permission import Named, refusal
 from cni.request import code_of
 from tests.cni import tiny_node

@@ -28,8 +28,7 @@ from agent.model.allocation import PodRef, Undo
 from agent.model.device import Snapshot
 from agent.state import Latest
 from cni import netconf
-from cni.call import Call
-from cni.node import NO_GRANTS, Grants, Node
+from cni.call import NO_GRANTS, Call, Grants, Node
 from cni.targets import Pool
 from tests.agent.books import attach, open_books, owner
 from tests.cni.fixed_grants import FixedGrants

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.hardware import netns as namespaces
-from cni.node import GrantedDevice
+from cni.call import GrantedDevice
 from tests import asking
 from tests.cni import tiny_node
 from tests.cni.networks import PREVIOUS, network

@@ -23,11 +23,10 @@ from agent.state import Latest
 from cni import netconf
 from cni.attach import MAX_ADDING
 from cni.attachment import Attachments, Settings
-from cni.call import Call
+from cni.call import Call, GrantedDevice
+from cni.call import Node as CniNode
 from cni.heal import HEAL_SECONDS
 from cni.ipam.leases import LeaseBook
-from cni.node import GrantedDevice
-from cni.node import Node as CniNode
 from hack.sim.machine import SimulatedMachine
 from tests.cni.fixed_grants import FixedGrants
 from tests.waiting import until

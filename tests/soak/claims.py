@@ -24,8 +24,8 @@ from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from cni.add_facts import FactsWriter
 from cni.attachment import Attachments
+from cni.call import GrantedDevice, Node
 from cni.held import PodClaims
-from cni.node import GrantedDevice, Node
 from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import DraDevice, devices_of
 from deviceplugin.dra.planner import Planner

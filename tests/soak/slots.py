@@ -16,7 +16,7 @@ from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.state import Latest
-from cni.node import Grants
+from cni.call import Grants
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from tests.cni.networks import network

@@ -30,8 +30,8 @@ from agent.reconcile.units import Bindings
 from agent.state import Latest
 from cni import pods_file, spool
 from cni.attachment import Attachments, Settings
+from cni.call import GrantedDevice, Node
 from cni.ipam.leases import LeaseBook
-from cni.node import GrantedDevice, Node
 from cni.server import CniServer
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.agent.reconcile.told_outside import ToldOutside

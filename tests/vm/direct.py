@@ -15,8 +15,7 @@ from agent.model.allocation import PodRef
 from agent.state import Latest
 from cni import netconf
 from cni.attachment import Attachments
-from cni.call import Call
-from cni.node import Node
+from cni.call import Call, Node
 from tests.vm.adapters import Pf, link, netdevs, wait_until
 
 IPAM_PLUGINS = "/opt/cni/bin:/usr/lib/cni"

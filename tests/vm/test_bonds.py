@@ -22,8 +22,8 @@ from agent.errors import AttachmentError, DeviceBusy, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.ledger import Ledger
 from cni.attachment import Attachments
-from cni.node import GrantedDevice
-from cni.node import Node as CniNode
+from cni.call import GrantedDevice
+from cni.call import Node as CniNode
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
 from tests.live import Live

@@ -27,7 +27,7 @@ from agent.model.change import of_function
 from cni import netconf
 from cni.attachment import Attachments
 from cni.call import Call
-from cni.node import Node as CniNode
+from cni.call import Node as CniNode
 from tests.live import Live
 from tests.vm.adapters import Pf, ip, netdevs, run, wait_until
 

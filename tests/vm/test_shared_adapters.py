@@ -19,9 +19,8 @@ from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from cni import netconf
 from cni.attachment import Attachments
-from cni.call import Call
-from cni.node import GrantedDevice
-from cni.node import Node as CniNode
+from cni.call import Call, GrantedDevice
+from cni.call import Node as CniNode
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
 from tests.live import Live

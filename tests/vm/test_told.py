@@ -29,8 +29,7 @@ from agent.state import Latest
 from cni import netconf
 from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments
-from cni.call import Call
-from cni.node import GrantedDevice, Node
+from cni.call import Call, GrantedDevice, Node
 from cni.slots.bound import BoundSlots
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from cni.node import STEPS
+from cni.call import STEPS
 from measure.figures import Figures
 
 STEP = "nodefabric_cni_step_duration_milliseconds_sum"

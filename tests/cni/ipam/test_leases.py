@@ -21,13 +21,12 @@ import pytest
 from agent.errors import AgentError, AttachmentError, IpamFailed, LedgerError
 from agent.model.allocation import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Attachment, OwedLease, PodRef
 from cni import netconf
-from cni.call import Call
+from cni.call import Call, GrantedDevice, Node
+from cni.detach import MAX_CALLERS, InFlight
 from cni.found_vfs import Finder
-from cni.in_flight import MAX_CALLERS, InFlight
 from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_AT_WORK, MAX_OWED, LeaseBook
 from cni.ipam.plugins import ADD_SECONDS
 from cni.ipam.program import EXPECTED_BYTES, Room
-from cni.node import GrantedDevice, Node
 from cni.turns import FIRST_REFUSAL_SECONDS, LONGEST_REFUSAL_SECONDS
 from tests.agent.books import open_books
 from tests.cni.desk import NOTES, PLUGINS, Desk, open_desk

@@ -19,9 +19,9 @@ from agent.hardware import netns as namespaces
 from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, Owner, PodRef
 from cni import netconf
+from cni.call import Node
 from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopted, Adopter
-from cni.node import Node
 from tests.cni.old_plugins import CONTAINER, PLUGIN, SETTINGS, OldSriov, adopt, but_up, host_name
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
 from tests.live import Live

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agent.state import Latest
+from cni.call import Node
 from cni.migrate.adoption import Adopted, Adopter
-from cni.node import Node
 from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import state

@@ -22,8 +22,8 @@ from agent.hardware.host import Child, Host, Link, LinkChange
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.rtnetlink import LinkMessage, creation
 from agent.model.device import PciDevice, Snapshot
+from cni.call import GrantedDevice
 from cni.modes.child import pairs
-from cni.node import GrantedDevice
 from hack.sim.fabric import device_of
 from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node

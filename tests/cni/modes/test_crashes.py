@@ -14,7 +14,7 @@ from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.state import Latest
 from cni.attachment import Attachments, Settings
-from cni.node import Node
+from cni.call import Node
 from tests.cni import tiny_node
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, open_rig, vf
 from tests.waiting import until

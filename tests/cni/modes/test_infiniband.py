@@ -17,8 +17,8 @@ from agent.errors import AttachmentError, HardwareError, RequestInvalid
 from agent.hardware.host import Link, LinkChange, VfControl
 from agent.hardware.netlink.links import Netlink
 from agent.model.allocation import Undo
+from cni.call import GrantedDevice
 from cni.modes import guid, rdma
-from cni.node import GrantedDevice
 from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants

@@ -13,7 +13,7 @@ import pytest
 
 from agent.errors import AgentError, AttachmentError, DeviceBusy, DeviceGone, HardwareError, RequestInvalid
 from agent.hardware.host import Link
-from cni.node import Observer
+from cni.call import Observer
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
 from tests.waiting import until
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agent.errors import AttachmentError, HardwareError, RequestInvalid
+from cni.call import GrantedDevice
 from cni.modes import guid
-from cni.node import GrantedDevice
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID

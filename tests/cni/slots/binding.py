@@ -22,8 +22,7 @@ from agent.offer.units import plain_offer
 from agent.reconcile import HeldUnit
 from agent.reconcile.units import SlotView
 from cni import netconf
-from cni.call import Call
-from cni.node import Grants
+from cni.call import Call, Grants
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from tests.cni.networks import network

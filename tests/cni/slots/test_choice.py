@@ -11,8 +11,7 @@ from agent.model.health import HEALTHY
 from agent.model.topology import Locality
 from agent.offer.offer import Unit
 from agent.placement import Distances
-from cni.slots.choice import Choice, choose
-from cni.slots.wishes import Wish
+from cni.slots.choice import Choice, Wish, choose
 from tests.deviceplugin.machines import gpu_uuid, node
 
 NODE = node(rails=4, vfs=4)

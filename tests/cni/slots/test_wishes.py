@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.kubelet.checkpoint import Held
 from agent.placement import Distances
-from cni.slots.wishes import Wish, wishes
+from cni.slots.choice import Wish, wishes
 from tests.deviceplugin.machines import gpu_uuid, node
 
 DISTANCES = Distances(node(rails=4))

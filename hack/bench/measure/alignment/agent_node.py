@@ -22,9 +22,8 @@ from agent.model.allocation import PodRef
 from agent.offer.offer import Offer
 from agent.offer.offers import Offers, read
 from agent.state import Latest
-from cni.call import Call
+from cni.call import Call, Grants
 from cni.netconf import from_document
-from cni.node import Grants
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from deviceplugin.allocation import Allocator
