@@ -30,6 +30,8 @@ test-system: setup ## tests with the image, containerd, a browser, helm, crashes
 	@hack/fetch-containerd
 	@hack/fetch-kube >/dev/null
 	@hack/fetch-promtool >/dev/null
+	@hack/fetch-registry >/dev/null
+	@hack/build-image amd64 arm64
 	@hack/build-image --twice
 	hack/run-tests system $(SYSTEM)
 	hack/vm/run-tests

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,10 @@ FOLDER = REPOSITORY / "daemonset"
 BASE = FOLDER / "base"
 CHART = FOLDER / "chart"
 COMPONENTS = sorted(path.parent.name for path in (FOLDER / "components").glob("*/kustomization.yaml"))
+
+RELEASED = yaml.safe_load((CHART / "values.yaml").read_text())["image"]["repository"]
+"""The image as releases name it."""
+VERSION: str = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 
 Document = dict[str, Any]
 SWITCHES: dict[str, Document] = {
@@ -134,7 +139,7 @@ def overlay(folder: Path, *components: str, config_text: str | None = None) -> P
     kustomization: Document = {
         "resources": [os.path.relpath(BASE, folder.resolve())],
         "components": [os.path.relpath(FOLDER / "components" / name, folder.resolve()) for name in components],
-        "images": [{"name": "nodefabric", "newName": "registry.example/nodefabric", "newTag": "0.1.0"}],
+        "images": [{"name": RELEASED, "newName": "registry.example/nodefabric"}],
     }
     if config_text is not None:
         (folder / "config.yaml").write_text(config_text)

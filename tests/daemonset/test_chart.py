@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from cni import netconf
 from tests.daemonset.manifests import (
     CHART,
     FOLDER,
-    REPOSITORY,
     SWITCHES,
     Document,
     Kube,
@@ -333,15 +331,6 @@ def test_values_and_schema_name_the_same_keys() -> None:
             compare(value[key], described["properties"][key], f"{where}/{key}")
 
     compare(values, schema, "")
-
-
-def test_all_say_the_same_version() -> None:
-    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    (chart,) = documents(CHART / "Chart.yaml")
-    assert (chart["version"], chart["appVersion"]) == (version, version)
-    for folder in ("base", "remove"):
-        (kustomization,) = documents(FOLDER / folder / "kustomization.yaml")
-        assert kustomization["images"] == [{"name": "nodefabric", "newTag": version}]
 
 
 def test_alerts_and_dashboard_are_those_of_the_monitoring_folder(kube: Kube) -> None:

@@ -19,7 +19,9 @@ from tests.daemonset.manifests import (
     CHART,
     COMPONENTS,
     FOLDER,
+    RELEASED,
     REPOSITORY,
+    VERSION,
     Document,
     Kube,
     container,
@@ -63,7 +65,7 @@ def test_every_command_of_a_guide_is_understood(kube: Kube, path: Path, line: st
         _parser().parse_args(words[1:])
     elif words[:2] == ["helm", "upgrade"]:
         options = [word for word in words[2:] if word not in ("--install", "--reuse-values")]
-        for positional in ("nodefabric", "daemonset/chart"):
+        for positional in ("nodefabric", f"oci://{RELEASED.rpartition('/')[0]}/charts/nodefabric"):
             options.remove(positional)
         if "--values" in options:
             at = options.index("--values")
@@ -91,7 +93,7 @@ def test_the_values_of_the_guide_install_and_their_configuration_is_sound(kube: 
     (daemonset,) = [d for d in found if d["kind"] == "DaemonSet"]
     spec = daemonset["spec"]["template"]["spec"]
     assert {c["name"] for c in spec["containers"]} == {"agent", "cni-chain"}
-    assert container(spec, "agent")["image"] == "REGISTRY/nodefabric:0.1.0"
+    assert container(spec, "agent")["image"] == f"{RELEASED}:{VERSION}"
 
 
 def test_the_overlay_of_the_guide_installs_what_its_values_do(kube: Kube, tmp_path: Path) -> None:

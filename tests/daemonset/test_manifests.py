@@ -164,8 +164,9 @@ def removing() -> dict[str, Any]:
 
 
 def test_what_removes_looks_where_the_base_and_its_component_put_things() -> None:
-    (kustomization,), (base,) = documents(FOLDER / "remove/kustomization.yaml"), documents(BASE / "kustomization.yaml")
-    assert kustomization["images"] == base["images"]
+    assert {c["image"] for c in (*removing()["containers"], *removing()["initContainers"])} == {
+        agent_container()["image"]
+    }
     remove = container(removing(), "uninstall")
     options, conf = _parser().parse_args(remove["args"]), base_config()
     assert (options.target, options.conf_dir) == (DEFAULT_TARGET, DEFAULT_CONFIGURATIONS)
