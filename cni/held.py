@@ -23,7 +23,7 @@ from agent.model.device import is_pci_address
 from agent.model.fields import at, objects_at
 from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer, Unit
-from agent.offer.selectors import may_be_nic
+from agent.offer.selection import may_be_nic
 from agent.offer.units import plain_offer
 from agent.state import Latest
 from cni.call import GrantedDevice, Grants, Holding, Node

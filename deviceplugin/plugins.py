@@ -24,12 +24,12 @@ from agent.health import HealthBook
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
-from agent.offer.assignment import Overlap, errors
 from agent.offer.gpu_units import with_profiles
 from agent.offer.offer import Offer, Unit
-from agent.offer.offers import Offers, Reading, read
+from agent.offer.offers import Offers, read
 from agent.offer.rails import NamedRails
-from agent.offer.selectors import asks_for_names
+from agent.offer.selection import Overlap, asks_for_names, errors
+from agent.offer.units import Reading
 from agent.state import Latest, first
 from deviceplugin.allocation import Allocator
 from deviceplugin.informed import InformingBook

@@ -49,8 +49,8 @@ def add(command: Command) -> None:
 
 
 def _check_config(options: argparse.Namespace) -> int:
-    from agent.offer.assignment import in_short
     from agent.offer.explanation import cautions, explain_all
+    from agent.offer.selection import in_short
     from agent.offer.units import plain_offer
     from agent.process.startup import network_problems
 

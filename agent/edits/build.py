@@ -51,7 +51,7 @@ from agent.model.mounts import Mount
 from agent.model.unit_id import cdi_name
 from agent.offer.gpu_units import nic_resource
 from agent.offer.offer import Unit
-from agent.offer.selectors import alternative
+from agent.offer.selection import alternative
 
 VHOST_NODES = ("/dev/vhost-net", "/dev/net/tun")
 RDMA_CM = "/dev/infiniband/rdma_cm"

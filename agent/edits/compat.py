@@ -18,7 +18,7 @@ from agent.edits.cdi import OWN_PREFIX, SPEC_VERSION, ContainerEdits, DeviceNode
 from agent.errors import UnitUnhealthy
 from agent.model.device import PciDevice, RdmaDevice, Snapshot
 from agent.offer.offer import Unit
-from agent.offer.selectors import alternative
+from agent.offer.selection import alternative
 
 RDMA_CM = "/dev/infiniband/rdma_cm"
 CHAR_DEVICE_KINDS = ("issm", "umad", "uverbs")

@@ -15,11 +15,19 @@ from agent.config.template import Place, filled, problems, templates_in, words_o
 from agent.model.device import PciDevice, Snapshot, is_pci_address
 from agent.model.printable import adapter_name, some
 from agent.model.vf_identity import RailKey
-from agent.offer.assignment import Assignment, Overlap, assign, errors
 from agent.offer.left_out import LeftOut, left_out, left_out_by
 from agent.offer.offer import Offer
 from agent.offer.rails import NamedRails, split_apart
-from agent.offer.selectors import ACCELERATOR_CLASS, Candidate, conditions, offered_candidates
+from agent.offer.selection import (
+    ACCELERATOR_CLASS,
+    Assignment,
+    Candidate,
+    Overlap,
+    assign,
+    conditions,
+    errors,
+    offered_candidates,
+)
 
 
 @dataclass(frozen=True, slots=True)

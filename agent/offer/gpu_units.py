@@ -24,9 +24,9 @@ from agent.model.device import NO_NUMA_NODE, Gpu, MigDevice, Snapshot
 from agent.model.health import Health, Reason, unhealthy
 from agent.model.unit_id import UnitId, rail_id, replica_id
 from agent.model.vf_identity import Rail
-from agent.offer.assignment import Taken
 from agent.offer.offer import Unit
 from agent.offer.rails import planes_in
+from agent.offer.selection import Taken
 from agent.placement import Distances, choose_sets
 
 MISFIT = "MigUnfit"

@@ -15,7 +15,7 @@ from agent.model.device import Gpu, PciDevice, Snapshot, is_accelerator
 from agent.model.health import Health
 from agent.model.printable import adapter_name, grouped, numbered, some
 from agent.offer.offer import Offer
-from agent.offer.selectors import (
+from agent.offer.selection import (
     ACCELERATOR_CLASS,
     Candidate,
     candidate_of,

@@ -11,7 +11,7 @@ from agent.config.template import Place
 from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
 from agent.model.health import Health
 from agent.model.vf_identity import Rail, RailKey
-from agent.offer.assignment import Overlap
+from agent.offer.selection import Overlap
 from agent.placement import Distances, Layout, Option
 
 

@@ -16,41 +16,13 @@ from agent.model.device_health import judge_missing
 from agent.model.health import Health, Reason, unhealthy
 from agent.model.unit_id import UnitId
 from agent.model.vf_identity import Rail
-from agent.offer.assignment import EXCLUSIVE_KINDS, NOBODY, Assignment, assign
 from agent.offer.gpu_units import nic_resource, offered_as
 from agent.offer.offer import Offer, Unit
 from agent.offer.rails import NamedRails
-from agent.offer.units import NOTHING_HELD, Holdings, Inputs, make_offer
+from agent.offer.selection import EXCLUSIVE_KINDS, Assignment, assign
+from agent.offer.units import NOTHING_HELD, Holdings, Inputs, Reading, make_offer
 
 _CLAIM = "claim"
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What the books say at one moment."""
-
-    quarantined: Mapping[str, str] = field(default_factory=dict)
-    """Device → reason."""
-    rulers: frozenset[str] = frozenset()
-    """Whole adapters that pods have, mode nic: no other pod gets a VF of one."""
-    host_names: Mapping[str, str] = field(default_factory=dict)
-    """Device in a pod → name of its interface in the host; empty if nobody asks."""
-    holders: Mapping[str, str] = field(default_factory=dict)
-    """Device in use → the resource that it was handed out under."""
-    attached: frozenset[str] = field(default=frozenset())
-    """Of these, the ones that are in a pod for certain."""
-    forms: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Device that one container may have → the resource that it was handed out under, and as what: see `form_of`."""
-    held: Holdings = NOTHING_HELD
-    """Slots in use."""
-    granted: Mapping[str, int] = field(default_factory=dict)
-    """Device → how many units of it kubelet has granted."""
-    shares_claimed: Mapping[str, int] = field(default_factory=dict)
-    """Adapter → how many of its shares claims have."""
-    shares_granted: frozenset[str] = field(default=frozenset())
-    """Shares of these adapters that kubelet has granted by their IDs."""
-    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Rail in use → the NICs that it was granted with."""
 
 
 def read(books: Ledger, *, with_names: bool, with_slots: bool) -> Reading:
@@ -67,7 +39,7 @@ def read(books: Ledger, *, with_names: bool, with_slots: bool) -> Reading:
     ours = {a.device: a.resource_name for a in attached if a.resource_name and is_pci_address(a.device)}
     return Reading(
         quarantined={q.device: q.reason for q in books.quarantines()},
-        rulers=frozenset(a.device for a in attached if a.undo.mode == "nic"),
+        whole_adapters=frozenset(a.device for a in attached if a.undo.mode == "nic"),
         host_names={a.device: a.undo.netdev for a in attached} if with_names else {},
         holders={device: g.resource_name for g in grants for device in _devices_of(g)}
         | {found.device: found.resource_name for found in claimed}
@@ -109,20 +81,20 @@ def owners_of(assignment: Assignment, resources: Sequence[Resource], snapshot: S
     return owners | {part.uuid: offered_as(bases[owners[gpu.uuid]], part) for gpu in cut for part in gpu.mig_devices}
 
 
-def strays_of(reading: Reading, owners: Mapping[str, str], resources: Sequence[Resource]) -> Mapping[str, str]:
+def misplaced_of(reading: Reading, owners: Mapping[str, str], resources: Sequence[Resource]) -> Mapping[str, str]:
     """Pick the devices in use that the selectors give to another resource than they were handed out under.
 
     Or to none: then only those that are in a pod for certain count, as a grant may be of an HCA that many share.
     One that was handed out as something else than its resource offers now is held under a name that no resource has.
     """
-    strays = {
+    misplaced = {
         device: resource_name
         for device, resource_name in reading.holders.items()
         if owners.get(device, "" if device in reading.attached else resource_name) != resource_name
     }
     forms = {resource.name: form_of(resource) for resource in resources}
-    strays |= {d: f"{name} ({form})" for d, (name, form) in reading.forms.items() if forms.get(name, form) != form}
-    return strays
+    misplaced |= {d: f"{name} ({form})" for d, (name, form) in reading.forms.items() if forms.get(name, form) != form}
+    return misplaced
 
 
 def form_of(resource: Resource) -> str:
@@ -160,7 +132,7 @@ class Offers:
         self._units: Mapping[str, tuple[Unit, ...]] = {}
         """What was listed last."""
         self._missing = NOBODY_MISSED
-        self._held: Mapping[str, str] = NOBODY
+        self._held: Mapping[str, str] = {}
 
     def make(
         self, resources: tuple[Resource, ...], snapshot: Snapshot, books: Reading, named_rails: NamedRails = ()
@@ -173,24 +145,12 @@ class Offers:
             self._units = {name: units for name, units in self._units.items() if name in same}
             self._resources = resources
         assignment = assign(resources, snapshot, books.host_names)
-        strays = strays_of(books, owners_of(assignment, resources, snapshot), resources)
+        misplaced = misplaced_of(books, owners_of(assignment, resources, snapshot), resources)
+        if misplaced:
+            assignment = assign(resources, snapshot, books.host_names, misplaced)
+        policy, is_new = self._health.policy(), self._is_new(now)
         made = make_offer(
-            Inputs(
-                resources,
-                snapshot,
-                assign(resources, snapshot, books.host_names, strays) if strays else assignment,
-                quarantined=books.quarantined,
-                held=books.held,
-                policy=self._health.policy(),
-                kept=books.kept,
-                strays=strays,
-                shares_claimed=books.shares_claimed,
-                shares_granted=books.shares_granted,
-                rulers=books.rulers,
-                named_rails=named_rails,
-                known_rails=self._rails,
-                is_new_node=self._is_new(now),
-            )
+            Inputs(resources, snapshot, assignment, books, policy, misplaced, named_rails, self._rails, is_new)
         )
         self._rails, self._held = made.rails, books.holders
         kept = self._health.settings.gone_seconds

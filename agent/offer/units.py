@@ -24,11 +24,10 @@ from agent.model.device_health import PLAIN_POLICY, HealthPolicy, judge_nic
 from agent.model.health import HEALTHY, Health, Reason, unhealthy
 from agent.model.unit_id import UnitId, adapter_id, share_id, slot_id
 from agent.model.vf_identity import Rail
-from agent.offer.assignment import Assignment, Taken, assign
 from agent.offer.gpu_units import gpu_resource, gpu_units, list_rails, nic_resource
 from agent.offer.offer import Offer, Unit
 from agent.offer.rails import NamedRails, rails_of
-from agent.offer.selectors import NO_NAMES, Candidate
+from agent.offer.selection import NO_NAMES, Assignment, Candidate, Taken, assign
 from agent.placement import Distances
 
 NO_QUARANTINE: Mapping[str, str] = MappingProxyType({})
@@ -49,6 +48,37 @@ NOTHING_HELD = Holdings()
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """What the books say at one moment."""
+
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    """Device → reason."""
+    whole_adapters: frozenset[str] = frozenset()
+    """Adapters that pods have whole, mode nic: no other pod gets a VF of one."""
+    host_names: Mapping[str, str] = field(default_factory=dict)
+    """Device in a pod → name of its interface in the host; empty if nobody asks."""
+    holders: Mapping[str, str] = field(default_factory=dict)
+    """Device in use → the resource that it was handed out under."""
+    attached: frozenset[str] = field(default=frozenset())
+    """Of these, the ones that are in a pod for certain."""
+    forms: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Device that one container may have → the resource that it was handed out under, and as what: see `form_of`."""
+    held: Holdings = NOTHING_HELD
+    """Slots in use."""
+    granted: Mapping[str, int] = field(default_factory=dict)
+    """Device → how many units of it kubelet has granted."""
+    shares_claimed: Mapping[str, int] = field(default_factory=dict)
+    """Adapter → how many of its shares claims have."""
+    shares_granted: frozenset[str] = field(default=frozenset())
+    """Shares of these adapters that kubelet has granted by their IDs."""
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Rail in use → the NICs that it was granted with."""
+
+
+NOTHING_READ = Reading()
+
+
+@dataclass(frozen=True, slots=True)
 class Inputs:
     """All that an offer is made of."""
 
@@ -56,22 +86,11 @@ class Inputs:
     snapshot: Snapshot
     assignment: Assignment
     """Which resource has each device."""
-    quarantined: Mapping[str, str] = field(default_factory=dict)
-    """Withheld device → the reason."""
-    held: Holdings = NOTHING_HELD
-    """What the books say of slots."""
+    books: Reading = NOTHING_READ
     policy: HealthPolicy = PLAIN_POLICY
     """What of the facts counts."""
-    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Granted rail → the NICs that it was granted with."""
-    strays: Collection[str] = ()
+    misplaced: Collection[str] = ()
     """Slices of GPUs that pods hold under another name than they would be offered by."""
-    shares_claimed: Mapping[str, int] = field(default_factory=dict)
-    """Adapter → how many of its shares claims have."""
-    shares_granted: Collection[str] = ()
-    """Shares of these adapters that pods have from kubelet by their IDs."""
-    rulers: Collection[str] = ()
-    """Adapters that pods have whole."""
     named_rails: NamedRails = ()
     """Adapters as the configuration numbers them."""
     known_rails: Sequence[Rail] = ()
@@ -99,13 +118,13 @@ def make_offer(inputs: Inputs) -> Offer:
         others = tuple(unit for taken in mine if taken.kind != "gpu" for unit in _units(as_nics, taken, inputs, guids))
         found = (*gpus, *others)
         if resource.kind == "rail":
-            found = list_rails(resource, distances, rails, gpus, others, inputs.kept)
+            found = list_rails(resource, distances, rails, gpus, others, inputs.books.kept)
         if resource.offer == "dra":
             claimable[resource.name] = found
             continue
         if resource.has_slots:
             pools[resource.name] = found
-            found = list_slots(resource, found, inputs.held)
+            found = list_slots(resource, found, inputs.books.held)
         if isinstance(resource.compat, SharedPool):
             found = _pool_units(resource, found)
         units[resource.name] = found
@@ -137,9 +156,8 @@ def plain_offer(
     appear later.
     """
     assignment = assign(resources, snapshot, host_names)
-    return make_offer(
-        Inputs(resources, snapshot, assignment, quarantined, named_rails=named_rails, known_rails=known_rails)
-    )
+    books = Reading(quarantined=quarantined)
+    return make_offer(Inputs(resources, snapshot, assignment, books, named_rails=named_rails, known_rails=known_rails))
 
 
 def _pool_units(resource: Resource, adapters: Sequence[Unit]) -> tuple[Unit, ...]:
@@ -165,10 +183,10 @@ def _units(resource: Resource, taken: Taken, inputs: Inputs, shared_guids: froze
     candidate = taken.candidate
     if taken.held_for:
         health = unhealthy(Reason.HELD)
-    elif candidate.pci is not None and candidate.pci.physfn in inputs.rulers:
+    elif candidate.pci is not None and candidate.pci.physfn in inputs.books.whole_adapters:
         health = unhealthy(Reason.PARENT_DOWN)  # ADD would refuse it, for as long as that pod lives
     else:
-        health = judge(candidate, inputs.snapshot, inputs.quarantined, inputs.policy)
+        health = judge(candidate, inputs.snapshot, inputs.books.quarantined, inputs.policy)
     numa_node = _place(resource, inputs.snapshot, taken)
     if resource.kind == "hca":
         name = _adapter_name(candidate, shared_guids)
@@ -192,10 +210,10 @@ def _units(resource: Resource, taken: Taken, inputs: Inputs, shared_guids: froze
 
 def _claimed(resource: Resource, device: str, shares: Sequence[str], inputs: Inputs) -> Collection[str]:
     """Pick as many shares of an adapter as claims still have: none that kubelet has granted, and the last ones."""
-    count = inputs.shares_claimed.get(device, 0)
+    count = inputs.books.shares_claimed.get(device, 0)
     if resource.kind != "hca" or resource.offer == "dra" or not count:
         return ()
-    return [share for share in shares if share not in inputs.shares_granted][-count:]
+    return [share for share in shares if share not in inputs.books.shares_granted][-count:]
 
 
 def _place(resource: Resource, snapshot: Snapshot, taken: Taken) -> int:
@@ -205,9 +223,9 @@ def _place(resource: Resource, snapshot: Snapshot, taken: Taken) -> int:
 def _judge_gpu(inputs: Inputs, taken: Taken, mig_uuid: str) -> Health:
     gpu = inputs.snapshot.gpu_by_uuid[taken.candidate.device]
     parts = [mig_uuid] if mig_uuid else [part.uuid for part in gpu.mig_devices]
-    if taken.held_for or any(part in inputs.strays for part in parts):
+    if taken.held_for or any(part in inputs.misplaced for part in parts):
         return unhealthy(Reason.HELD)
-    health = judge(taken.candidate, inputs.snapshot, inputs.quarantined, inputs.policy)
+    health = judge(taken.candidate, inputs.snapshot, inputs.books.quarantined, inputs.policy)
     return inputs.policy.gpu(gpu, mig_uuid) if health.healthy else health
 
 

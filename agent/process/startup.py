@@ -22,8 +22,8 @@ from agent.inventory import Inventory
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
-from agent.offer.assignment import check_overlaps
 from agent.offer.explanation import template_problems
+from agent.offer.selection import check_overlaps
 from agent.offer.units import plain_offer
 from agent.operator import admin
 from agent.process.conditions import Conditions

@@ -1,4 +1,4 @@
-"""Rows of the ledger: devices in pods, and on their way there or back."""
+"""Rows of the ledger: devices in pods, on their way there or back, and addresses that are still to be given back."""
 
 from __future__ import annotations
 
@@ -89,3 +89,29 @@ class SpooledDels:
         """Carry them out. Blocks."""
         for _ in range(self._outside.replay()):
             self._outside.count("replay", "spooled-del")
+
+
+class Leases:
+    """Gives back addresses of ended pods that the IPAM plugin has not taken back yet."""
+
+    name = "leases"
+
+    def __init__(self, attachments: Attachments, outside: Outside) -> None:
+        self._attachments = attachments
+        self._outside = outside
+
+    def resume(self) -> None:
+        """Give leases back from now on."""
+        self._attachments.leases.resume()
+
+    def heal(self, view: View) -> None:
+        """Give back what is due. A plugin that hangs takes its whole time limit."""
+        try:
+            settled, given_up = self._attachments.leases.settle()
+        except AgentError as error:
+            log.error("addresses are still to be given back: %s", error)
+            return
+        for _ in range(settled):
+            self._outside.count("lease-return", "owed")
+        for _ in range(given_up):
+            self._outside.count("lease-give-up", "too-old")

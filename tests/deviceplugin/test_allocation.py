@@ -13,9 +13,9 @@ from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
 from agent.ledger import Ledger
 from agent.model.allocation import Devices
 from agent.model.device import CharDevice, Snapshot
-from agent.offer.assignment import assign
 from agent.offer.offer import Offer
-from agent.offer.units import Inputs, make_offer, plain_offer
+from agent.offer.selection import assign
+from agent.offer.units import Inputs, Reading, make_offer, plain_offer
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
@@ -127,7 +127,7 @@ def test_a_withheld_device_is_refused(allocator: Allocator) -> None:
 
 def test_a_share_is_refused_that_a_claim_still_has_in_its_place(allocator: Allocator, ledger: Ledger) -> None:
     natural = assign(RESOURCES, node())
-    allocator.offer.set(make_offer(Inputs(RESOURCES, node(), natural, shares_claimed={"0000:22:00.0": 3})))
+    allocator.offer.set(make_offer(Inputs(RESOURCES, node(), natural, Reading(shares_claimed={"0000:22:00.0": 3}))))
     with pytest.raises(UnitUnhealthy, match=r"claims still have as many shares of 0000:22:00\.0"):
         allocate(allocator, "rdma/hca", "hca-b83fd20300a00001-1")
     allocate(allocator, "rdma/hca", "hca-b83fd20300a00001-0")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.config import PfSelector, RailNic, Resource, Select, SharedPool, SriovPool, parse_pf
 from agent.errors import ConfigError
 from agent.model.device import Snapshot
-from agent.offer.assignment import Assignment, assign, check_overlaps, errors
+from agent.offer.selection import Assignment, assign, check_overlaps, errors
 from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import change, node, rdma
 

@@ -24,7 +24,7 @@ def test_adapters_that_are_in_pods_are_told_from_vfs(tmp_path: Path, mode: str, 
             netns_path="/nowhere",
             request={"name": "net", "network": None},
         )
-        assert read(books, with_names=False, with_slots=False).rulers == expected
+        assert read(books, with_names=False, with_slots=False).whole_adapters == expected
 
 
 def test_devices_of_claims_are_in_use_and_those_that_are_only_looked_at_are_not(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from agent.config import HealthSettings, Resource, Select
 from agent.health import HealthBook
 from agent.model.health import Reason
 from agent.offer.offer import Offer
-from agent.offer.offers import Offers, Reading
-from agent.offer.units import plain_offer
+from agent.offer.offers import Offers
+from agent.offer.units import Reading, plain_offer
 from tests.deviceplugin.machines import change, node, without
 
 VF = Resource("rdma/vf", "vf", offer="dra")

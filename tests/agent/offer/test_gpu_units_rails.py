@@ -13,9 +13,9 @@ from agent.model.allocation import Devices, all_of
 from agent.model.device import Snapshot
 from agent.model.topology import Locality
 from agent.model.unit_id import MAX_UNIT_ID
-from agent.offer.assignment import assign
 from agent.offer.offer import Unit
-from agent.offer.units import Inputs, make_offer
+from agent.offer.selection import assign
+from agent.offer.units import Inputs, Reading, make_offer
 from agent.placement import Distances
 from tests.deviceplugin.machines import change, gpu_uuid, node, without
 
@@ -25,7 +25,7 @@ SHARED = replace(RAIL, nic=RailNic("hca", shares=2))
 
 def rails(resource: Resource, snapshot: Snapshot, **kept: Devices) -> dict[str, Unit]:
     sets = {rail: all_of(nics) for rail, nics in kept.items()}
-    found = make_offer(Inputs([resource], snapshot, assign([resource], snapshot), kept=sets))
+    found = make_offer(Inputs([resource], snapshot, assign([resource], snapshot), Reading(kept=sets)))
     return {unit.unit_id: unit for unit in found.units[resource.name]}
 
 

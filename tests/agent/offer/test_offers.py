@@ -9,7 +9,8 @@ from agent.config import HealthSettings, RailNic, Resource, Select
 from agent.health import HealthBook
 from agent.model.device import MigDevice, Snapshot
 from agent.offer.gpu_units import with_profiles
-from agent.offer.offers import Offers, Reading, differs_in_pods_only
+from agent.offer.offers import Offers, differs_in_pods_only
+from agent.offer.units import Reading
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
 
 PF, VF = "0000:12:00.0", "0000:12:00.1"
@@ -40,7 +41,7 @@ def test_a_vf_that_goes_into_a_pod_and_comes_back_leaves_the_lists_as_they_are()
 def test_vfs_of_an_adapter_that_a_pod_has_whole_are_for_no_other_pod() -> None:
     made, snapshot = offers(), node(rails=2, vfs=1)
     before = made.make(RESOURCES, snapshot, BOOKS)
-    during = made.make(RESOURCES, snapshot, Reading(rulers=frozenset({PF})))
+    during = made.make(RESOURCES, snapshot, Reading(whole_adapters=frozenset({PF})))
     changed = {unit: (now.health.reason) for unit, now in during.by_id.items() if now != before.by_id[unit]}
     assert changed == {VF: "ParentDown"}
     after = made.make(RESOURCES, snapshot, BOOKS)

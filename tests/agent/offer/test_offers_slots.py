@@ -7,8 +7,8 @@ from agent.health import HealthBook
 from agent.model.health import Reason
 from agent.model.unit_id import slot_id
 from agent.offer.offer import Offer
-from agent.offer.offers import Offers, Reading
-from agent.offer.units import NOTHING_HELD, Holdings
+from agent.offer.offers import Offers
+from agent.offer.units import NOTHING_HELD, Holdings, Reading
 from deviceplugin.server import Units, post
 from tests.deviceplugin.machines import node
 

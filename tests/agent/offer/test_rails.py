@@ -14,10 +14,10 @@ from agent.config import PfSelector, Resource, Select
 from agent.health import HealthBook
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
-from agent.offer.offers import Offers, Reading
+from agent.offer.offers import Offers
 from agent.offer.rails import rails_of
-from agent.offer.selectors import candidates
-from agent.offer.units import plain_offer
+from agent.offer.selection import candidates
+from agent.offer.units import Reading, plain_offer
 from agent.placement import Distances
 from agent.report.chart.matrix import rails as nearest_nics
 from tests.agent.books import open_books

@@ -20,11 +20,11 @@ from agent.health import HealthBook
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.model.health import Reason
-from agent.offer.assignment import assign
 from agent.offer.offer import Offer, Unit
 from agent.offer.offers import Offers, read
 from agent.offer.rails import planes_in
-from agent.offer.units import Inputs, make_offer, plain_offer
+from agent.offer.selection import assign
+from agent.offer.units import Inputs, Reading, make_offer, plain_offer
 from agent.placement import Distances, choose_sets
 from tests.agent.books import open_books
 from tests.deviceplugin.machines import change, gpu_uuid, node, split, without
@@ -42,7 +42,7 @@ def scanned(name: str) -> Snapshot:
 
 
 def rails(resource: Resource, snapshot: Snapshot, kept: Mapping[str, tuple[str, ...]] = {}) -> tuple[Unit, ...]:
-    inputs = Inputs([resource], snapshot, assign([resource], snapshot), kept=kept)
+    inputs = Inputs([resource], snapshot, assign([resource], snapshot), Reading(kept=kept))
     return make_offer(inputs).units[resource.name]
 
 

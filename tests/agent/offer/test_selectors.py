@@ -9,7 +9,7 @@ import pytest
 from agent.config import PfSelector, Resource, Select
 from agent.edits.build import build
 from agent.model.device import CharDevice, LinkLayer, PciDevice, RdmaDevice, RdmaPort, Snapshot, VdpaDevice
-from agent.offer.selectors import ACCELERATOR_CLASS, alternative, candidates, choice, conditions, may_be_nic, takes
+from agent.offer.selection import ACCELERATOR_CLASS, alternative, candidates, choosing, conditions, may_be_nic, takes
 from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import change, node
 
@@ -92,7 +92,8 @@ def test_accelerators_are_of_class_12() -> None:
 
 def test_the_first_alternative_that_takes_a_device_counts() -> None:
     select = Select(any_of=(Select(is_rdma=True), Select(), Select(vdpa_type="vhost")))
-    found = {c.device[-4:]: choice(select, c) for c in candidates("vf", MADE)}
+    choose = choosing(select)
+    found = {c.device[-4:]: choose(c) for c in candidates("vf", MADE)}
     assert found == {"00.1": 1, "00.2": 0, "00.3": 1}
     assert alternative(select, 0).is_rdma
     assert alternative(Select(is_rdma=True), 0).is_rdma

@@ -11,9 +11,9 @@ from agent.config import Resource, Select, SharedPool, parse_pf
 from agent.errors import ConfigError
 from agent.model.device import LinkLayer, Snapshot
 from agent.model.unit_id import MAX_UNIT_ID
-from agent.offer.assignment import check_overlaps
 from agent.offer.explanation import explain_all
 from agent.offer.offer import Offer, Unit
+from agent.offer.selection import check_overlaps
 from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, rdma, without
 

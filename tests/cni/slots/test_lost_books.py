@@ -14,8 +14,8 @@ from agent.errors import DeviceBusy
 from agent.kubelet.checkpoint import FILE
 from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
-from agent.offer.assignment import assign
-from agent.offer.units import Holdings, Inputs, make_offer
+from agent.offer.selection import assign
+from agent.offer.units import Holdings, Inputs, Reading, make_offer
 from agent.reconcile.units import is_over
 from tests.agent.books import open_books
 from tests.cni.slots.binding import OTHER, POD, RESOURCES, Rig, call, slot, snapshot_with_rdma, stock_of
@@ -98,7 +98,7 @@ def test_the_list_shows_kubelet_a_slot_less_for_each_device_that_is_bound_again(
     rig.mend(rig.known([RUNS]))
     snapshot = rig.stock.snapshot
     held = Holdings(rig.ledger.granted_slots(), {b.unit_id: b.device for b in rig.ledger.bindings()})
-    listed = make_offer(Inputs(RESOURCES, snapshot, assign(RESOURCES, snapshot), held=held)).units["rdma/vf"]
+    listed = make_offer(Inputs(RESOURCES, snapshot, assign(RESOURCES, snapshot), Reading(held=held))).units["rdma/vf"]
     assert {u.unit_id: u.device for u in listed if u.device} == bound
     assert len(listed) == len(rig.vfs)
 

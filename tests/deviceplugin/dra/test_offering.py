@@ -12,8 +12,8 @@ from agent.health import HealthBook
 from agent.model.device import Snapshot
 from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer
-from agent.offer.offers import Offers, Reading
-from agent.offer.units import plain_offer
+from agent.offer.offers import Offers
+from agent.offer.units import Reading, plain_offer
 from agent.state import Latest
 from deviceplugin.dra.driver import Offering
 from tests.awaiting import until

@@ -1,24 +1,30 @@
-"""Which of a node's devices a resource's selector takes.
+"""Which devices a resource's selector takes, and which resource each device of the node belongs to.
 
-Owns what a selector may ask of a device, and the answer. What a VF is asked never depends on its
-own interface being in the host: while it sits in a pod the VF must stay listed. So its link layer
-is its PF's, and its own interface name comes from the ledger when the kernel no longer shows it.
+What a VF is asked never depends on its own interface being in the host: while it sits in a pod the VF must stay listed.
+So its link layer is its PF's, and its own interface name comes from the ledger when the kernel no longer shows it.
+
+A physical device serves one resource: the first of the configuration that selects it. Every later one that selects it
+too is an overlap. A device that a pod holds stays with the resource that it was handed out under, whatever the
+selectors say now: kubelet counts it there, and under another name would give it away a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any
 
-from agent.config import PfSelector, Resource, Select, SriovPool
+from agent.config import PfSelector, Resource, Select, SharedPool, SriovPool
+from agent.config.contradictions import selectors_of
+from agent.config.resources import NETWORK_KINDS
+from agent.errors import ConfigError
 from agent.model.device import Gpu, LinkLayer, PciDevice, RdmaDevice, Snapshot, cpu_list, is_accelerator
+from agent.model.printable import grouped
 
 INFINIBAND_CLASS = 0x0207
 ACCELERATOR_CLASS = 0x12
-V = TypeVar("V")
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -116,13 +122,11 @@ def conditions(select: Select) -> tuple[tuple[Condition, ...], ...]:
     return (*_own_conditions(select), *_alternatives(select))
 
 
-def choice(select: Select, candidate: Candidate) -> int | None:
-    """Tell which of a selector's alternatives takes the device, 0 if it has none; None if it does not take it."""
-    return choosing(select)(candidate)
-
-
 def choosing(select: Select) -> Callable[[Candidate], int | None]:
-    """Return `choice` for one selector, spelled out once for all the devices of a node."""
+    """Return which of the selector's alternatives takes a device: 0 if it has none, None if none takes it.
+
+    The selector is spelled out once for all the devices of a node.
+    """
     groups, others = _own_conditions(select), [choosing(other) for other in select.any_of]
 
     def choose(candidate: Candidate) -> int | None:
@@ -161,20 +165,11 @@ def _in_words(groups: tuple[tuple[Condition, ...], ...]) -> str:
 
 def _own_conditions(select: Select) -> tuple[tuple[Condition, ...], ...]:
     groups = (
-        _group("vendors", select.vendors, _hex, _says),
-        _group("devices", select.devices, _hex, _says),
-        _group("classes", select.classes, str, _is_of_class),
-        _group("drivers", select.drivers, str, _says),
-        _group("pciAddresses", select.pci_addresses, str, _says),
-        _group("acpiIndexes", select.acpi_indexes, str, _says),
-        _group("pf", select.pf, _pf_text, _is_of_pf),
-        _group("rootDevices", select.root_devices, _pf_text, _is_of_root),
-        _group("netdevs", select.netdevs, str, _says),
-        _group("rdmaDevices", select.rdma_devices, str, _says),
-        _group("linkLayer", select.link_layers, _link_layer_text, _says),
-        _group("pKeys", select.pkeys, _pkey_text, _says),
-        _group("isRdma", (True,) if select.is_rdma else (), str, _is_rdma),
-        _group("vdpaType", (select.vdpa_type,) if select.vdpa_type else (), str, _has_vdpa),
+        tuple(
+            Condition(field if value is True else f"{field}[{i}]", text(value), partial(holds, value))
+            for i, value in enumerate(values(select))
+        )
+        for field, values, text, holds in _FIELDS
     )
     return tuple(group for group in groups if group)
 
@@ -205,84 +200,54 @@ def candidate_of(device: PciDevice, snapshot: Snapshot) -> Candidate:
     return _function(device, snapshot, NO_NAMES)
 
 
-def _group(
-    name: str, values: tuple[V, ...], text: Callable[[V], str], holds: Callable[[str, V, Candidate], bool]
-) -> tuple[Condition, ...]:
-    if values == (True,):
-        return (Condition(name, "", partial(holds, name, values[0])),)
-    return tuple(Condition(f"{name}[{i}]", text(v), partial(holds, name, v)) for i, v in enumerate(values))
+def _of_pci(attribute: str) -> Callable[[Any, Candidate], bool]:
+    return lambda value, candidate: candidate.pci is not None and getattr(candidate.pci, attribute) == value
 
 
-def _says(field: str, value: object, candidate: Candidate) -> bool:
-    """Tell whether a device has a value among those that a field asks for."""
-    pci = candidate.pci
-    match field:
-        case "netdevs":
-            return value in candidate.netdevs
-        case "rdmaDevices":
-            return value in candidate.rdma_names
-        case "linkLayer":
-            return value in candidate.link_layers
-        case "pKeys":
-            return value in candidate.pkeys
-        case _ if pci is None:
-            return False
-        case "vendors":
-            return pci.vendor == value
-        case "devices":
-            return pci.device == value
-        case "drivers":
-            return pci.driver == value
-        case "pciAddresses":
-            return pci.address == value
-        case "acpiIndexes":
-            return pci.acpi_index == value
-    raise AssertionError(field)
+def _among(attribute: str) -> Callable[[Any, Candidate], bool]:
+    return lambda value, candidate: value in getattr(candidate, attribute)
 
 
-def _is_of_class(_field: str, prefix: str, candidate: Candidate) -> bool:
+def _is_of_class(prefix: str, candidate: Candidate) -> bool:
     return candidate.pci is not None and f"{candidate.pci.pci_class:06x}".startswith(prefix)
 
 
-def _is_rdma(_field: str, _value: bool, candidate: Candidate) -> bool:
-    return bool(candidate.rdma_names)
+def _is_of_pf(selector: PfSelector, candidate: Candidate) -> bool:
+    return candidate.pci is not None and selector.takes(candidate.pf_names, candidate.pci.vf_index)
 
 
-def _hex(value: int) -> str:
-    return f"{value:04x}"
+def _is_of_root(selector: PfSelector, candidate: Candidate) -> bool:
+    pci = candidate.pci
+    return pci is not None and selector.takes({pci.physfn or pci.address}, pci.vf_index)
 
 
-def _link_layer_text(value: LinkLayer) -> str:
-    return value.value
-
-
-def _pkey_text(value: int) -> str:
-    return f"0x{value:04x}"
+def _has_vdpa(vdpa_type: str, candidate: Candidate) -> bool:
+    vdpa = candidate.pci.vdpa if candidate.pci is not None else None
+    return vdpa is not None and vdpa.vdpa_type == vdpa_type
 
 
 def _pf_text(selector: PfSelector) -> str:
-    if selector.vf_indices is None:
-        return selector.pf
-    return f"{selector.pf}#{cpu_list(selector.vf_indices)}"
+    return selector.pf if selector.vf_indices is None else f"{selector.pf}#{cpu_list(selector.vf_indices)}"
 
 
-def _is_of_pf(_field: str, selector: PfSelector, candidate: Candidate) -> bool:
-    return _is_named(selector, candidate.pf_names, candidate)
-
-
-def _is_of_root(_field: str, selector: PfSelector, candidate: Candidate) -> bool:
-    if candidate.pci is None:
-        return False
-    return _is_named(selector, {candidate.pci.physfn or candidate.pci.address}, candidate)
-
-
-def _is_named(selector: PfSelector, names: Collection[str], candidate: Candidate) -> bool:
-    return candidate.pci is not None and selector.takes(names, candidate.pci.vf_index)
-
-
-def _has_vdpa(_field: str, vdpa_type: str, candidate: Candidate) -> bool:
-    vdpa = candidate.pci.vdpa if candidate.pci is not None else None
-    return vdpa is not None and vdpa.vdpa_type == vdpa_type
+_Field = tuple[str, Callable[[Select], tuple[Any, ...]], Callable[[Any], str], Callable[[Any, Candidate], bool]]
+_FIELDS: tuple[_Field, ...] = (
+    ("vendors", lambda s: s.vendors, "{:04x}".format, _of_pci("vendor")),
+    ("devices", lambda s: s.devices, "{:04x}".format, _of_pci("device")),
+    ("classes", lambda s: s.classes, str, _is_of_class),
+    ("drivers", lambda s: s.drivers, str, _of_pci("driver")),
+    ("pciAddresses", lambda s: s.pci_addresses, str, _of_pci("address")),
+    ("acpiIndexes", lambda s: s.acpi_indexes, str, _of_pci("acpi_index")),
+    ("pf", lambda s: s.pf, _pf_text, _is_of_pf),
+    ("rootDevices", lambda s: s.root_devices, _pf_text, _is_of_root),
+    ("netdevs", lambda s: s.netdevs, str, _among("netdevs")),
+    ("rdmaDevices", lambda s: s.rdma_devices, str, _among("rdma_names")),
+    ("linkLayer", lambda s: s.link_layers, lambda layer: str(layer.value), _among("link_layers")),
+    ("pKeys", lambda s: s.pkeys, "0x{:04x}".format, _among("pkeys")),
+    ("isRdma", lambda s: (True,) if s.is_rdma else (), lambda _: "", lambda _, c: bool(c.rdma_names)),
+    ("vdpaType", lambda s: (s.vdpa_type,) if s.vdpa_type else (), str, _has_vdpa),
+)
+"""A field of selectors: its name, its entries, an entry in words, and whether a device is as an entry asks."""
 
 
 def may_be_nic(address: str, snapshot: Snapshot) -> bool:
@@ -354,3 +319,142 @@ def _pkeys(rdma_devices: Iterable[RdmaDevice]) -> frozenset[int]:
 
 def _gpu(gpu: Gpu, snapshot: Snapshot) -> Candidate:
     return Candidate(device=gpu.uuid, pci=snapshot.by_address.get(gpu.pci_address))
+
+
+# -------------------------------------------------------------------------------------------------------- assignment
+
+EXCLUSIVE_KINDS = frozenset({"vf", "nic", "gpu", "accelerator"})
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A device that a resource has."""
+
+    kind: str
+    """What it is: of a rail, gpu for one half and the kind of its NIC for the other."""
+    candidate: Candidate
+    alternative: int = 0
+    """Which of the selector's alternatives took it."""
+    held_for: str = ""
+    """A resource that is no more, under whose name a pod still holds it: it must not be handed out yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """A device that two resources select."""
+
+    device: str
+    """As people call it: PCI address and RDMA device, or UUID; or several in short."""
+    owner: str
+    """Name of the resource that has it."""
+    loser: str
+    """Name of the resource that selects it too."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.loser} selects {self.device}, which {self.owner} has already: a device serves one resource, so"
+            " narrow one of the two selectors"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    taken: Mapping[str, tuple[Taken, ...]] = field(default_factory=dict)
+    """Resource name → its devices, in the order of the snapshot."""
+    overlaps: tuple[Overlap, ...] = ()
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """The network adapters that resources take, each as itself or by its VFs."""
+        found = (t.candidate.pci for mine in self.taken.values() for t in mine if t.kind in NETWORK_KINDS)
+        return frozenset(pci.physfn or pci.address for pci in found if pci is not None)
+
+
+def assign(
+    resources: Sequence[Resource],
+    snapshot: Snapshot,
+    host_names: Mapping[str, str] = NO_NAMES,
+    holders: Mapping[str, str] = NO_NAMES,
+) -> Assignment:
+    """Give each device to one resource.
+
+    `host_names` tells the interface names, in the host, of devices that now sit in pods; `holders` the names of the
+    resources that devices in pods were handed out under.
+    """
+    names = {resource.name for resource in resources}
+    owners: dict[str, Resource] = {}
+    taken: dict[str, list[Taken]] = {resource.name: [] for resource in resources}
+    overlaps: list[Overlap] = []
+    for resource in resources:
+        for kind, candidate, number in _wanted(resource, snapshot, host_names, holders):
+            holder = holders.get(candidate.device, "") if kind in EXCLUSIVE_KINDS else ""
+            if holder in names and holder != resource.name:
+                continue
+            owner = next((owners[part] for part in sorted(candidate.parts) if part in owners), None)
+            if owner is None or (_shares_all(owner) and _shares_all(resource)):
+                owners.update(dict.fromkeys(candidate.parts, resource))
+                held_for = holder if holder != resource.name else ""
+                taken[resource.name].append(Taken(kind, candidate, number, held_for))
+            elif owner is not resource:
+                overlaps.append(Overlap(candidate.label, owner.name, resource.name))
+    return Assignment(MappingProxyType({name: tuple(found) for name, found in taken.items()}), tuple(overlaps))
+
+
+def check_overlaps(resources: Sequence[Resource], snapshot: Snapshot, source: str) -> None:
+    """Refuse a configuration in which two resources select one device.
+
+    An HCA and the VFs of the same port are different devices. Raises ConfigError that names the
+    device and both resources. Pools of other projects' configurations follow their rule, first come first served.
+    """
+    numbers = {resource.name: i for i, resource in enumerate(resources)}
+    problems = [
+        f"resources[{numbers[o.loser]}].select: {o.loser} takes {o.device}, which resources[{numbers[o.owner]}]"
+        f" ({o.owner}) takes too: narrow one of the two selectors"
+        for o in in_short(errors(resources, assign(resources, snapshot).overlaps), snapshot)
+    ]
+    if problems:
+        raise ConfigError(source, problems)
+
+
+def errors(resources: Sequence[Resource], overlaps: Sequence[Overlap]) -> tuple[Overlap, ...]:
+    """Pick the overlaps that are mistakes: among the pools of another project's configuration they are its custom."""
+    strict = {resource.name for resource in resources if resource.compat is None}
+    return tuple(overlap for overlap in overlaps if overlap.loser in strict or overlap.owner in strict)
+
+
+def in_short(overlaps: Sequence[Overlap], snapshot: Snapshot) -> tuple[Overlap, ...]:
+    """Join the overlaps of each two resources into one that names all the devices in short."""
+    devices: dict[tuple[str, str], list[str]] = {}
+    for each in overlaps:
+        devices.setdefault((each.owner, each.loser), []).append(each.device)
+    return tuple(Overlap(grouped(found, snapshot), *pair) for pair, found in devices.items())
+
+
+def _wanted(
+    resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str], holders: Mapping[str, str]
+) -> Iterator[tuple[str, Candidate, int]]:
+    """List what the selectors take, and what pods hold under the resource's name."""
+    asked, choose = None, None
+    for kind, candidate, select in offered(resource, snapshot, host_names):
+        if choose is None or select is not asked:
+            asked, choose = select, choosing(select)
+        number = choose(candidate)
+        if number is None and kind in EXCLUSIVE_KINDS and holders.get(candidate.device) == resource.name:
+            number = 0
+        if number is not None:
+            yield kind, candidate, number
+
+
+def offered(
+    resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES
+) -> Iterator[tuple[str, Candidate, Select]]:
+    """List what a resource could take, with its kind and the selector that decides."""
+    if resource.derived_from:
+        return  # it has its devices from another
+    for _, wanted, select in selectors_of(resource):
+        for kind, candidate in offered_candidates(resource, wanted, snapshot, host_names):
+            yield kind, candidate, select
+
+
+def _shares_all(resource: Resource) -> bool:
+    return isinstance(resource.compat, SharedPool)
