@@ -34,9 +34,13 @@ def keys(schema: Schema) -> list[Key]:
 
 def markdown(rows: list[Key]) -> str:
     """Write rows as a table."""
-    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    lines = ["| key | value, `default` | meaning |", "|---|---|---|"]
+    above = {row.path.rpartition(".")[0] for row in rows}
     for row in rows:
-        cells = (f"`{row.path}`", row.value, f"`{row.default}`" if row.default else "", row.about)
+        if row.value == "mapping" and row.path in above:
+            continue  # its keys say it
+        default = f", `{row.default}`" if row.default else ""
+        cells = (f"`{row.path}`", row.value + default, row.about)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 from pydantic.json_schema import SkipJsonSchema
 
 from agent.config.routing import KEYS as ROUTING_KEYS
@@ -57,11 +57,10 @@ class Dra(Section):
     ] = DRIVER
     """The driver's name in slices and classes"""
     aliases: Many[Annotated[str, string(_ALIAS_WANTED, _alias)]] = ("gpu.nvidia.com/uuid", NEAR_ADDRESS)
-    """Attributes of other drivers that our devices carry too, so that a claim can match them: uuid (of the nearest
-    GPU), pciBusID (of the nearest GPU; late-bound places only) or numaNode; default: gpu.nvidia.com/uuid and
-    resource.kubernetes.io/pciBusID; [] for none"""
+    """Attributes of other drivers that our devices carry too, for constraints: uuid or pciBusID (late only) of the
+    nearest GPU, numaNode; default: gpu.nvidia.com/uuid and resource.kubernetes.io/pciBusID"""
     list_attributes: Flag = False
-    """Publish all nearest GPUs of a shared adapter; needs the gate DRAListTypeAttributes in the cluster"""
+    """Publish all nearest GPUs of a shared adapter; needs the gate DRAListTypeAttributes"""
     status: SkipJsonSchema[bool] = True
     """Whether interface and addresses go into the claim's status."""
     metadata: Flag = False
@@ -69,13 +68,11 @@ class Dra(Section):
     claim_may: Annotated[
         Many[Annotated[str, choice(*CLAIM_KEYS)]],
         AfterValidator(each_once),
-        Field(
-            description=f"What the parameters of a claim may say; those of a class may say all; default:"
-            f" {', '.join(SAFE_KEYS)}. Where the network has ipam, a claim may never say addresses"
-        ),
     ] = SAFE_KEYS
+    """Keys that a claim's parameters may set (a class may set all); default: the first nine. Never addresses where the
+    network has ipam"""
     shares: Annotated[str, choice(*SHARES)] = "capacity"
-    """How shares and late-bound units are published: as a device's capacity (Kubernetes 1.36), or as a device each"""
+    """How shares and late-bound units are published: as capacity (Kubernetes 1.36), or a device each"""
 
     def contradictions(self) -> Iterator[Refusal]:
         for alias in self.aliases:

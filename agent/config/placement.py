@@ -49,7 +49,7 @@ class GpuNames(Section):
     ]
     """Regular expression of a whole device ID, with named groups"""
     gpu: Annotated[str, matching("text with groups of the pattern in braces, such as accel{number}", _GPU)] = _USUAL
-    """The GPU's PCI address, or what its driver calls it (card0, accel3), made of the groups"""
+    """PCI address, or name of the driver (card0, accel3), made of the groups"""
 
     def contradictions(self) -> Iterator[Refusal]:
         unknown = sorted(fields(self.gpu) - set(re.compile(self.pattern).groupindex))
@@ -72,7 +72,6 @@ class Placement(Section):
     """What placement is to know besides what it finds out."""
 
     gpu_ids: Annotated[tuple[GpuIds, ...], Through(Many[GpuNames], _values)] = ()
-    """What device plugins that the agent does not know call their GPUs"""
+    """Device IDs of GPU plugins that the agent does not know"""
     topology_file: Annotated[Path | None, FOLDER] = None
-    """NCCL's topology file of hosts whose PCI tree shows no more than NUMA nodes; a node that has none goes by what it
-    knows; default: none"""
+    """NCCL's topology file, for hosts whose PCI tree shows NUMA nodes only"""

@@ -144,13 +144,13 @@ class Select(Section):
     devices: Many[Annotated[int, string(f"{_ID} such as 101e", hex_id)]] = ()
     """PCI device IDs, four digits"""
     classes: Many[Annotated[str, string("the first 2, 4 or 6 hexadecimal digits of a PCI class", pci_class)]] = ()
-    """PCI class codes by their first 2, 4 or 6 digits: 0207 is InfiniBand"""
+    """PCI class codes, first 2, 4 or 6 digits: 0207 is InfiniBand"""
     drivers: Many[Annotated[str, string("a driver name", word)]] = ()
     """Kernel drivers"""
     pci_addresses: Many[Annotated[str, string("a PCI address such as 0000:3b:00.0", pci_address)]] = ()
     """PCI addresses of the devices"""
     acpi_indexes: Many[Annotated[str, string("a number in quotes", number)]] = ()
-    """The firmware's numbers (`acpi_index` in sysfs), in quotes"""
+    """`acpi_index` in sysfs, in quotes"""
     pf: Annotated[
         Many[
             Annotated[
@@ -160,12 +160,12 @@ class Select(Section):
         ],
         OF_NETWORK,
     ] = ()
-    """PFs by interface or PCI address, all or with VF indices: `ens1f0`, `ens1f0#0-7,9`"""
+    """PFs by interface or PCI address, with or without VF indices: `ens1f0#0-7,9`"""
     root_devices: Annotated[
         Many[Annotated[PfSelector, string("a PF's PCI address, or ADDRESS#0-7,9 with VF indices", root_device)]],
         OF_NETWORK,
     ] = ()
-    """The same by PCI address only; heeded besides `pf`"""
+    """The same by PCI address only; both must match"""
     netdevs: Annotated[Many[Annotated[str, string("an interface name", word)]], OF_NETWORK] = ()
     """Interface names in the host"""
     rdma_devices: Annotated[Many[Annotated[str, string("an RDMA device name such as mlx5_0", word)]], OF_NETWORK] = ()
@@ -191,7 +191,7 @@ class Select(Section):
     vdpa_type: Annotated[str, choice(*VDPA_TYPES), OF_NETWORK] = ""
     """Only devices with a vDPA device of this kind"""
     need_vhost_net: Annotated[Flag, OF_NETWORK] = False
-    """No condition: hand out /dev/vhost-net and /dev/net/tun with what it takes"""
+    """No condition: hand out /dev/vhost-net and /dev/net/tun too"""
     any_of: SkipJsonSchema[tuple[Select, ...]] = ()
     """Besides the above, one of these must take the device; the first that does counts."""
 
@@ -239,7 +239,7 @@ class RailNic(Section):
             {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NICS}, {"const": PLANES}]},
         ),
     ] = 1
-    """NICs that each rail has: so many, the nearest to its GPU; planes: one of each plane of the nearest"""
+    """NICs of each rail: the nearest ones, or one of each plane of the nearest"""
 
     @classmethod
     def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
@@ -256,7 +256,7 @@ class Resource(Section):
     # hca, vf, nic (a whole PF or other adapter), gpu, rail (a GPU with its nearest NIC), or accelerator (a processing
     # accelerator, PCI class 12).
     kind: Annotated[str, choice(*KINDS)]
-    """What a unit is: a share of one HCA, a VF, a whole adapter, a GPU, a GPU with its nearest NIC, …"""
+    """What a unit is: a share of an HCA, a VF, a whole adapter, a GPU, a GPU with its nearest NIC, an accelerator"""
     select: Annotated[Select, OneOrMany(_joined), only("hca", "vf", "nic", "gpu", "accelerator")] = Select()
     """Which devices it takes; of a list, any may take one"""
     # rail only.
@@ -266,7 +266,7 @@ class Resource(Section):
     nic: Annotated[RailNic, only("rail")] = RailNic()
     """The other half of a rail"""
     exclude_topology: Flag = False
-    """Do not report a NUMA node to kubelet, so that the topology manager ignores this resource"""
+    """Report no NUMA node to kubelet: the topology manager ignores this resource"""
     management: Annotated[Flag, OF_NETWORK] = False
     """Hand out the umad and issm devices too"""
     # A VF joins it when the CNI request names no device; an HCA's says what interface a pod gets upon its netdev.
@@ -279,31 +279,31 @@ class Resource(Section):
         ),
         OF_NETWORK,
     ] = None
-    """Entry of `networks` that says what becomes of the device in the pod, or one for each PF"""
+    """Entry of `networks` that the device joins, or one for each PF"""
     environment: Annotated[Many[Annotated[str, choice(*ENVIRONMENTS)]], AfterValidator(each_once), OF_NETWORK] = ()
-    """Variables and files that show libraries which adapters are theirs"""
+    """Variables and files by which libraries find their adapters"""
     # Provider libraries, which must match the kernel's driver.
     mounts: Annotated[
         Many[Annotated[Mount, PlainValidator(_mount), WithJsonSchema({"type": "string"})]], OF_NETWORK
     ] = ()
-    """Libraries of the host that its containers get, read-only: `HOST` or `HOST:CONTAINER`"""
+    """Libraries of the host for its containers, read-only: `HOST` or `HOST:CONTAINER`"""
     spread: Annotated[Flag, only("vf", "hca")] = True
-    """Among devices that are equally near: by load, over all PFs; false: one PF filled before another"""
+    """Among equally near devices: spread over all PFs; false: fill one PF first"""
     min_tx_rate: Annotated[int | None, whole(0, MAX_RATE), only("vf"), Field(alias="min_tx_rate")] = None
-    """Mbit/s that the PF guarantees each VF, where its network says nothing of rates; 0: none"""
+    """Mbit/s guaranteed to each VF whose network has no rates; 0: none"""
     max_tx_rate: Annotated[int | None, whole(0, MAX_RATE), only("vf"), Field(alias="max_tx_rate")] = None
-    """Mbit/s that the PF lets each VF send at most, where its network says nothing of rates; 0: any"""
+    """Mbit/s that each VF may send, if its network has no rates; 0: any"""
     offer: Annotated[str, choice(*OFFERS), only(*OFFERED_KINDS)] = "devicePlugin"
-    """Who hands it out: kubelet's device plugins, or the scheduler by claims (DRA)"""
+    """Who hands it out: kubelet, or the scheduler by claims (DRA)"""
     binding: Annotated[str, choice(*BINDINGS), only(*LATE_KINDS)] = "early"
-    """early: kubelet (with DRA the scheduler) chooses the device; late: it is chosen when the pod's GPUs are known
-    (device plugin: with the pod's network, so not for hostNetwork, nor shares of an hca)"""
+    """early: kubelet (DRA: the scheduler) chooses the device; late: the agent, when the pod's GPUs are known (not for
+    hostNetwork; of an hca only shares: 1 or claims)"""
     slots: Annotated[int | None, _NUMBER_OF_UNITS, only(*LATE_KINDS)] = None
-    """Late binding: number of units, if it is to be less than that of devices"""
+    """Late binding: number of units, if less than that of devices"""
     shares: Annotated[int, _NUMBER_OF_UNITS, only("hca")] = DEFAULT_SHARES
     """Units that one HCA offers"""
     mig: Annotated[str, choice(*MIG_STRATEGIES), only("gpu")] = "none"
-    """How slices (MIG) are offered: not, instead of their GPU under this name, or by profile"""
+    """How MIG slices are offered: not, under this name, or by profile"""
     replicas: Annotated[int, _NUMBER_OF_UNITS, only("gpu")] = 1
     """Containers that take turns on one GPU"""
     pass_by: Annotated[Many[Annotated[str, choice(*PASS_BY)]], AfterValidator(each_once), only("gpu", "rail")] = ()

@@ -71,9 +71,9 @@ class Endpoints(Section):
     port: Annotated[int, whole(0, 65535)] = 9808
     """Port of the endpoints; 0 takes a free one"""
     status: Annotated[str, choice(*READERS)] = "node"
-    """From where /status and the page are read; /metrics and the probes are for all who reach the address"""
+    """Who may read /status and the page"""
     exporter_names: Flag = False
-    """Give metrics of VFs under the names of sriov-network-metrics-exporter too"""
+    """Metrics of VFs also under the names of sriov-network-metrics-exporter"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class HealthSettings(Section):
     """A GPU error that may be over keeps a GPU unhealthy this long."""
     # For resources with `offer: dra`; pods that are served through extended resources are left alone.
     evict: Annotated[Many[Annotated[str, choice(*EVICTING)]], AfterValidator(each_once)] = ()
-    """Reasons for which Kubernetes deletes the pods whose claims have the device; default: none"""
+    """Reasons for which Kubernetes deletes pods whose claims have the device; default: none"""
 
     @property
     def gpu_policy(self) -> GpuPolicy:
@@ -112,9 +112,9 @@ class CniSettings(Section):
     """What network configurations may name: whoever writes one could otherwise take any device of the node."""
 
     require_grant: Flag = True
-    """Devices that a resource offers come only into the pod that kubelet gave them, whatever a network names"""
+    """Devices of a resource come only into the pod that kubelet gave them to"""
     protect: Many[Annotated[str, string("an interface name or a PCI address", adapter)]] = ()
-    """Adapters by interface or PCI address that never come into a pod, nor carry a pod's interface"""
+    """Adapters that no pod gets, by interface or PCI address"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ class Labels(Section):
         PlainValidator(_rules, json_schema_input_type=dict[str, Any]),
         WithJsonSchema({"type": "object", "additionalProperties": _KEY_SCHEMA}),
     ] = ()
-    """Label key → fact. In the key {nic} stands for each NIC's PCI address, {rail} and {plane} for those of its rail"""
+    """Label key → fact; a key may have {nic} (PCI address), {rail} and {plane}"""
     to: Annotated[str, choice(*DESTINATIONS)] = "node"
     """Patch the Node, or write a file for NFD's worker"""
     nfd_file: Folder = NFD_FILE
@@ -205,13 +205,12 @@ class Fingerprint(Section):
 
     # As the scheduler's informer sees them (dedicated, shared), or those that kubelet lists (podresources).
     pods: Annotated[str, choice(*INFORMERS)] = "dedicated"
-    """The scheduler plugin's informerMode, with a watch of pods; or the pods that kubelet lists, which needs no right
-    to list pods"""
+    """The scheduler plugin's informerMode; or the pods that kubelet lists"""
     method: Annotated[str, choice(*METHODS)] = "all"
     """Which of these pods count"""
     # Whose rules `with-exclusive-resources` follows: those of scheduler-plugins up to v0.34.7, or of its master.
     rules: Annotated[str, choice(*RULES)] = "v0.34"
-    """Which scheduler-plugins runs, for with-exclusive-resources: up to v0.34.7, or its master branch of 2026"""
+    """Version of scheduler-plugins, for with-exclusive-resources"""
 
     def contradictions(self) -> Iterator[Refusal]:
         if self.pods == "podresources" and self.method != "all":
@@ -240,27 +239,26 @@ class Topology(Section):
     coalesce_seconds: SkipJsonSchema[float] = 2.0
     """Changes within this time make one write."""
     settle_seconds: Annotated[float, seconds(0, 600)] = 10.0
-    """One more write of the NodeResourceTopology comes this long after the last change; longer than the scheduler
-    plugin's cacheResyncPeriodSeconds; 0: none"""
+    """The NodeResourceTopology is written once more this long after the last change (longer than the scheduler
+    plugin's cacheResyncPeriodSeconds); 0: not"""
     heartbeat_seconds: Annotated[float, seconds(10, 86400)] = 600.0
-    """Read what is published this often, and write it again if somebody changed it"""
+    """How often published objects are read, and written again if somebody changed them"""
     # So that a cluster's nodes do not write at once.
     start_spread_seconds: Annotated[float, seconds(0, 600)] = 60.0
-    """The first write comes at a random moment within this time"""
+    """The first write comes at random within this time"""
     kubelet_config: Folder = Path("/var/lib/kubelet/config.yaml")
-    """The kubelet's configuration, to read its topology policy from"""
+    """kubelet's configuration, for its topology policy"""
     kubelet_config_dir: Annotated[Path | None, FOLDER] = None
-    """The kubelet's folder of drop-ins, if any"""
+    """kubelet's folder of drop-ins"""
     fingerprint: Fingerprint = Fingerprint()
     """Which pods count for the NodeResourceTopology's fingerprint"""
     labels: Labels = Labels()
     """Labels for the node, made of stable facts"""
     lldp_netdevs: Many[Annotated[str, string("an interface name", _netdev)]] = ()
-    """Where to listen for the switch's name; default: each adapter with an RDMA device"""
+    """Interfaces to listen on for the switch's name; default: each adapter with an RDMA device"""
     rails: Many[Annotated[tuple[str, ...], _RAIL]] = ()
-    """The adapters to the fabric, by interface or PCI address, rail 0 first, where a rail has planes a list of these;
-    default: those that resources take (if none does, all) with an RDMA device that are nearest to a GPU (without GPUs
-    all of these), by PCI address"""
+    """Adapters to the fabric by interface or PCI address, rail 0 first; a list for a rail with planes; default:
+    adapters that resources take, with an RDMA device and nearest to a GPU"""
     bandwidth: Bandwidth = Bandwidth()
     """Live bandwidth of the ports"""
 
