@@ -46,7 +46,7 @@ def test_a_resource_with_a_network_for_each_pf_leaves_its_class_without_one(kube
 
 
 def test_the_values_that_the_guide_shows_make_a_class_and_publish_no_topology(kube: Kube) -> None:
-    (text,) = [text for text in blocks(REPOSITORY / "docs/dra.md", "yaml") if text.startswith("image:")]
+    (text,) = [text for text in blocks(REPOSITORY / "docs/dra.md", "yaml") if text.startswith("nvidia:")]
     found = kube.template(yaml.safe_load(text.replace("REGISTRY", "registry.example")))
     assert classes(found).keys() == {"rdma-vf", "rdma-hca"}
     (written,) = [d for d in found if d["kind"] == "ConfigMap"]

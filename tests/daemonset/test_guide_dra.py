@@ -51,7 +51,7 @@ def names(cells: list[str]) -> list[str]:
 
 
 def test_the_configuration_is_sound_and_offers_by_claims() -> None:
-    (text,) = [text for text in blocks(GUIDE, "yaml") if text.startswith("image:")]
+    (text,) = [text for text in blocks(GUIDE, "yaml") if text.startswith("nvidia:")]
     parsed = config.parse(yaml.safe_dump(yaml.safe_load(text)["config"]), "docs/dra.md")
     assert {resource.name for resource in parsed.claimable} == {"rdma/vf", "rdma/hca"}
     assert {resource.binding for resource in parsed.claimable} == {"late"}
