@@ -41,7 +41,7 @@ from agent.config.networks import (
     ipam_of,
     no_dhcp,
     of_settings,
-    that,
+    settings_of,
 )
 from agent.config.section import (
     FLAG,
@@ -53,6 +53,7 @@ from agent.config.section import (
     must_be,
     refuse,
     string,
+    that,
     value,
     whole,
 )
@@ -205,14 +206,6 @@ def _go_switch(given: Any) -> bool | None:
     return given in (True, "on")
 
 
-def _name(text: str) -> str | None:
-    return text if _NAME.fullmatch(text) else None
-
-
-def _network_name(text: str) -> str | None:
-    return text if NETWORK_NAME.fullmatch(text) else None
-
-
 _AUXILIARY_DEVICE = that(
     "a PCI address such as 0000:3b:02.1, or an auxiliary device such as mlx5_core.sf.4", _device_or_auxiliary
 )
@@ -273,7 +266,7 @@ class _Call(JsonSection):
     """What a configuration of any type has."""
 
     cni_version: Annotated[str | None, _TEXT] = None
-    name: Annotated[str | None, that("a network name (letters, digits, '.', '_', '-')", _name)] = None
+    name: Annotated[str | None, that("a network name (letters, digits, '.', '_', '-')", _NAME.fullmatch)] = None
     type: Annotated[str | None, string("a plugin type", str)] = None
     args: _AllArgs = _NO_ARGS
     previous: Annotated[Mapping[str, Any] | None, OBJECT, Field(alias="prevResult")] = None
@@ -297,7 +290,9 @@ class _Own(NetworkKeys, _Call):
     device: Annotated[str | None, DEVICE, Field(alias="deviceID")] = None
     bus_id: Annotated[str | None, DEVICE, Field(alias="pciBusID")] = None
     pf: Annotated[tuple[PfSelector, ...], _PFS] = ()
-    network: Annotated[str | None, that("the name of a network of the agent's configuration", _network_name)] = None
+    network: Annotated[
+        str | None, that("the name of a network of the agent's configuration", NETWORK_NAME.fullmatch)
+    ] = None
 
     def contradictions(self) -> Iterator[Refusal]:
         yield from super(_Own, self).contradictions()
@@ -337,29 +332,18 @@ class _Sriov(_OfVf):
     vlan: Annotated[int | None, whole(0, 4094)] = None
     vlan_qos: Annotated[int | None, whole(0, 7), Field(alias="vlanQoS")] = None
     vlan_proto: Annotated[str | None, PROTOCOLS] = None
-    low: Annotated[int | None, whole(0, MAX_RATE), Field(alias="min_tx_rate")] = None
-    high: Annotated[int | None, whole(0, MAX_RATE), Field(alias="max_tx_rate")] = None
+    min_tx_rate: Annotated[int | None, whole(0, MAX_RATE), Field(alias="min_tx_rate")] = None
+    max_tx_rate: Annotated[int | None, whole(0, MAX_RATE), Field(alias="max_tx_rate")] = None
     spoofchk: Annotated[bool | None, _GO_SWITCH] = None
     trust: Annotated[bool | None, _GO_SWITCH] = None
 
     def contradictions(self) -> list[Refusal]:
         found = _no_shares(self.device, self.bus_id, self.runtime.device)
-        found += of_settings(self.vlan, self.vlan_qos, self.vlan_proto, self.low, self.high)
+        found += of_settings(self.vlan, self.vlan_qos, self.vlan_proto, self.min_tx_rate, self.max_tx_rate)
         return found
 
     def wanted(self, document: Mapping[str, Any]) -> Setup:
-        settings = VfSettings(
-            mac=self.mac,
-            vlan=self.vlan,
-            vlan_qos=self.vlan_qos,
-            vlan_proto=self.vlan_proto.lower() if self.vlan_proto else None,
-            min_tx_rate=self.low,
-            max_tx_rate=self.high,
-            spoofchk=self.spoofchk,
-            trust=self.trust,
-            link_state=self.link_state,
-        )
-        return replace(super(_Sriov, self).wanted(document), settings=settings)
+        return replace(super(_Sriov, self).wanted(document), settings=settings_of(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import yaml
 
 from agent import config
 from agent.__main__ import _parser
-from agent.config.compat.keys import OF_OTHER_PLUGINS
+from agent.config.gone import OF_OTHER_PLUGINS
 from agent.config.networks import REPLACED
 from agent.errors import RequestInvalid
 from agent.hardware import recorded

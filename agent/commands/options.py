@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from agent.config import Config, Flags, load_legible
-from agent.config.compat.sriov import DEFAULT_PREFIX
+from agent.config.compat import SRIOV_PREFIX
 from agent.config.files import Sources
 from agent.errors import ConfigError, Unavailable
 from agent.model.printable import joined
@@ -66,7 +66,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     text = f"of {shared}: /k8s-rdma-shared-dev-plugin/config.json"
     others.add_argument("--rdma-shared-config", type=Path, metavar="FILE", help=text)
     text = f"prefix of {sriov}'s resources that name none (default: %(default)s)"
-    others.add_argument("--resource-prefix", default=DEFAULT_PREFIX, metavar="PREFIX", help=text)
+    others.add_argument("--resource-prefix", default=SRIOV_PREFIX, metavar="PREFIX", help=text)
     others.add_argument("--use-cdi", action="store_true", help="hand their devices out by CDI, as their flag does")
 
 

@@ -4,12 +4,9 @@ Owns the types, their defaults and their rules. Whether a selector matches anyth
 `agent.offer.units`' business.
 """
 
-from agent.config.compat.pools import SharedPool, SriovPool
 from agent.config.document import MAX_CONFIG_BYTES, Flags, describe, load, load_legible, parse
-from agent.config.dra import Dra
-from agent.config.placement import Placement
-from agent.config.resources import ENVIRONMENTS, KINDS, RailNic, Resource, Select
-from agent.config.sections import CniSettings, Endpoints, HealthSettings, Restart
+from agent.config.resources import ENVIRONMENTS, KINDS, RailNic, Resource, Select, SharedPool, SriovPool
+from agent.config.sections import CniSettings, Dra, Endpoints, HealthSettings, Placement, Restart
 from agent.config.topology import Topology
 from agent.config.values import Config
 from agent.model.pf_selector import PfSelector, parse_pf

@@ -1,4 +1,4 @@
-"""Reads the configuration file, with every problem listed at once."""
+"""Reads the configuration file, with every problem listed at once, and no secret shown."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import TypeAdapter
 
-from agent.config.compat.go_json import Pairs, decode
-from agent.config.compat.shared import read_shared
-from agent.config.compat.sriov import DEFAULT_PREFIX, read_sriov
+from agent.config.compat import SRIOV_PREFIX, Pairs, decode, read_shared, read_sriov
 from agent.config.contradictions import contradictions
 from agent.config.gone import without_gone
 from agent.config.section import read
+from agent.config.template import IN_QUOTES, touches_template
 from agent.config.values import MAX_RESCAN_SECONDS, Config
-from agent.config.yaml_text import read_document
 from agent.errors import ConfigError
 from agent.model.device import LinkLayer
-from agent.model.printable import masked
+from agent.model.printable import is_secret, masked, masked_text
 
 MAX_CONFIG_BYTES = 1 << 20
 USUAL_KEYS = ("config.yaml", "config.json", "config.yml")
@@ -49,7 +48,7 @@ _OF_CHART = (
 class Flags:
     """What the flags of another project's device plugin say besides its configuration."""
 
-    sriov_prefix: str = DEFAULT_PREFIX
+    sriov_prefix: str = SRIOV_PREFIX
     use_cdi: bool = False
 
 
@@ -188,3 +187,44 @@ def _only_text(document: dict[str, Any], source: str) -> str:
             source, [f"data: must hold one configuration, holds {names}: save the one you mean as a file"]
         )
     return next(iter(texts.values()))
+
+
+def read_document(text: str | bytes, source: str) -> Any:
+    """Read YAML text in which no key stands twice in a mapping. Raises ConfigError."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 -- a SafeLoader that also refuses repeated keys
+    except Exception as error:  # for a bad tag or number PyYAML raises whatever int(), date() or a lookup raise
+        raise ConfigError(source, [f"is not YAML: {_said(error)}"]) from error
+
+
+def _said(error: Exception) -> str:
+    """Tell what PyYAML says, which shows the line that it stumbled over, unless that line may hold a secret."""
+    for mark in (getattr(error, "problem_mark", None), getattr(error, "context_mark", None)):
+        if mark is not None and is_secret(_line_at(mark)):
+            return (
+                f"line {mark.line + 1}, column {mark.column + 1} (not shown, for it may be a secret): put it in quotes"
+            )
+    text = " ".join(str(error).split())
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None and touches_template(mark.buffer or "", mark.pointer):
+        text += f": {IN_QUOTES}"
+    text = text.replace(' in "<byte string>",', " in").replace(' in "<unicode string>",', " in")
+    return masked_text(text) or type(error).__name__
+
+
+def _line_at(mark: yaml.Mark) -> str:
+    text = mark.buffer or ""
+    end = text.find("\n", mark.pointer)
+    return text[text.rfind("\n", 0, mark.pointer) + 1 : end if end >= 0 else len(text)]
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML in which no key may stand twice in a mapping: the last one would win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key} stands twice", node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)

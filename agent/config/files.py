@@ -27,22 +27,12 @@ POLL_SECONDS = 2.0
 """kubelet swaps a ConfigMap's folder within a minute or two of the change: nobody waits for these two seconds."""
 AGAIN_SECONDS = 30.0
 """A version that was refused is tried again after so long: what was wrong may have been the node."""
-AT_START_ONLY = (
-    "endpoints",
-    "kubelet_dir",
-    "state_dir",
-    "run_dir",
-    "cdi_dir",
-    "netns_folders",
-    "runtime_socket",
-)
+AT_START_ONLY = ("endpoints", "kubelet_dir", "state_dir", "run_dir", "cdi_dir", "netns_folders", "runtime_socket")
 """Fields of Config that are heeded at start only."""
 WAITS = "restart the agent to put into effect what was changed of"
 """So begins what is said of a version that is in effect but for these."""
 
 log = logging.getLogger(__name__)
-
-Stat = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +68,6 @@ class Sources:
         if problems:
             raise ConfigError(str(self), problems)
         return _joined(found, str(self))
-
-    def stat(self) -> tuple[Stat | None, ...]:
-        """Say what tells one version of the files from the next, without reading them.
-
-        A ConfigMap's file is a link into a folder that is swapped as a whole, so the file behind it is looked at.
-        """
-        return tuple(_stat(path) for path in self.files)
 
     def digest(self) -> tuple[bytes, ...]:
         """Say what is in the files; empty for one that cannot be read."""
@@ -129,7 +112,6 @@ class Reloader:
         self._poll = poll_seconds
         self._clock = clock
         self._again_at = math.inf
-        self._stat = sources.stat()
         self._digest: tuple[bytes, ...] | None = None
 
     async def run(self) -> None:
@@ -141,10 +123,7 @@ class Reloader:
 
     async def look(self) -> None:
         """Look once, and apply what is new."""
-        stat = await asyncio.to_thread(self._sources.stat)
         is_again = self._clock() >= self._again_at
-        if stat == self._stat and self._digest is not None and not is_again:
-            return
         digest = await asyncio.to_thread(self._sources.digest)
         if digest != self._digest or is_again:
             outcome = await self._take()
@@ -152,7 +131,7 @@ class Reloader:
             if not is_known and (self._digest is not None or outcome != "unchanged"):
                 self._applier.count(outcome)
             self._again_at = self._clock() + AGAIN_SECONDS if outcome == "refused" else math.inf
-        self._stat, self._digest = stat, digest
+        self._digest = digest
 
     async def _take(self) -> str:
         try:
@@ -199,14 +178,6 @@ def _joined(found: list[Config], source: str) -> Config:
         raise ConfigError(source, problems)
     warnings = tuple(f"{config.source}: {warning}" for config in found for warning in config.warnings)
     return replace(first, resources=resources, warnings=warnings, source=source)
-
-
-def _stat(path: Path) -> Stat | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _digest(path: Path) -> bytes:

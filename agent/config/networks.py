@@ -8,8 +8,8 @@ loaded, a CNI configuration when it is first met.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -20,18 +20,21 @@ from agent.config.section import (
     ABSENT,
     FLAG,
     MAPPING,
+    MAX_VALUES,
     Kind,
     Refusal,
+    advice,
     checked,
     folded,
+    is_plain_json,
     must_be,
     refuse,
-    string,
+    shown,
+    that,
     value,
     whole,
     word,
 )
-from agent.config.shown import MAX_VALUES, advice, is_plain_json, shown
 from agent.config.template import (
     IN_QUOTES,
     NO_WORDS,
@@ -208,24 +211,6 @@ def is_host_ifname(text: str) -> bool:
     return _IFNAME.fullmatch(text) is not None
 
 
-def that(want: str, convert: Callable[[str], str | None]) -> Kind:
-    """A text of which `convert` makes another, or None to refuse it; an empty one is none."""
-
-    def read(given: str) -> str | None:
-        if given == "":
-            return None
-        found = convert(given)
-        if found is None:
-            raise ValueError
-        return found
-
-    return string(want, read)
-
-
-def _matching(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
-    return lambda text: text if pattern.fullmatch(text) else None
-
-
 def device_in(text: str) -> str | None:
     """Spell what names a device: a PCI address, a slot, a place of a claim's devices, or a share of an adapter."""
     if UnitId.parse(text).is_slot:
@@ -371,11 +356,11 @@ SWITCH = value('"on" or "off"', _switch, {})
 MAC = that("a unicast MAC address such as 02:00:00:00:00:01", unicast_mac)
 GUID = that("an InfiniBand GUID such as 02:00:00:00:00:00:00:01", _guid)
 DEVICE = that("a PCI address such as 0000:3b:02.1, or a slot such as slot-rdma:vf-0-3", device_in)
-INTERFACE = that("an interface name of at most 15 characters", _matching(_IFNAME))
+INTERFACE = that("an interface name of at most 15 characters", _IFNAME.fullmatch)
 LINK_STATE = word(*LINK_STATES)
 OBJECT = value("an object", _object, {"type": "object"})
 VERSION = that("a text such as 1.0.0", str)
-PROTOCOLS = word("802.1q", "802.1ad", "802.1Q", "802.1AD", "802.1Ad")
+PROTOCOLS = word("802.1q", "802.1ad", "802.1Q", "802.1AD", "802.1Ad", convert=str.lower)
 
 
 # --------------------------------------------------------------------------------------------------------- the model
@@ -444,35 +429,24 @@ class NetworkKeys(RoutingKeys):
     def setup(self, document: Mapping[str, Any]) -> Setup:
         """Return what becomes of a device. `document` is what it was read from: an IPAM plugin gets that, too."""
         return Setup(
-            mode=self.mode or "vf",
-            settings=VfSettings(
-                mac=self.mac,
-                vlan=self.vlan,
-                vlan_qos=self.vlan_qos,
-                vlan_proto=self.vlan_proto.lower() if self.vlan_proto else None,
-                min_tx_rate=self.min_tx_rate,
-                max_tx_rate=self.max_tx_rate,
-                spoofchk=self.spoofchk,
-                trust=self.trust,
-                link_state=self.link_state,
-                trunk=self.trunk,
-            ),
-            mtu=self.mtu,
-            ipam=self.ipam,
+            **_said(self, _SAME),
+            settings=settings_of(self),
             for_ipam=for_ipam(document) if self.ipam is not None else {},
-            master=self.master,
-            guid=self.guid,
-            pkey=self.pkey,
-            rdma=self.rdma,
-            vfio=self.vfio,
-            function_reset=bool(self.function_reset),
-            altnames=self.altnames,
-            macvlan_mode=self.macvlan_mode or "bridge",
-            ipvlan_mode=self.ipvlan_mode or "l2",
-            bond=self.bond,
-            arp_targets=self.arp_targets,
             routing=self.routing_value() if self._has_routing else NO_ROUTING,
         )
+
+
+_SAME = tuple(f.name for f in fields(Setup) if f.name not in ("settings", "for_ipam", "routing"))
+_OF_SETTINGS = tuple(f.name for f in fields(VfSettings))
+
+
+def _said(keys: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: said for name in names if (said := getattr(keys, name, None)) is not None}
+
+
+def settings_of(keys: object) -> VfSettings:
+    """Return the settings of a VF that keys, called as its fields are, say."""
+    return VfSettings(**_said(keys, _OF_SETTINGS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -481,9 +455,7 @@ class Entry(NetworkKeys):
 
     type: Annotated[str | None, word(OWN)] = None
     cni_version: Annotated[str | None, VERSION] = None
-    ifname: Annotated[
-        str, that(WANTED_IFNAME, lambda text: text if is_ifname(text) else None), Field(alias="ifName")
-    ] = ""
+    ifname: Annotated[str, that(WANTED_IFNAME, is_ifname), Field(alias="ifName")] = ""
 
     @classmethod
     def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:

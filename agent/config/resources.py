@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from agent.config.compat.keys import OF_OTHER_PLUGINS
-from agent.config.compat.pools import SharedPool, SriovPool
-from agent.config.naming import (
-    KUBELETS_OWN,
-    NETWORK_SCHEMA,
-    RESOURCE_NAME,
-    hex_id,
-    is_extended,
-    is_network_name,
-    number,
-    pci_address,
-    pci_class,
-    pkey,
-    root_device,
-)
-from agent.config.networks import MAX_RATE
+from agent.config.gone import OF_OTHER_PLUGINS
+from agent.config.networks import MAX_RATE, NETWORK_NAME
 from agent.config.section import (
     Flag,
     Many,
+    Once,
     OneOrMany,
     Refusal,
     Section,
@@ -35,18 +23,18 @@ from agent.config.section import (
     keys_of,
     matching,
     must_be,
+    shown,
     string,
     value,
     whole,
     wrong,
 )
-from agent.config.sections import each_once
-from agent.config.shown import shown
 from agent.model.allocation import VfSettings
-from agent.model.device import LinkLayer
+from agent.model.device import LinkLayer, is_pci_address
 from agent.model.mounts import MOUNT_WORDS, Mount, parse_mount
 from agent.model.pf_selector import PfSelector, parse_pf, word
 
+T = TypeVar("T")
 KINDS = ("hca", "vf", "nic", "gpu", "rail", "accelerator")
 NETWORK_KINDS = ("vf", "hca", "nic", "rail")
 RAIL_NIC_KINDS = ("vf", "hca", "nic")
@@ -74,6 +62,95 @@ _ID = "a four-digit hexadecimal ID"
 
 
 _NUMBER_OF_UNITS = whole(1, MAX_UNITS)
+
+
+RESOURCE_NAME = re.compile(
+    r"(?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]*[a-z0-9])?/"
+    r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+)
+KUBELETS_OWN = "is a name of Kubernetes' own, which kubelet refuses: take a domain of yours"
+_PF = re.compile(r"[^\s/]{1,15}")
+"""An interface, or a PCI address."""
+NETWORK_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "pattern": f"^(?:{NETWORK_NAME.pattern})$"},
+        {"type": "object", "additionalProperties": {"type": "string", "pattern": f"^(?:{NETWORK_NAME.pattern})$"}},
+    ]
+}
+
+
+def _spelled(pattern: str, convert: Callable[[str], T]) -> Callable[[str], T]:
+    def read(text: str) -> T:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(text)
+        return convert(text)
+
+    return read
+
+
+def _hexadecimal(text: str) -> int:
+    return int(text, 16)
+
+
+hex_id = _spelled(r"(?:0x)?[0-9a-fA-F]{4}", _hexadecimal)
+"""Reads a PCI vendor or device ID."""
+pci_class = _spelled(r"(?:0[xX])?[0-9a-fA-F]{2}(?:[0-9a-fA-F]{2}){0,2}", lambda text: text.lower().removeprefix("0x"))
+"""Reads the first digits of a PCI class code."""
+number = _spelled("[0-9]{1,10}", str)
+"""Reads a number of the firmware's, as text."""
+pkey = _spelled(r"(?:0x)?[0-9a-fA-F]{1,4}", _hexadecimal)
+"""Reads a partition key."""
+
+
+def root_device(text: str) -> PfSelector:
+    """Read a PF's PCI address, perhaps with VF indices."""
+    found = parse_pf(text)
+    return PfSelector(pci_address(found.pf), found.vf_indices)
+
+
+def pci_address(text: str) -> str:
+    """Read a PCI address."""
+    if not is_pci_address(text.lower()):
+        raise ValueError(text)
+    return text.lower()
+
+
+def is_extended(name: str) -> bool:
+    """Tell whether kubelet takes a resource of this name from a plugin (core/v1/helper, IsExtendedResourceName)."""
+    domain = name.partition("/")[0]
+    return not domain.endswith("kubernetes.io") and not domain.startswith("requests.")
+
+
+def is_network_name(value: Any) -> bool:
+    """Tell whether a value is a network's name, or names one for each of some PFs."""
+    if not isinstance(value, dict):
+        return isinstance(value, str) and NETWORK_NAME.fullmatch(value) is not None
+    return bool(value) and all(
+        isinstance(pf, str) and _PF.fullmatch(pf) and isinstance(name, str) and is_network_name(name)
+        for pf, name in value.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SriovPool:
+    """What an entry of sriov-network-device-plugin's `resourceList` says besides its selectors."""
+
+    prefix: str
+    """intel.com"""
+    device_type: str = "netDevice"
+    """netDevice or accelerator."""
+    additional_info: Mapping[str, Mapping[str, str]] | None = None
+    """By PCI address or `*`."""
+    use_cdi: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPool:
+    """What an entry of k8s-rdma-shared-dev-plugin's `configList` says besides its selectors."""
+
+    hca_max: int
+    """So many units, whatever number of HCAs; each unit is all HCAs."""
+    use_cdi: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +357,7 @@ class Resource(Section):
         OF_NETWORK,
     ] = None
     """Entry of `networks` that the device joins, or one for each PF"""
-    environment: Annotated[Many[Annotated[str, choice(*ENVIRONMENTS)]], AfterValidator(each_once), OF_NETWORK] = ()
+    environment: Annotated[Once[Annotated[str, choice(*ENVIRONMENTS)]], OF_NETWORK] = ()
     """Variables and files by which libraries find their adapters"""
     # Provider libraries, which must match the kernel's driver.
     mounts: Annotated[
@@ -306,7 +383,7 @@ class Resource(Section):
     """How MIG slices are offered: not, under this name, or by profile"""
     replicas: Annotated[int, _NUMBER_OF_UNITS, only("gpu")] = 1
     """Containers that take turns on one GPU"""
-    pass_by: Annotated[Many[Annotated[str, choice(*PASS_BY)]], AfterValidator(each_once), only("gpu", "rail")] = ()
+    pass_by: Annotated[Once[Annotated[str, choice(*PASS_BY)]], only("gpu", "rail")] = ()
     """How the container gets the GPU; default: what the node has"""
     mig_profile: SkipJsonSchema[str] = ""
     """Not configured: the profile of a resource that `mig: mixed` makes."""

@@ -13,7 +13,7 @@ A route's keys are those of a CNI result (specification 1.1.0, "ADD Success"), w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from ipaddress import ip_address, ip_network
 from types import MappingProxyType
@@ -21,8 +21,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from agent.config.section import FLAG, JsonSection, Refusal, keys_of, must_be, refuse, string, value, whole, word
-from agent.config.shown import shown
+from agent.config.section import FLAG, JsonSection, Refusal, keys_of, must_be, refuse, shown, that, value, whole, word
 from agent.model.printable import unknown
 
 KEYS = ("routing", "gateway", "routes", "rules", "neighbours", "sysctls")
@@ -128,17 +127,6 @@ def _said(entry: JsonSection) -> dict[str, Any]:
     return {key: value for key, value in found if value is not None}
 
 
-def _that(want: str, ok: Callable[[str], object]) -> Any:
-    """A text that is as it should be; an empty one is none."""
-
-    def read(given: str) -> str | None:
-        if given and not ok(given):
-            raise ValueError
-        return given or None
-
-    return string(want, read)
-
-
 def _version(text: Any) -> int | None:
     """Tell the family of an address; None for what is none. (`ipaddress` takes numbers and zones, too.)"""
     try:
@@ -163,8 +151,8 @@ _ROUTE_TO, _ADDRESS = "a network such as 10.0.0.0/8", "an IP address"
 _MAC_WANTED = "a MAC address such as 02:00:00:00:00:01"
 _WORDS = whole(0, _WORD)
 _TABLE = whole(1, _WORD)
-_PACKETS = _that("a network or an address", _rule_version)
-_NAME = _that("an interface name", _IFNAME.fullmatch)
+_PACKETS = that("a network or an address", _rule_version)
+_NAME = that("an interface name", _IFNAME.fullmatch)
 
 
 def _own_table(table: int | None) -> Iterator[Refusal]:
@@ -174,9 +162,9 @@ def _own_table(table: int | None) -> Iterator[Refusal]:
 
 @dataclass(frozen=True, slots=True)
 class _Route(JsonSection):
-    dst: Annotated[str | None, _that(_ROUTE_TO, _network_version)] = None
-    gw: Annotated[str | None, _that("an address of dst's family", _version)] = None
-    src: Annotated[str | None, _that("an address of dst's family", _version)] = None
+    dst: Annotated[str | None, that(_ROUTE_TO, _network_version)] = None
+    gw: Annotated[str | None, that("an address of dst's family", _version)] = None
+    src: Annotated[str | None, that("an address of dst's family", _version)] = None
     priority: Annotated[int | None, _WORDS] = None
     advmss: Annotated[int | None, _WORDS] = None
     mtu: Annotated[int | None, whole(68, 65535)] = None
@@ -218,8 +206,8 @@ class _Rule(JsonSection):
 
 @dataclass(frozen=True, slots=True)
 class _Neighbour(JsonSection):
-    ip: Annotated[str | None, _that(_ADDRESS, _version)] = None
-    mac: Annotated[str | None, _that(_MAC_WANTED, _MAC.fullmatch)] = None
+    ip: Annotated[str | None, that(_ADDRESS, _version)] = None
+    mac: Annotated[str | None, that(_MAC_WANTED, _MAC.fullmatch)] = None
 
     def contradictions(self) -> Iterator[Refusal]:
         for key, want in (("ip", _ADDRESS), ("mac", _MAC_WANTED)):

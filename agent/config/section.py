@@ -11,7 +11,9 @@ alias), its annotation says what the value must be, and the docstring below it w
 
 from __future__ import annotations
 
+import math
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import islice
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, cast, get_type_hints
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     GetCoreSchemaHandler,
@@ -33,10 +36,10 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from agent.config.compat.keys import OF_OTHER_PLUGINS
-from agent.config.shown import advice, shown
+from agent.config.gone import OF_OTHER_PLUGINS
+from agent.config.template import misplaced
 from agent.errors import RequestInvalid
-from agent.model.printable import unknown
+from agent.model.printable import MASK, is_secret, masked_text, unknown
 
 T = TypeVar("T")
 Loc = tuple[str | int, ...]
@@ -406,6 +409,18 @@ def matching(want: str, pattern: re.Pattern[str]) -> Kind:
     return string(want, read, {"pattern": f"^(?:{pattern.pattern})$"})
 
 
+def that(want: str, ok: Callable[[str], object]) -> Kind:
+    """A text; an empty one is none. `ok` returns how it is spelled here, or whether it is right."""
+
+    def read(given: str) -> str | None:
+        found = given == "" or ok(given)
+        if not found:
+            raise ValueError
+        return found if isinstance(found, str) else given or None
+
+    return string(want, read)
+
+
 def choice(*words: str) -> Kind:
     """One of some words."""
 
@@ -429,12 +444,18 @@ FOLDER = string("an absolute path", _absolute, {"pattern": f"^(?:{PATH.pattern})
 
 def _list(given: Any) -> Any:
     if not isinstance(given, list):
-        raise PydanticCustomError("must_be", "must be {want}", {"want": "a list"})
+        raise must_be("a list")
     return given
+
+
+def _each_once(words: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(words))
 
 
 LIST = BeforeValidator(_list)
 Many = Annotated[tuple[T, ...], LIST]
+Once = Annotated[tuple[T, ...], LIST, AfterValidator(_each_once)]
+"""A list whose repeated words count once."""
 Flag = Annotated[bool, FLAG]
 Folder = Annotated[Path, FOLDER]
 
@@ -470,16 +491,76 @@ class OneOrMany:
         return {"anyOf": [one, {"type": "array", "items": one}]}
 
 
-def word(*words: str) -> Kind:
+def word(*words: str, convert: Callable[[str], str] = str) -> Kind:
     """One of some words; an empty text is none."""
 
     def read(given: Any) -> str | None:
         if not isinstance(given, str) or given not in ("", *words):
             raise ValueError
-        return given or None
+        return convert(given) or None
 
     return value(_one_of(words), read, {"enum": list(words)})
 
 
 def _one_of(words: tuple[str, ...]) -> str:
     return f"one of {', '.join(words)}" if len(words) > 1 else words[0]
+
+
+# ------------------------------------------------------------------------------------- values, as messages show them
+
+
+MAX_VALUES, MAX_DEPTH = 1000, 20
+"""Of a network."""
+
+
+class _Short(reprlib.Repr):
+    """Writes a value in short, without secrets. Aliases can make a short document endless when written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 2, 80, 80
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        return super().repr_dict({k: MASK if is_secret(str(k)) else v for k, v in x.items()}, level)
+
+
+def shown(value: Any, key: str = "") -> str:
+    """Show a value of the document, which stands at `key`, in at most 80 characters, without secrets."""
+    if is_secret(key):
+        return MASK
+    try:
+        text = masked_text(_Short().repr(value))
+    except ValueError:
+        return "a number too long to show"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def advice(value: Any, *, is_text: bool) -> str:
+    """Say what helps if YAML has made a number of what should be text (8086 is no ID, "8086" is), or of templates."""
+    if is_text and type(value) in (int, float):
+        return ", a number: put it in quotes"
+    return misplaced(value) if is_plain_json(value) else ""  # aliases can make another endless
+
+
+def is_plain_json(value: Any) -> bool:
+    """Tell whether JSON can express the value, in a bounded size: aliases can make it endless."""
+    waiting = [(value, 0)]
+    for _ in range(MAX_VALUES):
+        if not waiting:
+            return True
+        item, depth = waiting.pop()
+        if isinstance(item, dict) and all(isinstance(key, str) for key in item):
+            waiting.extend((inner, depth + 1) for inner in item.values())
+        elif isinstance(item, list):
+            waiting.extend((inner, depth + 1) for inner in item)
+        elif isinstance(item, float):
+            if not math.isfinite(item):
+                return False
+        elif type(item) is int:
+            if abs(item) >= 1 << 63:
+                return False
+        elif item is not None and not isinstance(item, str | bool):
+            return False
+        if depth > MAX_DEPTH:
+            return False
+    return False

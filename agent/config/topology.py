@@ -25,22 +25,15 @@ from agent.config.section import (
     must_be,
     refuse,
     seconds,
+    shown,
     string,
     value,
     wrong,
 )
-from agent.config.shown import shown
 from agent.model.device import is_pci_address
 
 OF_NODE = (
-    "rails",
-    "planes",
-    "hca-count",
-    "hca-model",
-    "hca-firmware",
-    "gpu-count",
-    "gpu-model",
-    "nvlink-domain",
+    *("rails", "planes", "hca-count", "hca-model", "hca-firmware", "gpu-count", "gpu-model", "nvlink-domain"),
     "node-name",
 )
 OF_NIC = ("leaf-switch", "leaf-chassis", "leaf-port", "hca-model", "hca-firmware", "node-guid")

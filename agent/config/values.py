@@ -10,12 +10,10 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from agent.config.dra import Dra
 from agent.config.networks import ADAPTER, Network, NetworkEntry
-from agent.config.placement import Placement
 from agent.config.resources import Resource
 from agent.config.section import FOLDER, Flag, Folder, Many, Section, seconds
-from agent.config.sections import CniSettings, Endpoints, HealthSettings, Restart
+from agent.config.sections import CniSettings, Dra, Endpoints, HealthSettings, Placement, Restart
 from agent.config.topology import Topology
 
 MAX_RESCAN_SECONDS = 3600

@@ -16,7 +16,7 @@ from pathlib import Path
 from agent.cluster import slices
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.slices import Pool
-from agent.config.dra import DRIVER
+from agent.config.sections import DRIVER
 from agent.config.topology import NFD_FILE
 from agent.edits import device_info
 from agent.errors import InstallFailed, InUse, LedgerError, Unavailable

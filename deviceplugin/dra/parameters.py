@@ -25,10 +25,9 @@ from pydantic import Field, PlainValidator, TypeAdapter
 
 from agent.config import Config, Resource
 from agent.config.contradictions import unfit
-from agent.config.dra import CLAIM_KEYS
 from agent.config.networks import WANTED_IFNAME, Network, NetworkKeys, is_ifname, network_of_keys
-from agent.config.section import Problem, Refusal, must_be, read, refuse, string
-from agent.config.shown import is_plain_json, shown
+from agent.config.section import Problem, Refusal, is_plain_json, must_be, read, refuse, shown, string
+from agent.config.sections import CLAIM_KEYS
 from agent.config.template import SAMPLE, filled, misunderstood, words_of
 from agent.errors import ClaimInvalid, RequestInvalid
 from agent.model.printable import unknown

@@ -11,7 +11,7 @@ import yaml
 
 from agent.__main__ import _parser
 from agent.cluster.apiserver import SERVICE_ACCOUNT
-from agent.config.dra import DRIVER
+from agent.config.sections import DRIVER
 from tests.daemonset.manifests import CHART, REPOSITORY, SWITCHES, Document, Kube, container, host_paths, pod
 from tests.documents import blocks
 

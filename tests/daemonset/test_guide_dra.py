@@ -14,7 +14,7 @@ import yaml
 from agent import config
 from agent.cluster.claims import AttachedDevice
 from agent.config import Dra
-from agent.config.dra import CLAIM_KEYS, SAFE_KEYS
+from agent.config.sections import CLAIM_KEYS, SAFE_KEYS
 from agent.model.health import Reason
 from agent.model.lldp import Neighbour
 from agent.offer.units import plain_offer

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.config import Config
-from agent.config.dra import Dra
+from agent.config.sections import Dra
 from agent.errors import ClaimInvalid
 from tests.deviceplugin.dra.claim_documents import DRIVER, REF, claim, result
 from tests.deviceplugin.dra.preparing import FIRST, HCA, LATE, VF, Desk, prepared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.config.compat.keys import OF_OTHER_PLUGINS
+from agent.config.gone import OF_OTHER_PLUGINS
 from tests.agent.config.refused import problems_of
 
 

@@ -11,8 +11,8 @@ import yaml
 
 from agent import config
 from agent.config import Config, Dra
-from agent.config.dra import CLAIM_KEYS
 from agent.config.networks import FOREIGN, network_of_keys
+from agent.config.sections import CLAIM_KEYS
 from agent.errors import ConfigError, RequestInvalid
 
 VF = {"name": "rdma/vf", "kind": "vf", "select": {"vendors": ["15b3"]}}

@@ -61,13 +61,11 @@ def test_a_configmap_is_followed_through_its_links(tmp_path: Path) -> None:
     (tmp_path / "..data").symlink_to("..1")
     (tmp_path / "config.yaml").symlink_to("..data/config.yaml")
     sources = Sources(tmp_path / "config.yaml")
-    before, digest = sources.stat(), sources.digest()
+    digest = sources.digest()
     (tmp_path / "..data_tmp").symlink_to("..2")
     os.rename(tmp_path / "..data_tmp", tmp_path / "..data")
-    assert sources.stat() != before
     assert sources.digest() == digest
     (tmp_path / "..2/config.yaml").write_text(SRIOV)
     assert sources.digest() != digest
     (tmp_path / "..data").unlink()
-    assert sources.stat() == (None,)
     assert sources.digest() == (b"",)

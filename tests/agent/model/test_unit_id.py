@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.naming import RESOURCE_NAME
+from agent.config.resources import RESOURCE_NAME
 from agent.model.device import is_pci_address
 from agent.model.unit_id import MAX_UNIT_ID, UnitId, UnitKind, cdi_name, rail_id, replica_id, slot_id
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.config import Config, Dra, Resource, Select
-from agent.config.dra import CLAIM_KEYS
 from agent.config.networks import network_of_keys
+from agent.config.sections import CLAIM_KEYS
 from agent.config.template import Place
 from agent.errors import ClaimInvalid, RequestInvalid
 from deviceplugin.dra.allocation import Opaque, Result

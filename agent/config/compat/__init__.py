@@ -1,1 +1,0 @@
-"""Configurations of other device plugins, read as they are."""
