@@ -26,7 +26,7 @@ def start_api_server(stage: Stage) -> int:
     """Start an API server that knows the node, and return its port; its kubeconfig is in the stage's folder."""
     port_file, kubeconfig = stage.folder / "port", stage.folder / "kubeconfig"
     options = ["--port-file", str(port_file), "--kubeconfig", str(kubeconfig), "--node", NODE]
-    stage.spawn("apiserver", ["-m", "tests.standins.apiserver", *options], {})
+    stage.spawn("apiserver", ["-m", "hack.sim.cluster.apiserver", *options], {})
     wait("the API server", lambda: port_file.exists() or None)
     return int(port_file.read_text())
 

@@ -11,12 +11,12 @@ import yaml
 
 from agent import config
 from deviceplugin.dra.devices import DraDevice
+from hack.sim.cluster.allocator import Node, extended_claim
+from hack.sim.cluster.claims_for_pairs import AMD, GPU_CLASS, NIC_DRIVER, PCI_BUS_ID, classes, gpu_slice
 from tests.daemonset.manifests import Document, Kube, documents
 from tests.daemonset.test_examples import EXAMPLES
 from tests.daemonset.test_examples_dra import BY_CLAIM, CONFIG, templates
 from tests.deviceplugin.dra.nodes import NODE, Offered, recorded_node
-from tests.standins.allocator import Node, extended_claim
-from tests.standins.claims_for_pairs import AMD, GPU_CLASS, NIC_DRIVER, PCI_BUS_ID, classes, gpu_slice
 
 RECORDED = "h100-8gpu"
 OF_AMD = "dra-rails-amd"

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.cluster.node_taint import KEY
+from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 from hack.sim.kubelet import Kubelet
 from hack.sim.pod_life import Pod
 from hack.sim.pods import Container, PodSpec
 from hack.sim.stage import Stage
 from tests.awaiting import until
-from tests.standins.apiserver import ApiServerStandIn, Fault
 
 NODE = "sim-node"
 RESOURCE, ADAPTERS, SHARES = "rdma/hca", 8, 8

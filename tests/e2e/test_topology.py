@@ -30,7 +30,7 @@ def start(stage: Stage) -> int:
     stage.write_conflist()
     port_file, kubeconfig = stage.folder / "port", stage.folder / "kubeconfig"
     options = ["--port-file", str(port_file), "--kubeconfig", str(kubeconfig), "--node", "sim-node"]
-    stage.spawn("apiserver", ["-m", "tests.standins.apiserver", *options], {})
+    stage.spawn("apiserver", ["-m", "hack.sim.cluster.apiserver", *options], {})
     wait("the API server", lambda: port_file.exists() or None)
     stage.start_kubelet()
     stage.start_agent("--kubeconfig", str(kubeconfig))

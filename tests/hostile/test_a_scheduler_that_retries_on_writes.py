@@ -15,8 +15,8 @@ from typing import Any
 from agent.config.topology import Fingerprint, Topology
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import PodRef
+from hack.sim.cluster.apiserver import ApiServerStandIn
 from tests.agent.cluster.publications import Rig
-from tests.standins.apiserver import ApiServerStandIn
 
 RESYNC = 5
 ANNOTATION = "nodefabric.io/unchanged-since"

@@ -16,15 +16,15 @@ from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, Undo
 from agent.model.device import RdmaDevice
 from agent.offer.units import plain_offer
+from hack.sim.cluster.apiserver import ApiServerStandIn
 from tests.agent.books import POD, owner
 from tests.awaiting import until
 from tests.deviceplugin.dra.test_dra import OFFERED, Node
 from tests.deviceplugin.machines import change
 from tests.deviceplugin.machines import node as machine
-from tests.standins.apiserver import ApiServerStandIn
-from tests.standins.dra_documents import allocated
-from tests.standins.dra_documents import claim as claim_document
-from tests.standins.test_apiserver import call
+from tests.sim.cluster.dra_documents import allocated
+from tests.sim.cluster.dra_documents import claim as claim_document
+from tests.sim.cluster.test_apiserver import call
 
 VF = "0000:12:00.1"
 HAS = RdmaDevice("mlx5_8", "CA", "02:00", "", (), ())

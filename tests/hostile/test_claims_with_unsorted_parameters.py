@@ -12,11 +12,11 @@ import pytest
 
 from agent.cluster.apiserver import ApiServer
 from agent.model.allocation import ClaimRef
+from hack.sim.cluster.apiserver import ApiServerStandIn
+from hack.sim.cluster.dra.rights import Caller
 from tests.agent.cluster.test_claims import ATTACHED, DEVICE, QUICK, Writing, api, server
 from tests.awaiting import until
-from tests.standins.apiserver import ApiServerStandIn
-from tests.standins.dra.rights import Caller
-from tests.standins.dra_documents import allocated
+from tests.sim.cluster.dra_documents import allocated
 
 __all__ = ["api", "server"]
 

@@ -14,9 +14,9 @@ from agent.cluster.topology.noderesourcetopology import fingerprint
 from agent.config.topology import Fingerprint, Topology
 from agent.kubelet.podresources import PodDevices
 from agent.model.allocation import PodRef
+from hack.sim.cluster.apiserver import Fault
 from tests.agent.cluster.publications import Rig
 from tests.awaiting import until
-from tests.standins.apiserver import Fault
 
 BY_DEFAULT = Topology(publish=True, coalesce_seconds=0.02, start_spread_seconds=0)
 LISTED = fingerprint([("ns", "running")])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.scheduler import by_claims, claim, create, devices, kubelet_options, start_api_server
 from hack.sim.stage import CONFIG, NODE, Stage, wait
 from tests.e2e.conftest import stage
 from tests.hostile.updating import RESOURCES, Agents, node
-from tests.standins.apiserver import ApiServerStandIn
 
 __all__ = ["stage"]
 

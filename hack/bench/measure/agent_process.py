@@ -94,7 +94,7 @@ def in_memory(folder: Path) -> Iterator[None]:
 def _api_server(stage: Stage) -> tuple[str, str]:
     kubeconfig = stage.folder / "kubeconfig"
     stage.spawn(
-        "apiserver", ["-m", "tests.standins.apiserver", "--kubeconfig", str(kubeconfig), "--node", "sim-node"], {}
+        "apiserver", ["-m", "hack.sim.cluster.apiserver", "--kubeconfig", str(kubeconfig), "--node", "sim-node"], {}
     )
     wait("the API server", lambda: kubeconfig.exists() or None)
     return "--kubeconfig", str(kubeconfig)

@@ -31,9 +31,9 @@ from agent.offer.offer import Offer, Unit
 from agent.process.conditions import Conditions
 from agent.report.metrics import Metrics
 from agent.state import Latest
+from hack.sim.cluster.apiserver import ApiServerStandIn
+from hack.sim.cluster.definitions import Definition
 from tests.agent.cluster.topology.two_sockets import offered
-from tests.standins.apiserver import ApiServerStandIn
-from tests.standins.definitions import Definition
 
 QUICK = Topology(
     publish=True,

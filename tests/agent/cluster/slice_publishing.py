@@ -21,9 +21,9 @@ from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
+from hack.sim.cluster.apiserver import ApiServerStandIn
+from hack.sim.cluster.kinds import SLICE, Target
 from tests.awaiting import until
-from tests.standins.apiserver import ApiServerStandIn
-from tests.standins.kinds import SLICE, Target
 
 OURS = Pool("nodefabric.io", "n")
 QUICK = SliceTimes(

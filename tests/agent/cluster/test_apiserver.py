@@ -14,8 +14,8 @@ import pytest
 from agent.cluster.apiserver import CLAIM, ITEMS_PER_PAGE, NODE, POD, SLICE, ApiServer
 from agent.cluster.apiserver import TOPOLOGY as KIND
 from agent.errors import ConfigError, Conflicted, Refused, Unavailable
-from tests.standins.apiserver import ApiServerStandIn, Fault
-from tests.standins.dra_documents import allocated, resource_slice
+from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
+from tests.sim.cluster.dra_documents import allocated, resource_slice
 from tests.waiting import until
 
 HERE = {"spec.nodeName": "worker-1"}

@@ -11,8 +11,8 @@ from agent.cluster.apiserver import ApiServer
 from agent.cluster.claims import ClaimObjects
 from agent.errors import Unavailable
 from agent.model.allocation import PodRef
-from tests.standins.apiserver import ApiServerStandIn, Fault
-from tests.standins.dra_documents import allocated, resource_slice
+from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
+from tests.sim.cluster.dra_documents import allocated, resource_slice
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
+from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
+from hack.sim.cluster.dra import gates
+from hack.sim.cluster.dra.rights import Caller
 from tests.awaiting import until
-from tests.standins.apiserver import ApiServerStandIn, Fault
-from tests.standins.dra import gates
-from tests.standins.dra.rights import Caller
-from tests.standins.dra_documents import SHARE, allocated
+from tests.sim.cluster.dra_documents import SHARE, allocated
 
 DEVICE = {"driver": "nodefabric.io", "pool": "n", "device": "vf-1"}
 

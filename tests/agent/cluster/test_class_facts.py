@@ -11,7 +11,7 @@ import pytest
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.claims import cluster_facts
 from agent.report.doctor.facts import ClusterFacts, DeviceClass
-from tests.standins.apiserver import ApiServerStandIn, Fault
+from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 
 EXPRESSION = 'device.driver == "nodefabric.io"'
 

@@ -16,8 +16,8 @@ from agent.offer.offer import Offer, Unit, Units, health_changes
 from agent.process.backoff import Backoff
 from agent.process.conditions import Conditions
 from agent.state import Latest
+from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 from tests.awaiting import until
-from tests.standins.apiserver import ApiServerStandIn, Fault
 
 DEADLINE = 30.0
 QUICK = Times(look=0.01, retry=Backoff(0.05, 0.05))

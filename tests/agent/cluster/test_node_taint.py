@@ -23,8 +23,8 @@ from agent.cluster.node_taint import (
 from agent.config import Restart
 from agent.errors import ConfigError
 from agent.process.backoff import Backoff
+from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 from tests.awaiting import until
-from tests.standins.apiserver import ApiServerStandIn, Fault
 
 NODE = "worker-1"
 MINE = {"key": KEY, "effect": "NoSchedule"}

@@ -10,7 +10,7 @@ import pytest
 from agent.cluster.apiserver import ApiServer, ObjectKind
 from agent.cluster.object_watch import PodWatch, Timing, WatchedPod, read_pod
 from agent.errors import Refused, Unavailable
-from tests.standins.apiserver import ApiServerStandIn, Fault
+from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 from tests.waiting import until
 
 T = TypeVar("T")

@@ -16,10 +16,10 @@ from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDe
 from agent.model.allocation import PodRef
 from agent.model.counters import VfCounters, VfTraffic
 from agent.offer.offer import Offer
+from hack.sim.cluster import definitions
+from hack.sim.cluster.apiserver import Fault
 from tests.agent.cluster.publications import QUICK, Rig
 from tests.awaiting import until
-from tests.standins import definitions
-from tests.standins.apiserver import Fault
 
 
 def holding(name: str, unit: str) -> PodDevices:

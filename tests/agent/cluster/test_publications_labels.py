@@ -23,11 +23,11 @@ from agent.model.device import LinkLayer, Netdev, Snapshot
 from agent.process.conditions import Conditions
 from agent.report.metrics import Metrics
 from agent.state import Latest
+from hack.sim.cluster.api_state import Fault
+from hack.sim.cluster.apiserver import ApiServerStandIn
 from tests.agent.cluster.publications import QUICK, Rig, h100, node_of
 from tests.agent.hardware.frames import announcement, await_up, run, send
 from tests.awaiting import until
-from tests.standins.api_state import Fault
-from tests.standins.apiserver import ApiServerStandIn
 
 LEAF = "volcano.sh/tor"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from agent.cluster.slices import PUBLISHING, remove_all
+from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
+from hack.sim.cluster.kinds import SLICE, Target
 from tests.agent.cluster.slice_documents import DOWN, pool, pool_slice, tainted
 from tests.agent.cluster.slice_publishing import OURS, QUICK, Rig, play, step
 from tests.agent.cluster.slice_publishing import server as server  # the fixture
 from tests.awaiting import until
-from tests.standins.apiserver import ApiServerStandIn, Fault
-from tests.standins.kinds import SLICE, Target
 
 
 def test_slices_are_published_once_go_with_the_node_and_stay_at_the_end(

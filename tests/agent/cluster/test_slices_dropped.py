@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from agent.cluster.slices import FEATURES, PUBLISHING
+from hack.sim.cluster.apiserver import ApiServerStandIn
+from hack.sim.cluster.dra import gates
 from tests.agent.cluster.slice_documents import DOWN, pool, pool_slice, tainted
 from tests.agent.cluster.slice_publishing import QUICK, Rig, play
 from tests.agent.cluster.slice_publishing import server as server  # the fixture
 from tests.awaiting import until
-from tests.standins.apiserver import ApiServerStandIn
-from tests.standins.dra import gates
 
 
 def test_amounts_that_the_server_writes_in_its_own_way_are_not_written_again_and_again(

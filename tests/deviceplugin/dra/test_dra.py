@@ -31,6 +31,8 @@ from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
 from deviceplugin.dra.dra import Dra, OnNode
+from hack.sim.cluster.apiserver import ApiServerStandIn
+from hack.sim.cluster.kinds import SLICE, Target
 from proto.dra.v1 import api_pb2, api_pb2_grpc
 from tests.agent.books import POD, VF, attach, owner
 from tests.agent.ledger.test_claims import claim
@@ -38,9 +40,7 @@ from tests.awaiting import until
 from tests.deviceplugin.dra.rig import channel
 from tests.deviceplugin.machines import change
 from tests.deviceplugin.machines import node as machine
-from tests.standins.apiserver import ApiServerStandIn
-from tests.standins.dra_documents import resource_slice
-from tests.standins.kinds import SLICE, Target
+from tests.sim.cluster.dra_documents import resource_slice
 
 OFFERED = (Resource("rdma/vf", "vf", offer="dra"),)
 

@@ -17,11 +17,11 @@ from agent.model.health import Reason, unhealthy
 from agent.offer.offer import Offer, Unit
 from agent.offer.units import plain_offer
 from deviceplugin.dra.devices import Document, slices_of
+from hack.sim.cluster.dra import admitted
+from hack.sim.cluster.dra.gates import DEFAULT, LISTS
+from hack.sim.cluster.kinds import SLICE
 from tests.deviceplugin.dra.nodes import NODE, Offered, recorded_node
 from tests.deviceplugin.machines import change, node
-from tests.standins.dra import admitted
-from tests.standins.dra.gates import DEFAULT, LISTS
-from tests.standins.kinds import SLICE
 
 REASONS = [reason for reason in Reason if not reason.name.startswith(("GPU_", "XID"))]
 KINDS = st.sampled_from(["vf", "vf", "hca", "nic"])

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.dra.cluster import ClusterFailed, HttpCluster
 from tests import waiting
 from tests.awaiting import until
+from tests.sim.cluster.dra_documents import CLAIMS, SLICES, allocated, claim, resource_slice
+from tests.sim.cluster.test_apiserver import call
 from tests.sim.dra.dummy import DummyClaims, dummy_door
 from tests.sim.dra.rig import NIC_DRIVER, TIMES
-from tests.standins.apiserver import ApiServerStandIn
-from tests.standins.dra_documents import CLAIMS, SLICES, allocated, claim, resource_slice
-from tests.standins.test_apiserver import call
 
 JSON = "application/json"
 
@@ -92,7 +92,7 @@ def test_as_a_process_it_runs_a_pod_with_a_claim_and_reads_its_checkpoint_back(
     process = subprocess.Popen(
         [sys.executable, "-m", "hack.sim.kubelet"]
         + [part for name, value in words.items() for part in (f"--{name}", str(value))],
-        cwd=Path(__file__).parents[4],
+        cwd=Path(__file__).parents[3],
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from agent.model.device import Snapshot
 from agent.placement import Distances
 from deviceplugin.dra.planner import LateWish, choose_late
-from measure.alignment.score import attained, matched
-from measure.alignment.stream import EVEN, Step, steps
-from measure.dra.published import NIC, Published, publish
-from tests.standins.allocator import Node, extended_claim
-from tests.standins.claims_for_pairs import (
+from hack.sim.cluster.allocator import Node, extended_claim
+from hack.sim.cluster.claims_for_pairs import (
     AMD,
     GPU_CLASS,
     NIC_DRIVER,
@@ -27,7 +24,10 @@ from tests.standins.claims_for_pairs import (
     claim,
     pairs,
 )
-from tests.standins.selectable import Document
+from hack.sim.cluster.selectable import Document
+from measure.alignment.score import attained, matched
+from measure.alignment.stream import EVEN, Step, steps
+from measure.dra.published import NIC, Published, publish
 
 Claims = Mapping[str, Document]
 

@@ -74,6 +74,6 @@ def registrations(stage: Stage) -> int:
 def _cluster(stage: Stage) -> Cluster:
     port, kubeconfig = stage.folder / "port", stage.folder / "kubeconfig"
     options = ["--port-file", str(port), "--kubeconfig", str(kubeconfig), "--node", NODE]
-    stage.spawn("apiserver", ["-m", "tests.standins.apiserver", *options], {})
+    stage.spawn("apiserver", ["-m", "hack.sim.cluster.apiserver", *options], {})
     wait("the API server", lambda: port.exists() or None)
     return Cluster(int(port.read_text()))

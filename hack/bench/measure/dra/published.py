@@ -11,8 +11,8 @@ from agent.model.device import Snapshot
 from agent.offer.units import plain_offer
 from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import Document, DraDevice, devices_of, slices_of
-from tests.standins.allocator import LIMIT_SECONDS, Node
-from tests.standins.claims_for_pairs import NIC_DRIVER, UUID, classes, gpu_slice
+from hack.sim.cluster.allocator import LIMIT_SECONDS, Node
+from hack.sim.cluster.claims_for_pairs import NIC_DRIVER, UUID, classes, gpu_slice
 
 NODE, NIC = "node", "rdma/nic"
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.model.device import Snapshot
+from hack.sim.cluster.allocator import LIMIT_SECONDS, TooLong
+from hack.sim.cluster.claims_for_pairs import UUID, claim, pairs
 from measure.dra.published import Published, publish, with_all_aliases
 from measure.figures import Figures
 from tests.deviceplugin.dra.nodes import with_vfs
-from tests.standins.allocator import LIMIT_SECONDS, TooLong
-from tests.standins.claims_for_pairs import UUID, claim, pairs
 
 SIZES = (1, 4, 8)
 VFS = 16

@@ -172,7 +172,7 @@ def _cluster(nodes: int) -> Iterator[tuple[Cluster, Path]]:
         command = [
             sys.executable,
             "-m",
-            "tests.standins.apiserver",
+            "hack.sim.cluster.apiserver",
             "--port-file",
             port_file,
             "--kubeconfig",

@@ -15,9 +15,9 @@ from agent.config.topology import Fingerprint
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.kubelet.podresources import DeviceAssignment
 from agent.model.device import NumaNode, Snapshot
+from hack.sim.cluster import definitions
 from tests.agent.cluster.topology.two_sockets import GIB, NODE, TWO_SOCKETS, offered
 from tests.agent.cluster.topology.whole_node import OBJECTS, h100
-from tests.standins import definitions
 
 (DEFINITION,) = [d for d in definitions.load() if d.kind == "NodeResourceTopology"]
 UNITS = {"rdma/vf": (offered("a", 0), offered("b", 0), offered("c", 1))}

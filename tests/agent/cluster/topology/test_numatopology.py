@@ -15,9 +15,9 @@ from agent.cluster.topology.view import Allocatable, NodeState, PodUsage
 from agent.hardware.sysfs.numa import read_cpu_places
 from agent.kubelet.kubelet_config import KubeletSettings, parse_cpus
 from agent.model.device import CpuPlace, NumaNode, Snapshot, cpu_list
+from hack.sim.cluster import definitions
 from tests.agent.cluster.topology.two_sockets import NODE
 from tests.agent.cluster.topology.whole_node import OBJECTS, h100
-from tests.standins import definitions
 
 (DEFINITION,) = [d for d in definitions.load() if d.kind == "Numatopology"]
 STATIC = KubeletSettings("best-effort", cpu_manager="static", reserved_milli_cpu=1500)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cluster.topology.publisher import canonical, holds, other_writers, owned_keys, same, without
-from tests.standins.field_sets import apply, rendered
+from hack.sim.cluster.field_sets import apply, rendered
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

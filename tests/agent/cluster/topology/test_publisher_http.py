@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from agent.cluster.apiserver import ApiServer
+from hack.sim.cluster.apiserver import ApiServerStandIn, Counts, Fault
 from tests.agent.cluster.topology.published import CHANGED, SLOW, Node, Rig
 from tests.awaiting import until
-from tests.standins.apiserver import ApiServerStandIn, Counts, Fault
 
 
 def opened(server: ApiServerStandIn, folder: Path) -> ApiServer:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.standins.kinds import Target, is_selected
+from hack.sim.cluster.kinds import Target, is_selected
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from decimal import Decimal
 from typing import Any
 
 from agent.model.printable import parse_exact
-from tests.standins.dra.gates import LIST_KEYS
-from tests.standins.dra.problems import Problems
+from hack.sim.cluster.dra.gates import LIST_KEYS
+from hack.sim.cluster.dra.problems import Problems
 
 MOST_DEVICES = 128
 MOST_ADVANCED_DEVICES = 64

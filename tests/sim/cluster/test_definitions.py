@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.standins import definitions
+from hack.sim.cluster import definitions
 
 KNOWN = {definition.kind: definition for definition in definitions.load()}
 ZONE = {"name": "node-0", "type": "Node"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.standins.field_sets import Conflicts, Managed, apply, fields, rendered, update
+from hack.sim.cluster.field_sets import Conflicts, Managed, apply, fields, rendered, update
 
 values = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["x", "y"]), max_size=3)
 documents = st.builds(lambda labels, spec: {"metadata": {"labels": labels}, "spec": spec}, values, values)

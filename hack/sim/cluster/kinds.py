@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from tests.standins.definitions import Definition
+from hack.sim.cluster.definitions import Definition
 
 _PATH = re.compile(r"/(?:api|apis/[^/]+)/[^/]+(?:/namespaces/([^/]+))?/([^/]+)(?:/([^/]+)(?:/(status))?)?")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.standins.dra import Invalid, admitted, gates
-from tests.standins.dra_documents import SHARE, allocated, claim
-from tests.standins.kinds import CLAIM, CLASS, TEMPLATE, Kind
+from hack.sim.cluster.dra import Invalid, admitted, gates
+from hack.sim.cluster.kinds import CLAIM, CLASS, TEMPLATE, Kind
+from tests.sim.cluster.dra_documents import SHARE, allocated, claim
 
 NOW = "2026-01-01T00:00:00Z"
 REFERENCE = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.standins.apiserver import ApiServerStandIn
-from tests.standins.dra import gates
-from tests.standins.dra.rights import Caller
-from tests.standins.dra_documents import CLAIMS, SHARE, SLICES, allocated, claim, device, resource_slice
-from tests.standins.test_apiserver import call
+from hack.sim.cluster.apiserver import ApiServerStandIn
+from hack.sim.cluster.dra import gates
+from hack.sim.cluster.dra.rights import Caller
+from tests.sim.cluster.dra_documents import CLAIMS, SHARE, SLICES, allocated, claim, device, resource_slice
+from tests.sim.cluster.test_apiserver import call
 
 JSON = "application/json"
 

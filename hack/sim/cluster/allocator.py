@@ -15,7 +15,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from agent.model.printable import parse_exact
-from tests.standins.selectable import Document, holds, qualified, tolerated
+from hack.sim.cluster.selectable import Document, holds, qualified, tolerated
 
 LIMIT_SECONDS = 10.0
 """The scheduler's own: so long may one node take (DynamicResourcesFilterTimeout)."""

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OWN = ("agent", "demo", "demo_claims", "fabric", "machine", "pods", "rdma", "runtime", "stage")
 """Of `hack/sim`: they play hardware, the kernel or the runtime, or are our own."""
 PLAYED = [
     *(path for path in (ROOT / "hack/sim").glob("*.py") if path.stem not in (*OWN, "uevents", "__init__")),
     *(ROOT / "hack/sim/dra").glob("*.py"),
-    *(path for path in (ROOT / "tests/standins").glob("*.py") if not path.stem.startswith(("test_", "__"))),
-    *(ROOT / "tests/standins/dra").glob("*.py"),
+    *(path for path in (ROOT / "hack/sim/cluster").glob("*.py") if path.stem != "__init__"),
+    *(ROOT / "hack/sim/cluster/dra").glob("*.py"),
 ]
 
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.deviceplugin.dra.nodes import DRIVER, GPU_NODES, HCA, NODE, VF, Offered, late, recorded_node, with_vfs
-from tests.deviceplugin.machines import node as made_up
-from tests.standins.allocator import Node, TooLong, Unsupported, consumed, extended_claim
-from tests.standins.claims_for_pairs import (
+from hack.sim.cluster.allocator import Node, TooLong, Unsupported, consumed, extended_claim
+from hack.sim.cluster.claims_for_pairs import (
     GPU_CLASS,
     NIC_CLASS,
     NUMA_NODE,
@@ -24,7 +22,9 @@ from tests.standins.claims_for_pairs import (
     pairs,
     preferred_pairs,
 )
-from tests.standins.selectable import SelectorFailed, holds, tolerated
+from hack.sim.cluster.selectable import SelectorFailed, holds, tolerated
+from tests.deviceplugin.dra.nodes import DRIVER, GPU_NODES, HCA, NODE, VF, Offered, late, recorded_node, with_vfs
+from tests.deviceplugin.machines import node as made_up
 
 Document = Mapping[str, Any]
 ANY_CLASS: Mapping[str, Document] = {"any": {"spec": {}}}

@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.standins import definitions
-from tests.standins.definitions import Definition
-from tests.standins.dra import Invalid, admitted
-from tests.standins.dra.gates import DEFAULT
-from tests.standins.dra.rights import Caller, refused
-from tests.standins.field_sets import Conflicts, Managed, apply, rendered, update
-from tests.standins.history import History
-from tests.standins.kinds import NODE, POD, Kind, Kinds, Target, is_selected
+from hack.sim.cluster import definitions
+from hack.sim.cluster.definitions import Definition
+from hack.sim.cluster.dra import Invalid, admitted
+from hack.sim.cluster.dra.gates import DEFAULT
+from hack.sim.cluster.dra.rights import Caller, refused
+from hack.sim.cluster.field_sets import Conflicts, Managed, apply, rendered, update
+from hack.sim.cluster.history import History
+from hack.sim.cluster.kinds import NODE, POD, Kind, Kinds, Target, is_selected
 
 
 @dataclass(frozen=True, slots=True)

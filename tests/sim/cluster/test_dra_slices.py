@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.standins.dra import Invalid, admitted, gates
-from tests.standins.dra_documents import device, resource_slice
-from tests.standins.kinds import SLICE
+from hack.sim.cluster.dra import Invalid, admitted, gates
+from hack.sim.cluster.kinds import SLICE
+from tests.sim.cluster.dra_documents import device, resource_slice
 
 NOW = "2026-01-01T00:00:00Z"
 ALL = gates.DEFAULT | {gates.LISTS}

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.standins.dra import claims, gates, slices
-from tests.standins.dra.problems import Problems
-from tests.standins.field_sets import copied
-from tests.standins.kinds import Kind
+from hack.sim.cluster.dra import claims, gates, slices
+from hack.sim.cluster.dra.problems import Problems
+from hack.sim.cluster.field_sets import copied
+from hack.sim.cluster.kinds import Kind
 
 _RULES: Mapping[str, Callable[[Problems, Mapping[str, Any], Mapping[str, Any] | None], None]] = {
     "ResourceSlice": slices.check,

@@ -1,15 +1,15 @@
 """A stand-in for the Kubernetes API server, over real HTTP.
 
-Knows Node, DaemonSet, Pod, the kinds of resource.k8s.io/v1, and the custom objects of `tests.standins.definitions`.
+Knows Node, DaemonSet, Pod, the kinds of resource.k8s.io/v1, and the custom objects of `hack.sim.cluster.definitions`.
 Answers GET (also for the metadata alone), PATCH by server-side apply with field managers and conflicts or (of a Node)
 by merge, POST, PUT, DELETE with preconditions and of collections, and lists and watches with field selectors, resource
 versions, pages, bookmarks and 410. The status of a claim has a path of its own. Refuses what a definition does not
-know, and what breaks the rules of `tests.standins.dra`. Counts all of it, and can be told to misbehave. Lists in pages
-even where the real one would answer from its cache with all at once. Source of its answers: Kubernetes 1.36,
+know, and what breaks the rules of `hack.sim.cluster.dra`. Counts all of it, and can be told to misbehave. Lists in
+pages even where the real one would answer from its cache with all at once. Source of its answers: Kubernetes 1.36,
 staging/src/k8s.io/apiserver/pkg/endpoints/handlers, and apimachinery/pkg/apis/meta/v1/types.go for lists, events and
 Status.
 
-    python -m tests.standins.apiserver --port-file F [--kubeconfig K] [--node NAME …]
+    python -m hack.sim.cluster.apiserver --port-file F [--kubeconfig K] [--node NAME …]
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.standins.api_state import ApiState, Counts, Fault
-from tests.standins.definitions import Definition
-from tests.standins.field_sets import Conflicts
-from tests.standins.kinds import NODE, POD, Target, selected
+from hack.sim.cluster.api_state import ApiState, Counts, Fault
+from hack.sim.cluster.definitions import Definition
+from hack.sim.cluster.field_sets import Conflicts
+from hack.sim.cluster.kinds import NODE, POD, Target, selected
 
 __all__ = ["ApiServerStandIn", "ApiState", "Counts", "Fault"]
 
@@ -356,7 +356,7 @@ class _Connection(BaseHTTPRequestHandler):
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT."""
-    parser = argparse.ArgumentParser(prog="tests.standins.apiserver", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="hack.sim.cluster.apiserver", description=__doc__.partition("\n")[0])
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (0: a free one)")
     parser.add_argument("--port-file", type=Path, help="write the port here once it is served")
     parser.add_argument("--kubeconfig", type=Path, help="write a kubeconfig here")

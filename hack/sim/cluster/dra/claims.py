@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.standins.dra.problems import UUID, Problems
-from tests.standins.dra.slices import EFFECTS
+from hack.sim.cluster.dra.problems import UUID, Problems
+from hack.sim.cluster.dra.slices import EFFECTS
 
 _KIB = 1024
 _EXACTLY = "exactly one of `exactly` or `firstAvailable` is required"

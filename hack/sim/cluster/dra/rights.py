@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.standins.dra.gates import GRANULAR
-from tests.standins.dra.problems import Problems
+from hack.sim.cluster.dra.gates import GRANULAR
+from hack.sim.cluster.dra.problems import Problems
 
 
 @dataclass(frozen=True, slots=True)

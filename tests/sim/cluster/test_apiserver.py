@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.standins.apiserver import ApiServerStandIn, Counts, Fault
+from hack.sim.cluster.apiserver import ApiServerStandIn, Counts, Fault
 from tests.waiting import until
 
 TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/worker-1"
@@ -110,7 +110,7 @@ def test_faults_last_as_long_as_told() -> None:
 
 def test_it_runs_as_a_process_and_takes_faults_over_http(tmp_path: Path) -> None:
     port_file, kubeconfig = tmp_path / "port", tmp_path / "kubeconfig"
-    command = [sys.executable, "-m", "tests.standins.apiserver", "--port-file", str(port_file)]
+    command = [sys.executable, "-m", "hack.sim.cluster.apiserver", "--port-file", str(port_file)]
     process = subprocess.Popen([*command, "--kubeconfig", str(kubeconfig), "--node", "worker-1"])
     try:
         until(port_file.exists)
