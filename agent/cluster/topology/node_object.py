@@ -84,7 +84,7 @@ class Bandwidth(Collector):
         )
         speed = GaugeMetricFamily(
             "nodefabric_port_speed_bytes_per_second",
-            "What the line carries each way; not told while the link is down.",
+            "What the line carries each way; missing while the link is down.",
             labels=LABELS,
         )
         for rate in self._rates:

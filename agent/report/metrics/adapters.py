@@ -85,7 +85,7 @@ def port_families(ports: tuple[RdmaPortCounters, ...]) -> Iterator[Family]:
     yield Family(
         "nodefabric_rdma_port_events",
         "counter",
-        "What else the port counted, by the kernel's name for it (sysfs counters).",
+        "Other counters of the port (sysfs counters).",
         [
             (f"{where},{labels(event=kind)}", value)
             for port, where in named
@@ -96,7 +96,7 @@ def port_families(ports: tuple[RdmaPortCounters, ...]) -> Iterator[Family]:
     yield Family(
         "nodefabric_rdma_hw_events",
         "counter",
-        "What the driver counted of the port, by the kernel's name for it (sysfs hw_counters).",
+        "The driver's counters of the port (sysfs hw_counters).",
         [(f"{where},{labels(event=kind)}", value) for port, where in named for kind, value in port.hardware.items()],
     )
 

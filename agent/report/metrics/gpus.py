@@ -28,12 +28,12 @@ def gpu_families(snapshot: Snapshot) -> Iterator[Metric]:
     """Build the series of GPUs and of their MIG slices."""
     available = GaugeMetricFamily(
         "nodefabric_gpu_monitor_available",
-        "0 if the NVIDIA driver's library does not answer: what is told of GPUs is then as it was known last.",
+        "0 if the NVIDIA driver's library does not answer: series of GPUs are then as last seen.",
     )
     available.add_metric((), not any(problem.path == "nvml" for problem in snapshot.problems))
     info = GaugeMetricFamily(
         "nodefabric_gpu_info",
-        "1 for each GPU, of any vendor. One of which NVML does not tell has its PCI address for gpu.",
+        "1 for each GPU of any vendor; without NVML, gpu is its PCI address.",
         labels=("gpu", "device", "name", "index", "mig", "fabric_clique"),
     )
     memory = GaugeMetricFamily(
@@ -42,12 +42,10 @@ def gpu_families(snapshot: Snapshot) -> Iterator[Metric]:
     peers = GaugeMetricFamily(
         "nodefabric_gpu_nvlink_peers", "GPUs of this node that the GPU reaches by NVLink or xGMI.", labels=("gpu",)
     )
-    ailment = GaugeMetricFamily(
-        "nodefabric_gpu_ailment", "1 for each thing that is wrong with a GPU now.", labels=("gpu", "reason")
-    )
+    ailment = GaugeMetricFamily("nodefabric_gpu_ailment", "1 for each condition of a GPU.", labels=("gpu", "reason"))
     unknown = GaugeMetricFamily(
         "nodefabric_adapter_nearness_unknown",
-        "1 for each adapter of which it is not known how near it is to GPUs: its Data Direct function is not known.",
+        "1 for each adapter whose nearness to GPUs is not known: its Data Direct function is not known.",
         labels=("device",),
     )
     for device in sorted(snapshot.data_direct.unknown if snapshot.all_gpus else ()):
@@ -75,7 +73,7 @@ class GpuErrors:
         """When an error of a GPU was last logged."""
         self._counter = Counter(
             "nodefabric_gpu_errors",
-            "Errors that the NVIDIA driver told of (XIDs), by number and by what they mean here.",
+            "Errors that the NVIDIA driver reported (XIDs), by number and class.",
             ("xid", "class"),
             registry=registry,
         )

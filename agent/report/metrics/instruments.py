@@ -72,8 +72,7 @@ class Metrics:
         registry.register(self._pending)
         self._rpc = Histogram(
             "nodefabric_rpc_duration_milliseconds",
-            "Time to answer kubelet, by call, resource and outcome (ok, or the error's reason). The calls for claims,"
-            " NodePrepareResources and NodeUnprepareResources, have the driver's name for a resource.",
+            "Time to answer kubelet, by call, resource (for claims the driver) and outcome (ok, or the reason).",
             ("operation", "resource", "outcome"),
             buckets=MILLISECONDS,
             registry=registry,
@@ -94,13 +93,13 @@ class Metrics:
         )
         self._reconcile = Counter(
             "nodefabric_reconcile_actions",
-            "What the reconciler did to heal the node, and why.",
+            "What the reconciler repaired, and why.",
             ("action", "reason"),
             registry=registry,
         )
         self._heal_failures = Counter(
             "nodefabric_healer_failures",
-            "Rounds of the reconciler in which a healer ended early, by healer. The others went on.",
+            "Rounds of the reconciler in which this healer ended early.",
             ("healer",),
             registry=registry,
         )
@@ -112,18 +111,18 @@ class Metrics:
         )
         self._spooled = Counter(
             "nodefabric_spooled_requests",
-            "CNI requests that the relay put on disk while the agent was away, and that were replayed.",
+            "CNI requests that the relay kept on disk while the agent was away, and that were replayed.",
             registry=registry,
         )
         self._reloads = Counter(
             "nodefabric_config_reload",
-            "New versions of the configuration, by outcome (applied, partly, unchanged, refused).",
+            "New configurations, by outcome (applied, partly, unchanged, refused).",
             ("outcome",),
             registry=registry,
         )
         self._reloaded = Gauge(
             "nodefabric_config_last_reload_success",
-            "1 while the newest version of the configuration is in effect as far as it can be, 0 if it was refused.",
+            "1 while the newest configuration is in effect as far as it can be, 0 if it was refused.",
             registry=registry,
         )
         self._reloaded.set(1)
@@ -134,7 +133,7 @@ class Metrics:
         )
         self._conflicts = Counter(
             "nodefabric_dra_conflicts",
-            "Claims that were not prepared since a device of theirs was in other hands, by whose: claim, pod.",
+            "Claims not prepared because another claim or pod had a device of theirs.",
             ("holder",),
             registry=registry,
         )

@@ -63,20 +63,20 @@ def families(facts: Facts) -> Iterator[Metric]:
     )
     yield _tally(
         "nodefabric_obstacle",
-        "1 for each check that found something in the way of the agent's work; /status says what.",
+        "1 for each condition that keeps the agent from some of its work; /status says more.",
         "check",
         dict.fromkeys(facts.conditions, 1),
     )
     yield _tally(
         "nodefabric_quarantined_devices",
-        "Devices withheld because their clean-up could not be verified.",
+        "Devices not offered because they could not be put back.",
         "reason",
         # What comes after the colon names the device and what the kernel said: too many words for a label.
         Tally(q.reason.partition(":")[0] for q in facts.quarantines),
     )
     yield _single(
         "nodefabric_owed_leases",
-        "Interfaces that are gone, whose addresses the IPAM plugin has not taken back yet.",
+        "Removed interfaces whose addresses the IPAM plugin has not taken back yet.",
         len(facts.owed_leases),
     )
     offered = GaugeMetricFamily(
@@ -125,8 +125,7 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
                 reasons[name, unit.health.reason] += 1
     units = GaugeMetricFamily(
         "nodefabric_units",
-        "Units by resource and state. Healthy and unhealthy add up to all units;"
-        " granted and attached count some of these again.",
+        "Units by resource and state: healthy and unhealthy are all; granted and attached count some of them again.",
         labels=("resource", "state"),
     )
     for labels, value in sorted(states.items()):
@@ -143,8 +142,7 @@ def _allocations(facts: Facts) -> Metric:
     """Tell which pod has which unit, whether a resource still offers it or not, and which device without one."""
     family = GaugeMetricFamily(
         "nodefabric_allocation_info",
-        "1 for each unit that a pod holds, each device of its claims, and each that CNI brought in by itself: join it"
-        " on device.",
+        "1 for each unit, claimed device, or device brought in by CNI alone, that a pod holds: join it on device.",
         labels=("namespace", "pod", "container", "resource", "unit", "device", "numa_node"),
     )
     offered = {unit.unit_id: unit for units in facts.units.values() for unit in units}
@@ -231,8 +229,7 @@ def claim_families(
         counts.update({(found.resource_name, state) for found in claim.devices})
     family = GaugeMetricFamily(
         "nodefabric_dra_claims",
-        "Claims that kubelet had prepared, by resource and state; attached ones are prepared and have an interface in"
-        " a pod.",
+        "Claims that kubelet had prepared, by resource and state; attached: prepared, with an interface in a pod.",
         labels=("resource", "state"),
     )
     for labels, count in sorted(counts.items()):
@@ -241,8 +238,7 @@ def claim_families(
     leaving = [claim.since for claim in claims if claim.state is ClaimState.UNPREPARING]
     family = GaugeMetricFamily(
         "nodefabric_dra_unpreparing_since_seconds",
-        "When kubelet first asked for the claim that is longest on its way back, in seconds since the epoch; none if"
-        " there is no such claim.",
+        "When kubelet first asked to unprepare the claim that is longest on its way back, in seconds since the epoch.",
     )
     if leaving:
         family.add_metric((), min(leaving))
@@ -271,7 +267,7 @@ def _driver_families(driver: DriverState) -> Iterator[Metric]:
     yield dropped
     devices = GaugeMetricFamily(
         "nodefabric_dra_devices",
-        "Devices that are offered to claims, by resource and health (healthy, or the reason why not).",
+        "Devices offered to claims, by resource and health (healthy, or the reason).",
         labels=("resource", "health"),
     )
     for resource, health, count in driver.devices:
