@@ -7,13 +7,11 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 
 from agent.__main__ import _parser
 from agent.cluster.apiserver import SERVICE_ACCOUNT
 from agent.config.sections import DRIVER
-from tests.daemonset.manifests import CHART, REPOSITORY, SWITCHES, Document, Kube, container, host_paths, pod
-from tests.documents import blocks
+from tests.daemonset.manifests import CHART, SWITCHES, Document, Kube, container, host_paths, pod
 
 Right = tuple[str, str, str]
 BASIC = {
@@ -43,14 +41,6 @@ def test_a_resource_with_a_network_for_each_pf_leaves_its_class_without_one(kube
     by_pf = {**VF, "network": {"ens1f0np0": "a", "ens2f0np0": "b"}}
     networks = [{"name": "a"}, {"name": "b"}]
     assert "config" not in classes(kube.template(with_resources(by_pf, networks=networks)))["rdma-vf"]
-
-
-def test_the_values_that_the_guide_shows_make_a_class_and_publish_no_topology(kube: Kube) -> None:
-    (text,) = [text for text in blocks(REPOSITORY / "docs/dra.md", "yaml") if text.startswith("nvidia:")]
-    found = kube.template(yaml.safe_load(text.replace("REGISTRY", "registry.example")))
-    assert classes(found).keys() == {"rdma-vf", "rdma-hca"}
-    (written,) = [d for d in found if d["kind"] == "ConfigMap"]
-    assert yaml.safe_load(written["data"]["config.yaml"])["topology"]["publish"] is False
 
 
 def test_an_older_kubernetes_is_told_before_anything_is_installed(kube: Kube) -> None:

@@ -22,7 +22,7 @@ from deviceplugin.dra.allocation import Opaque, Result
 from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import devices_of
 from deviceplugin.dra.parameters import settings_of
-from tests.daemonset.manifests import REPOSITORY, Document
+from tests.daemonset.manifests import REPOSITORY, Document, Kube, named
 from tests.deviceplugin.dra.nodes import GPU_NODES, HCA, VF, Offered, recorded_node
 from tests.documents import blocks, first_cells
 
@@ -46,56 +46,48 @@ def snippets() -> list[Document]:
     return found
 
 
-def names(cells: list[str]) -> list[str]:
+def quoted(cells: list[str]) -> list[str]:
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
 
 
-def test_the_configuration_is_sound_and_offers_by_claims() -> None:
-    (text,) = [text for text in blocks(GUIDE, "yaml") if text.startswith("nvidia:")]
-    parsed = config.parse(yaml.safe_dump(yaml.safe_load(text)["config"]), "docs/dra.md")
-    assert {resource.name for resource in parsed.claimable} == {"rdma/vf", "rdma/hca"}
+def test_the_values_are_sound_and_make_a_class_for_each_resource(kube: Kube) -> None:
+    (text,) = [text for text in blocks(GUIDE, "yaml") if "\nconfig:\n" in text]
+    found = kube.template(yaml.safe_load(text))
+    parsed = config.parse(named(found, "ConfigMap")["data"]["config.yaml"], "docs/dra.md")
     assert {resource.binding for resource in parsed.claimable} == {"late"}
+    made = {d["spec"]["extendedResourceName"] for d in found if d["kind"] == "DeviceClass"}
+    assert made == {resource.name for resource in parsed.claimable}
+    assert not parsed.topology.publish
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_takes_the_claim_and_its_pod(version: str) -> None:
+def test_kubernetes_takes_what_is_shown_of_claims(version: str) -> None:
     (text,) = [text for text in blocks(GUIDE, "yaml") if text.startswith("apiVersion:")]
     found = documents_of(text)
     assert [document["kind"] for document in found] == ["ResourceClaimTemplate", "Pod"]
-    for document in found:
+    assert len(snippets()) > 3
+    claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "x"}}
+    for document in (*found, *({**claim, "spec": {"devices": devices}} for devices in snippets())):
         kubernetes_validate.validate(document, version, strict=True)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_takes_the_pieces_of_claims(version: str) -> None:
-    assert len(snippets()) == 5
-    for devices in snippets():
-        claim = {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            "metadata": {"name": "x"},
-            "spec": {"devices": devices},
-        }
-        kubernetes_validate.validate(claim, version, strict=True)
-
-
 def test_constraints_match_what_the_agent_publishes_by_default() -> None:
-    matched = [each["matchAttribute"] for devices in snippets() for each in devices.get("constraints", ())]
+    matched = {each["matchAttribute"] for devices in snippets() for each in devices.get("constraints", ())}
     assert matched
-    assert set(matched) == set(Dra().aliases)
+    assert matched <= set(Dra().aliases)
 
 
 def test_the_parameters_are_those_that_the_agent_reads() -> None:
     cells = first_cells(GUIDE, "key")
-    assert set(names(cells)) < set(CLAIM_KEYS)
-    assert names(cells[:-2]) == list(SAFE_KEYS)
+    assert set(quoted(cells)) < set(CLAIM_KEYS)
+    assert quoted(cells[:-2]) == list(SAFE_KEYS)
 
 
 def test_the_values_that_the_table_of_parameters_shows_are_taken() -> None:
     table = GUIDE.read_text().partition("| key | means |")[2].partition("\n\n")[0]
     shown = re.findall(r"`(?:(\w+): )?(\[.*?\])`", table)
     said: Document = {key or "addresses": yaml.safe_load(value) for key, value in shown}
-    assert said.keys() == {"addresses", "routes"}
+    assert "addresses" in said
     parsed = config.parse(
         "{resources: [{name: rdma/vf, kind: vf, offer: dra, network: a}], networks: [{name: a}]}", "guide"
     )
@@ -107,7 +99,7 @@ def test_the_values_that_the_table_of_parameters_shows_are_taken() -> None:
 
 def test_reasons_of_the_table_are_the_programs() -> None:
     known = {reason.value for reason in Reason}
-    listed = names(first_cells(GUIDE, "reason"))
+    listed = quoted(first_cells(GUIDE, "reason"))
     assert len(listed) == 11
     assert set(listed) <= known
 
@@ -123,7 +115,7 @@ def test_the_tables_of_attributes_have_all_that_is_published_and_no_other() -> N
             devices = devices_of(made.config, offer, Facts(stable_facts(offer, StableFacts()), leaves))
             published |= {key for device in devices for key in device.attributes}
     own = {name for name in published if "/" not in name}
-    listed = set(names(first_cells(GUIDE, "attribute (`nodefabric.io/…`)")))
+    listed = set(quoted(first_cells(GUIDE, "attribute (`nodefabric.io/…`)")))
     assert own <= listed
     assert listed - own <= {"guid", "subnetPrefix"}  # of InfiniBand alone
     text = GUIDE.read_text()
