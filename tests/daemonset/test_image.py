@@ -101,6 +101,9 @@ def test_every_module_that_the_agent_may_import_is_there(image: Image) -> None:
 def furnished(image: Image, own_network: None) -> Iterator[Image]:
     """The image with what a runtime mounts into every container, and a /tmp of its own."""
     with sandbox.mounts():
+        # Pods' namespaces are mounted later, and are to be seen in the image too; nothing goes out of here.
+        for how in ("--make-rslave", "--make-rshared"):
+            subprocess.run(["mount", how, "/"], check=True)
         for name in ("proc", "sys", "dev"):
             subprocess.run(["mount", "--rbind", f"/{name}", image.root / name], check=True)
         subprocess.run(["mount", "-t", "tmpfs", "none", image.root / "tmp"], check=True)
