@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.errors import DeviceBusy, DeviceGone, RequestInvalid
+from agent.errors import AgentError, DeviceBusy, DeviceGone
 from agent.hardware.host import Link, LinkChange
 from agent.model.allocation import AttachmentState, VfSettings
+from cni.attach import StepTimer
 from tests.cni import tiny_node
-from tests.cni.tiny_node import PF_NETDEV, TIMEOUT_SECONDS, Rig, mac_of, netdev, open_rig, stub_answer, vf
+from tests.cni.tiny_node import PF, PF_NETDEV, TIMEOUT_SECONDS, Rig, mac_of, netdev, open_rig, stub_answer, vf
 from tests.waiting import until
 
 SETTINGS: dict[str, Any] = {
@@ -113,16 +115,6 @@ def test_the_ipam_plugin_gets_the_configuration_that_the_call_came_with(rig: Rig
     told = [json.loads((tmp_path / command).read_text()) for command in ("ADD", "DEL")]
     known = {"cniVersion": "1.0.0", "name": "rails", "type": "sriov", "ipam": {"type": "stub"}, "deviceID": vf(0)}
     assert told == [{**known, "vlan": 5, "kubernetes": {"k8s_api_root": "x"}}] * 2
-
-
-def test_two_pods_with_vfs_can_talk(rig: Rig) -> None:
-    one, two = rig.pod("one"), rig.pod("two")
-    rig.add("c1", one, ipam=rig.ipam())
-    answer = rig.add("c2", two, deviceID=vf(1), ipam=rig.ipam())
-    address = answer["ips"][0]["address"].partition("/")[0]
-    # An answer to ARP is proof enough: ping is not installed everywhere.
-    rig.run_in(one, "bash", "-c", f"echo x >/dev/udp/{address}/9")
-    until(lambda: mac_of(1) in rig.run_in(one, "ip", "neighbour", "show", address))
 
 
 def test_del_answers_at_once_and_everything_comes_back(rig: Rig) -> None:
@@ -222,25 +214,6 @@ def test_a_vf_that_was_renamed_and_changed_in_the_pod_comes_back_as_it_was(rig: 
     assert rig.found() == before
 
 
-def test_a_name_that_the_host_uses_too_is_no_obstacle(rig: Rig) -> None:
-    pod, before = rig.pod(), rig.found()
-    rig.add("c1", pod, ifname=PF_NETDEV)
-    assert rig.in_pod(pod, PF_NETDEV) is not None
-    rig.delete("c1", pod, ifname=PF_NETDEV)
-    rig.await_back()
-    assert rig.found() == before
-
-
-def test_a_host_name_that_the_pod_uses_already_is_no_obstacle(rig: Rig) -> None:
-    pod, before = rig.pod(), rig.found()
-    rig.run_in(pod, "ip", "link", "add", netdev(0), "type", "bridge")
-    rig.add("c1", pod)
-    assert rig.in_pod(pod) is not None
-    rig.delete("c1", pod)
-    rig.await_back()
-    assert rig.found() == before
-
-
 def test_a_vf_that_was_up_in_the_host_is_up_again(rig: Rig) -> None:
     link = rig.machine.find_netdev(vf(0))
     assert link is not None
@@ -295,15 +268,80 @@ def test_a_device_that_the_node_does_not_have_is_gone(rig: Rig) -> None:
     assert rig.ledger.attachments() == ()
 
 
-def test_add_without_a_namespace_is_invalid(rig: Rig) -> None:
-    with (
-        rig.call("c1", None, {"deviceID": vf(0)}) as call,
-        pytest.raises(RequestInvalid, match="without a network namespace"),
-    ):
-        rig.attachments.add(call)
-
-
 def test_a_granted_vf_carries_its_resource_name(rig: Rig) -> None:
     rig.ledger.grant("rdma/vf", {"unit": vf(0)})
     rig.add("c1", rig.pod())
     assert [row.resource_name for row in rig.ledger.attachments()] == ["rdma/vf"]
+
+
+@pytest.mark.parametrize(("ifname", "of_pod"), [(PF_NETDEV, "lo"), ("net1", netdev(0))])
+def test_names_that_host_and_pod_both_use_are_no_obstacle(rig: Rig, ifname: str, of_pod: str) -> None:
+    pod, before = rig.pod(), rig.found()
+    if of_pod != "lo":
+        rig.run_in(pod, "ip", "link", "add", of_pod, "type", "bridge")
+    rig.add("c1", pod, ifname=ifname)
+    assert rig.in_pod(pod, ifname) is not None
+    rig.delete("c1", pod, ifname=ifname)
+    rig.await_back()
+    assert rig.found() == before
+
+
+def test_a_step_of_an_add_lasts_from_the_end_of_the_one_before_and_adds_up() -> None:
+    ticks = iter((0.0, 1.0, 3.0, 6.0))
+    timer = StepTimer(lambda: next(ticks))
+    for step in ("books", "device", "books"):
+        timer.end(step)
+    assert timer.taken == pytest.approx({"books": 4, "device": 2})
+
+
+# ------------------------------------------------------------------------- the device-info file that a call asks for
+
+ATTACHED = "k8s.cni.cncf.io/devinfo/cni"
+
+
+def asked(path: Path) -> dict[str, Any]:
+    """Ask for a file, as Multus does, whose folder is there."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return {"runtimeConfig": {"CNIDeviceInfoFile": str(path)}}
+
+
+def test_it_is_there_after_add_and_gone_after_del(rig: Rig, tmp_path: Path) -> None:
+    file = tmp_path / ATTACHED / "rails-c1_net1"
+    pod = rig.pod()
+    rig.add("c1", pod, **asked(file))
+    document = {"type": "pci", "version": "1.1.0", "pci": {"pci-address": vf(0), "pf-pci-address": PF}}
+    assert json.loads(file.read_text()) == document
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert not file.exists()
+
+
+def test_what_multus_has_written_stays_as_it_is(rig: Rig, tmp_path: Path) -> None:
+    file = tmp_path / ATTACHED / "rails-c1_net1"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"type": "pci", "pci": {"pci-address": vf(0)}}))
+    before = file.read_text()
+    rig.add("c1", rig.pod(), **asked(file))
+    assert file.read_text() == before
+
+
+def test_a_failed_add_leaves_none(rig: Rig, tmp_path: Path) -> None:
+    file = tmp_path / ATTACHED / "rails-c1_net1"
+    with pytest.raises(AgentError):
+        rig.add("c1", rig.pod(), **asked(file), ipam=rig.stub_ipam("exit 1"))
+    assert not file.exists()
+
+
+def test_a_place_that_cannot_be_written_keeps_no_pod_from_starting(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "k8s.cni.cncf.io").write_text("a file")
+    pod = rig.pod()
+    rig.add("c1", pod, **asked(tmp_path / ATTACHED / "x"))
+    rig.delete("c1", pod)
+    rig.await_back()
+
+
+@pytest.mark.parametrize("path", ["relative", "/var/../etc/x", 5, "/x\0y"])
+def test_a_place_that_is_no_plain_path_is_refused(rig: Rig, path: object) -> None:
+    with pytest.raises(AgentError, match=r"runtimeConfig\.CNIDeviceInfoFile must be an absolute path without '\.\.'"):
+        rig.add("c1", rig.pod(), runtimeConfig={"CNIDeviceInfoFile": path})

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from agent.errors import AttachmentError, RequestInvalid
+from agent.errors import AttachmentError, ConnectivityLimited, RequestInvalid, Unavailable
 from agent.model.allocation import VfSettings
 from cni import check
 from tests.cni import tiny_node
-from tests.cni.tiny_node import ASKED, PF_NETDEV, Rig, netdev, stub_answer, vf
-from tests.waiting import until
+from tests.cni.tiny_node import ASKED, PF_NETDEV, Rig, stub_answer, vf
 
 ROUTES = [{"dst": "10.7.0.0/16", "gw": "10.0.0.9"}, {"dst": "10.8.0.0/16"}, {"dst": "fd07::/64", "gw": "FD00:0::1"}]
 
@@ -94,20 +93,11 @@ def test_addresses_and_routes_of_the_result_are_found_however_they_are_written(r
     rig.check("c1", pod, deviceID=vf(0), prevResult=answer)
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("ip route delete 10.7.0.0/16", "the route to 10.7.0.0/16 via 10.0.0.9 is missing"),
-        ("ip route replace 10.7.0.0/16 via 10.0.0.8", "the route to 10.7.0.0/16 via 10.0.0.9 is missing"),
-        ("ip route delete 10.8.0.0/16", "the route to 10.8.0.0/16 is missing"),
-        ("ip -6 route delete fd07::/64", "the route to fd07::/64 via FD00:0::1 is missing"),
-    ],
-)
-def test_each_route_that_is_missing_is_named(rig: Rig, command: str, words: str) -> None:
+def test_a_route_by_another_gateway_is_none(rig: Rig) -> None:
     pod = rig.pod()
     rig.add("c1", pod, ipam=routed(rig))
-    rig.run_in(pod, *command.split())
-    assert differences(rig, pod) == [words]
+    rig.run_in(pod, "ip", "route", "replace", "10.7.0.0/16", "via", "10.0.0.8")
+    assert differences(rig, pod) == ["the route to 10.7.0.0/16 via 10.0.0.9 is missing"]
 
 
 def test_what_prev_result_says_counts_and_not_what_was_answered_once(rig: Rig) -> None:
@@ -215,12 +205,25 @@ def test_gc_without_the_list_of_what_is_valid_frees_nothing(rig: Rig) -> None:
     assert len(rig.ledger.attachments()) == 1
 
 
-def test_gc_of_a_vf_that_came_home_by_itself_only_puts_it_right(rig: Rig) -> None:
-    pod, before = rig.pod(), rig.found()
-    rig.add("c1", pod, vlan=100, mtu=1400)
-    rig.remove(pod)
-    until(lambda: rig.machine.find_netdev(vf(0)) is not None)
-    rig.collect()
-    assert rig.found() == before
-    shown = subprocess.run(["ip", "link", "show", netdev(0)], check=True, capture_output=True, text=True).stdout
-    assert "mtu 1500" in shown
+# -------------------------------------------------------------------------- STATUS
+
+
+def status(rig: Rig, **conf: object) -> None:
+    with rig.call("", None, conf) as call:
+        rig.attachments.status(call)
+
+
+def test_a_network_that_names_none_is_ready(rig: Rig) -> None:
+    status(rig)
+
+
+def test_a_network_is_as_ready_as_its_interface(rig: Rig) -> None:
+    with pytest.raises(ConnectivityLimited, match=f"the interface {PF_NETDEV} is down: set it up"):
+        status(rig, mode="macvlan", master=PF_NETDEV)
+    subprocess.run(["ip", "link", "set", PF_NETDEV, "up"], check=True)
+    status(rig, mode="macvlan", master=PF_NETDEV)
+
+
+def test_an_interface_that_is_not_there_is_told_of(rig: Rig) -> None:
+    with pytest.raises(Unavailable, match="the interface eth77 is not in the host"):
+        status(rig, mode="macvlan", master="eth77")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -25,16 +24,14 @@ from agent.errors import (
     Unavailable,
 )
 from agent.ledger import Ledger
-from agent.model.allocation import AttachmentState, PodRef, VfSettings
+from agent.model.allocation import AttachmentState, VfSettings
 from agent.state import Latest
 from cni.attachment import Attachments
 from cni.call import Node
 from cni.modes.moving import spare_name
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni import tiny_node
-from tests.cni.fixed_grants import FixedGrants
 from tests.cni.tiny_node import ASKED, Rig, netdev, open_rig, stub_answer, vf
-from tests.live import Live
 from tests.waiting import until
 
 
@@ -228,36 +225,6 @@ def test_a_vf_that_the_pod_has_under_another_interface_is_refused_for_good(rig: 
     rig.await_back()
 
 
-def test_leases_that_cannot_be_given_back_are_owed_and_settled_later(rig: Rig) -> None:
-    pod, before = rig.pod(), rig.found()
-    rig.add("c1", pod, ipam=rig.stub_ipam(stub_answer("10.0.0.2/24")))
-    rig.stub_ipam("echo broken >&2; exit 1")
-    rig.delete("c1", pod)
-    rig.await_back()
-    assert rig.found() == before
-    assert rig.attachments.leases.settle()[0] == 0
-    assert [lease.container_id for lease in rig.ledger.owed_leases()] == ["c1"]
-    rig.stub_ipam(f"echo $CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME >{rig.folder}/calls")
-    assert rig.settle_later() == (1, 0)
-    assert (rig.folder / "calls").read_text() == "DEL c1 net1\n"
-    assert rig.ledger.owed_leases() == ()
-    assert rig.attachments.leases.settle()[0] == 0
-
-
-def test_a_lease_that_a_repeated_add_took_over_is_owed_no_more(rig: Rig) -> None:
-    """The relay asks the next agent again for the same container; its address must not be given away."""
-    pod = rig.pod()
-    rig.add("c1", pod, ipam=rig.stub_ipam(stub_answer("10.0.0.2/24")))
-    broken = rig.stub_ipam("exit 1")
-    rig.delete("c1", pod)
-    rig.await_back()
-    rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; {stub_answer('10.0.0.2/24')}")
-    rig.add("c1", pod, ipam=broken)
-    assert rig.ledger.owed_leases() == ()
-    assert rig.attachments.leases.settle()[0] == 0
-    assert (rig.folder / "calls").read_text() == "DEL\nADD\n"
-
-
 def test_a_del_during_a_slow_add_wins(rig: Rig) -> None:
     """The runtime gave up on the ADD; nothing of it may stay."""
     pod, before = rig.pod(), rig.found()
@@ -285,19 +252,6 @@ def test_a_del_during_a_slow_add_wins(rig: Rig) -> None:
     assert rig.ledger.owed_leases() == ()
 
 
-def test_kubelet_that_does_not_answer_fails_the_add_untouched(rig: Rig) -> None:
-    def unavailable(pod: PodRef) -> Any:
-        raise Unavailable("kubelet does not answer")
-
-    attachments = Attachments(Node(rig.machine, rig.ledger, Live(rig.machine.scan)), FixedGrants(answer=unavailable))
-    with (
-        rig.call("c1", rig.pod(), {"prevResult": {"interfaces": []}}) as call,
-        pytest.raises(Unavailable, match="kubelet does not answer"),
-    ):
-        attachments.add(call)
-    assert rig.ledger.attachments() == ()
-
-
 def test_add_that_names_no_device_and_is_not_chained_is_invalid(rig: Rig) -> None:
     with rig.call("c1", rig.pod(), {}) as call, pytest.raises(RequestInvalid, match="deviceID is missing"):
         rig.attachments.add(call)
@@ -313,15 +267,6 @@ def test_a_node_whose_pf_went_away_frees_its_vfs_without_settings(rig: Rig) -> N
     assert rig.ledger.quarantines() == ()
     with pytest.raises((DeviceGone, HardwareError)):
         rig.add("c2", rig.pod("two"))
-
-
-def test_everything_still_works_when_the_folder_of_leases_is_gone(rig: Rig) -> None:
-    pod = rig.pod()
-    rig.add("c1", pod, ipam=rig.ipam())
-    shutil.rmtree(rig.folder / "leases")
-    rig.delete("c1", pod)
-    rig.await_back()
-    assert rig.ledger.owed_leases() == ()
 
 
 def test_a_device_that_no_thread_could_be_started_for_is_brought_back_later(rig: Rig) -> None:

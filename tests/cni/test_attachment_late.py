@@ -126,24 +126,6 @@ def test_a_del_while_kubelet_is_asked_makes_the_add_undo_itself(rig: Rig) -> Non
         attachments.close()
 
 
-def test_an_add_that_waits_for_a_device_gives_up_when_its_del_comes(rig: Rig) -> None:
-    first, second = rig.pod("one"), rig.pod("two")
-    rig.add("c1", first)
-    waiting = threading.Event()
-
-    def overtake() -> None:
-        waiting.wait()
-        rig.delete("c2", second)
-
-    thread = threading.Thread(target=overtake)
-    thread.start()
-    waiting.set()
-    with pytest.raises(DeviceBusy):
-        rig.add("c2", second)
-    thread.join()
-    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c1"]
-
-
 def test_a_del_that_the_next_pods_add_overtakes_touches_nothing(rig: Rig) -> None:
     """It had read the books, and before it came to act another DEL had ended and the device had a new owner."""
     first, second = rig.pod("one"), rig.pod("two")

@@ -10,7 +10,6 @@ import pytest
 from agent.errors import AttachmentError
 from agent.model.allocation import VfSettings
 from tests.cni.tiny_node import ASKED, PF_NETDEV, Rig, vf
-from tests.waiting import until
 
 REQUEST = """{
     "name": "rails",
@@ -19,14 +18,6 @@ REQUEST = """{
         "max_tx_rate": null, "spoofchk": null, "trust": true, "link_state": null
     },
     "mtu": 1400, "altnames": [], "device_info_file": null, "network": null, "cni_args": "", "cni_path": "/opt/cni/bin"
-}"""
-PLAIN = """{
-    "name": "rails",
-    "settings": {
-        "mac": null, "vlan": null, "vlan_qos": null, "vlan_proto": null, "min_tx_rate": null, "max_tx_rate": null,
-        "spoofchk": null, "trust": null, "link_state": null
-    },
-    "mtu": null, "altnames": [], "device_info_file": null, "network": null, "cni_args": "", "cni_path": "/opt/cni/bin"
 }"""
 UNDO = """{
     "netdev": "ens1f0v0", "mac": "02:00:00:00:01:00", "mtu": 1500, "up": false, "pf_netdev": "ens1f0", "vf_index": 0,
@@ -58,13 +49,6 @@ def test_check_compares_what_was_asked_and_passes_over_nulls(rig: Rig) -> None:
         rig.check("c1", pod, deviceID=vf(0))
 
 
-def test_check_of_a_row_that_asked_for_nothing_finds_nothing_wrong(rig: Rig) -> None:
-    pod = rig.pod()
-    rig.add("c1", pod)
-    write_old(rig, PLAIN)
-    rig.check("c1", pod, deviceID=vf(0))
-
-
 def test_del_puts_back_what_the_row_says_and_nothing_that_is_null(rig: Rig) -> None:
     pod, before = rig.pod(), rig.found()
     rig.add("c1", pod, **ASKED)
@@ -76,19 +60,3 @@ def test_del_puts_back_what_the_row_says_and_nothing_that_is_null(rig: Rig) -> N
     rig.machine.vf_control.apply(PF_NETDEV, 0, VfSettings(link_state="auto"))
     assert rig.found() == before
     assert rig.ledger.quarantines() == ()
-
-
-def test_a_pod_that_is_gone_is_cleaned_up_after(rig: Rig) -> None:
-    pod, before = rig.pod(), rig.found()
-    rig.add("c1", pod, **ASKED)
-    rig.remove(pod)
-    write_old(rig, REQUEST, UNDO)
-    until(lambda: rig.attachments.heal(vf(0)) == "owner-gone")
-    assert rig.found() == before
-
-
-def test_the_same_add_again_is_answered_from_the_row(rig: Rig) -> None:
-    pod = rig.pod()
-    answer = rig.add("c1", pod, **ASKED)
-    write_old(rig, REQUEST, UNDO)
-    assert rig.add("c1", pod, **ASKED) == answer

@@ -101,31 +101,6 @@ def test_many_vfs_come_and_go_in_parallel(own_network: None, tmp_path: Path) -> 
         assert rig.ledger.quarantines() == ()
 
 
-def test_many_pods_that_die_at_once_are_all_cleaned_up_after(own_network: None, tmp_path: Path) -> None:
-    count = 12
-    tiny_node.create(tmp_path, vfs=count)
-    with open_rig(tmp_path) as rig:
-        before = [rig.found(i) for i in range(count)]
-        pods = [rig.pod(f"p{i}") for i in range(count)]
-        for index, pod in enumerate(pods):
-            rig.add(f"c{index}", pod, deviceID=vf(index), trust="on")
-        for pod in pods:
-            rig.remove(pod)
-        healed: list[bool] = []
-
-        def heal(index: int) -> None:
-            until(lambda: rig.attachments.heal(vf(index)) is not None)
-            healed.append(rig.machine.find_netdev(vf(index)) is not None)
-
-        threads = [threading.Thread(target=heal, args=(i,)) for i in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert healed == [True] * count
-        assert [rig.found(i) for i in range(count)] == before
-
-
 def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: Rig) -> None:
     pods = [rig.pod(f"p{i}") for i in range(3)]
     before = [rig.found(i) for i in range(3)]

@@ -148,13 +148,6 @@ def test_pods_of_a_network_whose_plugin_hangs_keep_nobody_else(node: Node) -> No
         assert [line.split()[0] for line in node.hanging() if line.startswith("ADD")] == ["ADD", "ADD"]
 
 
-def test_several_networks_that_hang_keep_no_pod_that_has_nothing_of_them(node: Node) -> None:
-    with crowd(node, "hangs-a", "hangs-b", "hangs-c", "hangs-d"):
-        until(lambda: len(node.hanging()) == 2)
-        look_at_the_rest(node)
-        assert [line.split()[0] for line in node.hanging()] == ["ADD"] * 2
-
-
 def test_pods_that_all_want_one_device_keep_nobody_else(node: Node) -> None:
     """A tenant may name the same device in all its pods; who has to wait for another waits for half a minute."""
     one = {**CLUSTER, "name": "one", "deviceID": vf(0), "ipam": {"type": "stub", "subnet": "hangs-a"}}

@@ -130,12 +130,6 @@ def test_a_network_of_the_resource_holds_where_the_claim_names_none(scene: Scene
     assert link.mtu == 1400
 
 
-def test_addresses_are_leased_under_the_name_of_the_network_that_a_claim_extends(scene: Scene) -> None:
-    scene.claim("nics", of_vf(0, network={"name": "rails", "ipam": scene.rig.ipam(), "mtu": 1300}))
-    scene.start("c1")
-    assert scene.rig.leases() == ["10.9.0.2", "fd09::2"]
-
-
 # --------------------------------------------------------------------------------------------------------------- names
 
 

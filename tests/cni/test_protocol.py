@@ -37,15 +37,6 @@ def test_bytes_that_are_not_utf8_come_through_unchanged() -> None:
     assert protocol.encode_request(request) == frame
 
 
-@settings(max_examples=200)
-@given(st.one_of(st.binary(max_size=40), st.binary(max_size=30).map(lambda b: b"NFC1" + len(b).to_bytes(4, "big") + b)))
-def test_whatever_bytes_come_only_a_frame_error_is_raised(frame: bytes) -> None:
-    with suppress(FrameInvalid):
-        protocol.decode_request(frame)
-    with suppress(FrameInvalid):
-        protocol.decode_answer(frame)
-
-
 CORPUS = sorted(path for path in (Path(__file__).parent / "shim_corpus").rglob("*") if path.is_file())
 CONTENTS = st.sampled_from([path.read_bytes() for path in CORPUS])
 """The bytes that the relay's code is fuzzed with."""
@@ -177,35 +168,6 @@ def test_the_descriptor_of_a_refused_request_is_closed(frame: bytes) -> None:
         with pytest.raises(FrameInvalid):
             received(frame, file.fileno())
         assert open_descriptors() <= before
-
-
-def test_an_empty_connection_is_refused() -> None:
-    here, there = socket.socketpair()
-    with there:
-        here.close()
-        with pytest.raises(FrameInvalid, match="empty"):
-            protocol.receive_request(there)
-
-
-def test_a_sender_that_is_slow_in_small_bites_runs_out_of_time() -> None:
-    """Each byte alone comes in time; the whole request does not."""
-    here, there = socket.socketpair()
-    stop = threading.Event()
-
-    def trickle() -> None:
-        for byte in protocol.encode_request(Request({"A": "1"}, b"x" * 1000)):
-            if stop.wait(0.02):
-                return
-            with suppress(OSError):
-                here.send(bytes([byte]))
-
-    sender = threading.Thread(target=trickle)
-    with here, there:
-        sender.start()
-        with pytest.raises(TimeoutError):
-            protocol.receive_request(there, seconds=0.3)
-        stop.set()
-        sender.join()
 
 
 def test_a_large_answer_is_taken_as_slowly_as_the_relay_likes() -> None:

@@ -18,7 +18,6 @@ from cni.netconf import SUPPORTED_VERSIONS
 from cni.result import Interface, Leases
 
 NET1 = Interface("net1", "02:00:00:00:00:01", 9000, "/var/run/netns/x", "0000:3b:00.2")
-NET2 = Interface("net2", "02:00:00:00:00:02", 1500, "/var/run/netns/x", "0000:3b:00.3")
 LEASES = Leases(
     ips=(
         {"address": "10.0.0.2/24", "gateway": "10.0.0.1", "version": "4", "interface": 7},
@@ -34,22 +33,6 @@ PREVIOUS: dict[str, Any] = {
     "routes": [{"dst": "0.0.0.0/0"}],
     "dns": {"nameservers": ["192.168.0.9"]},
 }
-
-
-@pytest.mark.parametrize("version", SUPPORTED_VERSIONS)
-def test_what_came_before_stays_and_ours_follows_with_its_own_indices(version: str) -> None:
-    made = result.build(version, PREVIOUS, [(NET1, LEASES), (NET2, Leases(ips=({"address": "10.0.1.2/24"},)))])
-    assert made["cniVersion"] == version
-    assert [i["name"] for i in made["interfaces"]] == ["cbr0", "eth0", "net1", "net2"]
-    assert made["interfaces"][:2] == PREVIOUS["interfaces"]
-    assert made["ips"][0] == PREVIOUS["ips"][0] | ({"version": "4"} if version.startswith("0.") else {})
-    assert [(ip["interface"], ip["address"]) for ip in made["ips"]] == [
-        (1, "192.168.0.2/24"),
-        (2, "10.0.0.2/24"),
-        (2, "fd00::2/64"),
-        (3, "10.0.1.2/24"),
-    ]
-    assert [r["dst"] for r in made["routes"]] == ["0.0.0.0/0", "10.1.0.0/16", "fd01::/64"]
 
 
 def test_the_resolver_of_the_pods_first_network_wins() -> None:

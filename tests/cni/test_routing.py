@@ -98,14 +98,6 @@ def test_with_source_routing_each_address_answers_through_its_own_interface(rail
         rails.check("c1", pod, f"net{n}")
 
 
-def test_without_source_routing_answers_leave_by_one_interface(rails: Rig) -> None:
-    """Which is what the tables are for."""
-    four(rails, ONE, routing="main")
-    other = outside(rails, ONE)
-    found = within(other, lambda: asking.ping("net1", ["10.9.0.1", "10.9.0.4"]))
-    assert len(set.union(*found.values())) == 1
-
-
 @pytest.mark.parametrize("routing", ["source", "main"])
 def test_what_kubelet_gave_comes_by_one_call_and_answers_the_same(rails: Rig, routing: str) -> None:
     pod = rails.pod()

@@ -31,6 +31,7 @@ from agent.errors import (
     NetlinkFailed,
     RequestInvalid,
     Unavailable,
+    UnknownUnit,
 )
 from cni import protocol
 from cni.call import Call
@@ -118,6 +119,7 @@ def test_a_network_that_asks_for_nothing_by_itself_is_well_while_the_agent_answe
         (HardwareError("x"), 50),
         (LedgerError("x"), 50),
         (ValueError("x"), 50),
+        (UnknownUnit("x"), 50),
         (ConnectivityLimited("x"), 51),
         (RequestInvalid("x"), 7),
     ],
@@ -201,6 +203,7 @@ def test_what_keys_have_no_effect_is_not_kept(door: Door, caplog: pytest.LogCapt
         (RequestInvalid("x"), 7, "RequestInvalid"),
         (DeviceBusy("x"), 11, "DeviceBusy"),
         (Unavailable("x"), 11, "Unavailable"),
+        (UnknownUnit("x"), 11, UnknownUnit.reason),  # its resource may come back into the configuration
         (DeviceGone("dev", "x"), 100, "DeviceGone"),
         (NetlinkFailed("x", 5, "y"), 100, "NetlinkFailed"),
         (HardwareError("x"), 100, "HardwareError"),

@@ -265,16 +265,6 @@ def test_a_runtime_that_no_longer_reads_makes_a_failure_not_a_signal(relay: Rela
     os.close(writer)
 
 
-def test_closed_standard_streams_do_not_become_the_socket(relay: Relay) -> None:
-    agent = Agent()
-    with serve(relay.socket, agent, agent.answering(b"x", 5)):
-        environment = relay.environment("ADD", "20", POD)
-        script = 'exec "$0" <&- >&- 2>&-'
-        command = ["/bin/sh", "-c", script, str(relay.program)]
-        assert subprocess.run(command, env=environment, check=False).returncode == 5
-    assert agent.requests[0].stdin == b""
-
-
 def test_the_installed_program_needs_nothing_of_the_host(relay_program: Callable[[str], Path]) -> None:
     command = ["readelf", "-lWd", str(relay_program("static"))]
     headers = subprocess.run(command, capture_output=True, text=True, check=True).stdout

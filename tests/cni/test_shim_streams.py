@@ -116,34 +116,6 @@ def test_streams_that_are_missing_or_full_harm_nobody(relay: Relay, redirection:
     assert request.stdin == b""
 
 
-def test_a_runtime_that_takes_no_output_does_not_keep_the_relay(relay: Relay) -> None:
-    agent = Agent()
-    reader, writer = os.pipe()
-    with serve(relay.socket, agent, agent.answering(b"x" * 1_000_000)):
-        environment = relay.environment("GC", "1.9", {})
-        process = subprocess.Popen([relay.program], env=environment, stdin=subprocess.DEVNULL, stdout=writer)
-        assert process.wait(60) == -signal.SIGALRM
-    os.close(reader)
-    os.close(writer)
-
-
-def test_signals_that_the_runtime_blocked_or_ignored_are_settled(relay: Relay) -> None:
-    """Go programs start their children with a clean mask; others may not."""
-
-    agent = Agent()
-    reader, writer = os.pipe()
-    with serve(relay.socket, agent, agent.answering(b"x" * 1_000_000)):
-        process = subprocess.Popen(
-            ["/usr/bin/env", "--block-signal=ALRM", "--ignore-signal=ALRM", relay.program],
-            env=relay.environment("GC", "1.9", {}),
-            stdin=subprocess.DEVNULL,
-            stdout=writer,
-        )
-        assert process.wait(60) == -signal.SIGALRM
-    os.close(reader)
-    os.close(writer)
-
-
 @contextmanager
 def ignored(number: signal.Signals) -> Iterator[None]:
     """Let children be born with a signal ignored, as those of nohup and of a script's background jobs are."""
@@ -297,3 +269,17 @@ def test_nothing_is_left_open_to_everybody(relay: Relay) -> None:
     )
     for path in (relay.spool, *relay.spooled()):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+@pytest.mark.parametrize("start", [(), ("/usr/bin/env", "--block-signal=ALRM", "--ignore-signal=ALRM")])
+def test_a_runtime_that_takes_no_output_does_not_keep_the_relay(relay: Relay, start: tuple[str, ...]) -> None:
+    """Whatever signals it blocked or ignored: Go programs start their children with a clean mask, others may not."""
+    agent = Agent()
+    reader, writer = os.pipe()
+    with serve(relay.socket, agent, agent.answering(b"x" * 1_000_000)):
+        environment = relay.environment("GC", "1.9", {})
+        command = [*start, str(relay.program)]
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=writer)
+        assert process.wait(60) == -signal.SIGALRM
+    os.close(reader)
+    os.close(writer)

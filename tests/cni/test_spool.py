@@ -63,22 +63,25 @@ def test_one_that_fails_stays_and_the_others_go_on(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", b"NFC1\0\0\0\x09A=1\0\0{}", b"x" * (protocol.MAX_REQUEST + 9)])
-def test_a_file_that_is_no_request_is_removed(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "1.del").write_bytes(content)
+NO_DELS: dict[str, Callable[[Path], object]] = {
+    "empty": lambda file: file.write_bytes(b""),
+    "garbage": lambda file: file.write_bytes(b"garbage"),
+    "half a request": lambda file: file.write_bytes(b"NFC1\0\0\0\x09A=1\0\0{}"),
+    "too long": lambda file: file.write_bytes(b"x" * (protocol.MAX_REQUEST + 9)),
+    "an ADD": lambda file: put(file.parent, file.name, "c1", command="ADD"),
+    "somebody else's": lambda file: os.chown(put(file.parent, file.name, "c1"), 1, -1),
+    "a link": lambda file: file.symlink_to("/etc/hostname"),
+    "a pipe": lambda file: os.mkfifo(file),
+}
+
+
+@pytest.mark.parametrize("kind", NO_DELS)
+def test_what_is_no_del_is_removed_and_never_waited_for(tmp_path: Path, kind: str) -> None:
+    NO_DELS[kind](tmp_path / "1.del")
     put(tmp_path, "2.del", "c2")
     server = Server()
     assert spool.replay(tmp_path, server.answer) == 1
-    assert server.asked == ["c2"]
-    assert names(tmp_path) == []
-
-
-def test_anything_but_a_del_is_removed(tmp_path: Path) -> None:
-    put(tmp_path, "1.del", "c1", command="ADD")
-    server = Server()
-    assert spool.replay(tmp_path, server.answer) == 0
-    assert server.asked == []
-    assert names(tmp_path) == []
+    assert (server.asked, names(tmp_path)) == (["c2"], [])
 
 
 def test_a_del_that_no_agent_will_ever_accept_is_removed(tmp_path: Path) -> None:
@@ -117,42 +120,14 @@ def test_one_that_fails_again_and_again_is_told_of_now_and_then(
     assert len(caplog.records) == 2
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_what_is_no_file_is_removed_and_never_waited_for(tmp_path: Path, kind: str) -> None:
-    outside = put(tmp_path, "outside", "c1")
-    folder = tmp_path / "spool"
-    folder.mkdir()
-    if kind == "link":
-        (folder / "1.del").symlink_to(outside)
-    else:
-        os.mkfifo(folder / "1.del")
-    server = Server()
-    assert spool.replay(folder, server.answer) == 0
-    assert (server.asked, names(folder)) == ([], [])
-    assert outside.exists()
-
-
-def test_a_file_that_somebody_else_made_is_removed(tmp_path: Path) -> None:
-    os.chown(put(tmp_path, "1.del", "c1"), 1, -1)
-    server = Server()
-    assert spool.replay(tmp_path, server.answer) == 0
-    assert (server.asked, names(tmp_path)) == ([], [])
-
-
 def test_what_killed_relays_left_is_removed_when_it_is_old(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in (".1-a.del.tmp", ".2-a.tmp", ".3-a.del.tmp", ".vimrc.tmp", "4.tmp"):
+    for name in (".1-a.del.tmp", ".2-a.tmp", ".3-a.del.tmp", ".vimrc.tmp", "100.bad", "4.tmp"):
         put(tmp_path, name, "c1")
         if not name.startswith(".3"):
             os.utime(tmp_path / name, (0, 0))
     assert spool.replay(tmp_path, Server().answer) == 0
     assert names(tmp_path) == [".3-a.del.tmp", ".vimrc.tmp", "4.tmp"]
     assert [".1-a.del.tmp" in caplog.text, ".2-a.tmp" in caplog.text] == [True, True]
-
-
-def test_what_an_earlier_version_set_aside_is_removed(tmp_path: Path) -> None:
-    os.utime(put(tmp_path, "100.bad", "c1"), (0, 0))
-    spool.replay(tmp_path, Server().answer)
-    assert names(tmp_path) == []
 
 
 def test_files_of_other_names_are_let_be(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import DeviceBusy
+from cni.call import DeviceLocks
 from cni.turns import Holder, NotWanted, Places, Rules, Trust, too_many
+from tests.waiting import until
 
 KINDS = ("ADD", "DEL")
 WANTED = st.builds(
@@ -138,3 +140,41 @@ def test_who_is_not_waited_for_any_more_waits_no_longer() -> None:
     threading.Timer(0.2, is_wanted.clear).start()
     with places.hold("ADD", "rails"), pytest.raises(NotWanted):
         places.hold("ADD", "rails", seconds=60, is_wanted=is_wanted.is_set).__enter__()
+
+
+# ------------------------------------------------------------------------------- a lock for each device
+
+
+def test_a_device_is_held_by_one_at_a_time_and_others_are_free() -> None:
+    locks = DeviceLocks()
+    with locks.hold(["a", "b"]):
+        with pytest.raises(DeviceBusy, match="another call has been working on b for 0 s"), locks.hold(["b"], 0.0):
+            pass
+        with locks.hold(["c"], 0.0):
+            pass
+    with locks.hold(["b", "a", "b"], 0.0):
+        pass
+
+
+def test_what_nobody_wants_is_forgotten_and_what_somebody_waits_for_is_not() -> None:
+    locks = DeviceLocks()
+    for number in range(1000):
+        with locks.hold([f"parent/container-{number}/net1"]):
+            pass
+    assert len(locks._locks) == 0
+    order: list[str] = []
+    with locks.hold(["a"]):
+        waiting = threading.Thread(target=lambda: hold_second(locks, order))
+        waiting.start()
+        until(lambda: locks._locks["a"].by == 2)
+        with pytest.raises(DeviceBusy), locks.hold(["a"], 0.0):
+            pass
+        order.append("first")
+    waiting.join(20)
+    assert order == ["first", "second"]
+    assert len(locks._locks) == 0
+
+
+def hold_second(locks: DeviceLocks, order: list[str]) -> None:
+    with locks.hold(["a"]):
+        order.append("second")

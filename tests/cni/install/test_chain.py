@@ -60,19 +60,6 @@ def test_what_is_chained_is_the_same_with_our_plugin_last_and_comes_back_byte_fo
     assert chain.unchained(content) is None
 
 
-def test_nothing_of_the_text_is_touched() -> None:
-    chained = chain.chained(CALICO)
-    assert chained is not None
-    assert chained == CALICO.replace(b"true}\n    }", b'true}\n    }, {"type": "nodefabric"}')
-
-
-def test_what_the_main_plugin_changed_meanwhile_stays() -> None:
-    chained = chain.chained(CALICO)
-    assert chained is not None
-    changed = chained.replace(b'"mtu": 0', b'"mtu": 1440')
-    assert chain.unchained(changed) == CALICO.replace(b'"mtu": 0', b'"mtu": 1440')
-
-
 def test_an_entry_in_another_place_or_twice_is_taken_out_too() -> None:
     entry, other = '{ "type" : "nodefabric" }', '{"type": "a"}'
     lists = [entry, other], [other, entry, other], [entry, entry, other], [entry, other, entry]
@@ -386,17 +373,6 @@ def test_what_is_wrong_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     for _ in range(5):
         keeper.look_after()
     assert len(caplog.records) == 1
-
-
-def test_a_change_in_the_folder_ends_the_wait(tmp_path: Path) -> None:
-    changes = FolderChanges(tmp_path)
-    changes.wait(0)
-    waiting = threading.Thread(target=changes.wait, args=(600.0,))
-    waiting.start()
-    while waiting.is_alive():
-        (tmp_path / "file").write_text("")
-        time.sleep(0.01)
-    changes.close()
 
 
 def test_a_folder_that_is_made_anew_is_watched_again(tmp_path: Path) -> None:

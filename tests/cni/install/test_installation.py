@@ -44,18 +44,6 @@ def test_installing_the_same_again_touches_nothing(wanted: Installation) -> None
     assert [(path.name, path.lstat()) for path in sorted(wanted.target.iterdir())] == before
 
 
-def test_a_running_relay_can_be_replaced(wanted: Installation) -> None:
-    install(replace(wanted, relay=Path("/bin/sleep")))
-    process = subprocess.Popen([wanted.target / "nodefabric", "30"])
-    try:
-        assert install(wanted)
-        assert (wanted.target / "nodefabric").read_bytes() == RELAY
-        assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()
-
-
 def test_wrong_mode_is_put_right(wanted: Installation) -> None:
     install(wanted)
     (wanted.target / "nodefabric").chmod(0o644)

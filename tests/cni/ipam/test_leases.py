@@ -19,16 +19,15 @@ from typing import Any
 import pytest
 
 from agent.errors import AgentError, AttachmentError, IpamFailed, LedgerError
-from agent.model.allocation import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Attachment, OwedLease, PodRef
+from agent.model.allocation import LONGEST_PAUSE_SECONDS, Attachment, OwedLease, PodRef
 from cni import netconf
 from cni.call import Call, GrantedDevice, Node
 from cni.detach import MAX_CALLERS, InFlight
 from cni.found_vfs import Finder
-from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_AT_WORK, MAX_OWED, LeaseBook
+from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_OWED, LeaseBook
 from cni.ipam.plugins import ADD_SECONDS
 from cni.ipam.program import EXPECTED_BYTES, Room
 from cni.turns import FIRST_REFUSAL_SECONDS, LONGEST_REFUSAL_SECONDS
-from tests.agent.books import open_books
 from tests.cni.desk import NOTES, PLUGINS, Desk, open_desk
 from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, stub_answer, vf
@@ -278,24 +277,6 @@ def test_a_plugin_that_hangs_keeps_no_other_plugins_leases(tmp_path: Path) -> No
         assert "did not end within 3 s" in desk.books.owed_leases()[0].problem
 
 
-def test_few_plugins_are_at_work_at_once_however_many_go(desk: Desk) -> None:
-    """They share the agent's memory, and one that talks to the API server takes tens of megabytes."""
-    on = desk.folder / "on"
-    on.mkdir()
-    for kind in ("one", "another"):
-        desk.plugin(kind, f"touch {on}/$$; ls {on} | wc -l >>{desk.folder}/calls; sleep 0.1; rm {on}/$$")
-    rows = [desk.row(f"{kind}{number}", kind) for number in range(2 * MAX_AT_WORK) for kind in ("one", "another")]
-    done: list[bool] = []
-    threads = [threading.Thread(target=lambda row=row: done.append(desk.leases.give_back(row))) for row in rows]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert done == [True] * len(rows)
-    assert len(desk.said()) == len(rows)
-    assert max(map(int, desk.said())) <= MAX_AT_WORK
-
-
 @contextmanager
 def waiting_for(desk: Desk, rows: Sequence[Attachment], started: int, act: str) -> Iterator[list[threading.Thread]]:
     """Have so many plugins at work that do not end before the file `go` is there, and let them end."""
@@ -459,23 +440,6 @@ def test_a_clock_that_is_set_back_delays_no_lease() -> None:
     assert not lease.is_due(1e9 + 61)
     assert lease.is_due(1e9)
     assert OwedLease(1, "c1", "net1", "", {}, since=1e9, tried_at=1e9 - DAY).is_due(1e9)
-
-
-def test_the_pause_outlives_the_agent(tmp_path: Path) -> None:
-    now = [1e9]
-    with open_desk(tmp_path) as desk:
-        desk.plugin("stub", NOTES + "exit 1")
-        row = desk.row("c1")
-    for _ in range(60):
-        with open_books(tmp_path, clock=lambda: now[0]) as books:
-            if books.attachments():
-                books.finish_detach(row, lease_owed=True)
-            leases = LeaseBook(books, clock=lambda: now[0], uptime=lambda: 0.0)
-            assert leases.settle() == (0, 0)
-            leases.close()
-        now[0] += FIRST_PAUSE_SECONDS
-    tries = len((tmp_path / "calls").read_text().splitlines())
-    assert 5 < tries < 10
 
 
 KILLED = """

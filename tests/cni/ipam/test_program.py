@@ -283,17 +283,6 @@ def test_a_program_that_waits_for_room_begins_when(how: str) -> None:
     assert begun.is_set()
 
 
-def test_two_that_wait_for_the_api_server_leave_room_for_another_networks() -> None:
-    now = [0.0]
-    room = Room(CHART_LIMIT - AGENT_BYTES, clock=lambda: now[0])
-    with room.place(0) as first, room.place(0) as second:
-        now[0] = YOUNG_SECONDS
-        assert first(45 * MIB)
-        assert second(45 * MIB)
-        with room.place(0):
-            pass
-
-
 def test_one_may_take_more_than_most_where_nobody_else_needs_it() -> None:
     room = Room(3 * EXPECTED_BYTES)
     with room.place(0) as first:

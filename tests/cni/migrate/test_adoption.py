@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 
 from agent.hardware import netns as namespaces
-from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, Owner, PodRef
-from cni import netconf
 from cni.call import Node
 from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopted, Adopter
@@ -84,14 +82,6 @@ def test_a_del_that_comes_while_an_old_program_is_at_work_is_made_up_for(rig: Ri
     os.close(descriptor)
     assert adopt(rig).devices == (vf(0),)
     assert not rig.attachments.adopter.is_due
-
-
-def test_a_del_of_another_container_looks_at_none_of_the_files(rig: Rig, old: OldSriov) -> None:
-    adopt(rig)
-    pod = rig.pod()
-    old.add(pod)
-    rig.delete("c9", pod)
-    assert rig.ledger.attachments() == ()
 
 
 def test_a_path_that_leads_to_another_pod_now_is_not_believed(rig: Rig, old: OldSriov) -> None:
@@ -172,18 +162,6 @@ def test_the_addresses_of_an_adopted_pod_are_given_back(rig: Rig, old: OldSriov,
     until(lambda: rig.leases() == [])
 
 
-def test_a_device_that_an_old_program_works_on_waits(rig: Rig, old: OldSriov) -> None:
-    old.add(rig.pod())
-    lock = sriov_state.lock_of(old.state, old.run, "sriov", vf(0))
-    lock.parent.mkdir(parents=True)
-    descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    found = adopt(rig)
-    assert (found.devices, found.waiting) == ((), (str(old.file()),))
-    os.close(descriptor)
-    assert adopt(rig).devices == (vf(0),)
-
-
 def opened(file: Path) -> int:
     """Count how often this process has a file open."""
     count = 0
@@ -226,23 +204,6 @@ def test_a_device_for_programs_is_adopted_by_the_path_alone(rig: Rig, old: OldSr
     (row,) = rig.ledger.attachments()
     assert (row.undo.mode, row.undo.netdev, row.undo.settings.trust) == ("vfio", "", False)
     assert rig.attachments.heal(vf(0)) is None
-
-
-def test_what_a_corrupt_ledger_forgot_is_adopted_anew(rig: Rig, old: OldSriov, tmp_path: Path) -> None:
-    old.add(rig.pod())
-    adopt(rig)
-    row = rig.ledger.attachments()[0]
-    with_nothing = Ledger.open(tmp_path / "new.db", "boot")
-    try:
-        adopter = Adopter(
-            Node(rig.machine, with_nothing, Live(rig.machine.scan)),
-            state=old.state,
-            run=old.run,
-        )
-        assert adopter.adopt().devices == (vf(0),)
-        assert with_nothing.attachments()[0].undo == row.undo
-    finally:
-        with_nothing.close()
 
 
 def test_a_file_of_a_former_owner_is_not_taken_for_the_present_ones(rig: Rig, old: OldSriov) -> None:
@@ -425,10 +386,3 @@ def test_keys_in_any_case_and_a_strange_version_are_read(rig: Rig, old: OldSriov
     document = {k.upper(): v for k, v in PLUGIN.items()} | {"CNIVERSION": "0.2.0", "ORIGVFSTATE": {"HOSTIFNAME": "x"}}
     record = sriov_state.read(old.state, "sriov", old.write(CONTAINER, "net1", document))
     assert (record.device, record.netdev, record.conf.settings.vlan) == (vf(0), "x", 100)
-
-
-def test_the_kept_configuration_reads_as_the_plugin_read_it(rig: Rig, old: OldSriov) -> None:
-    old.add(rig.pod())
-    record = sriov_state.read(old.state, "sriov", old.file())
-    assert record.conf.settings == netconf.from_document(PLUGIN).settings
-    assert record.conf.ipam is None
