@@ -49,10 +49,9 @@ from agent.process.supervision import Heartbeat, Volumes, nobody_watches, superv
 from agent.report import page
 from agent.report.events import Events
 from agent.report.metrics import Metrics
-from agent.report.metrics.gpus import GpuErrors
 from agent.report.overview import NodeFacts, Overview
 from agent.report.replies import Pages
-from agent.report.report import Report
+from agent.report.report import GpuErrors, Report
 from agent.state import Latest
 from cni.call import Node
 

@@ -51,7 +51,7 @@ def _cluster() -> ClusterFacts:
 def _doctor(options: argparse.Namespace) -> int:
     from agent.hardware.adapter_ids import with_adapter_ids
     from agent.hardware.sysfs.scan import with_nccl_topology
-    from agent.report.doctor import examine, results
+    from agent.report.doctor import examine, facts
     from agent.report.doctor.collect import collect
 
     config, problems = None, tuple[str, ...]()
@@ -67,5 +67,5 @@ def _doctor(options: argparse.Namespace) -> int:
         snapshot = with_nccl_topology(with_adapter_ids(host.scan(), host.root), file)
         looked = collect(root, snapshot, config, options.config, problems, ask_agent=is_here, cluster=cluster)
         found = examine(looked)
-    show(options, results.as_document(found), results.as_text(found))
-    return DONE if results.is_sound(found) else FINDINGS
+    show(options, facts.as_document(found), facts.as_text(found))
+    return DONE if facts.is_sound(found) else FINDINGS

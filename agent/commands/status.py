@@ -31,7 +31,7 @@ class _Waiting(Unavailable):
 
 
 def _status(options: argparse.Namespace) -> int:
-    from agent.report import status
+    from agent.report import status_text
 
     config, wrong = configuration.load_legible(options.config)
     try:
@@ -39,7 +39,7 @@ def _status(options: argparse.Namespace) -> int:
         wrong = None  # which the agent that serves by an earlier version says itself
     except Unavailable as error:
         document, outcome = _from_books(config, error), NO_ANSWER
-    show(options, document, status.text(document, time.time()))
+    show(options, document, status_text.text(document, time.time()))
     if wrong is not None:
         raise wrong
     return outcome
@@ -82,9 +82,9 @@ def ask(endpoints: configuration.Endpoints) -> dict[str, Any]:
 
 
 def _events(options: argparse.Namespace) -> int:
-    from agent.report import status
+    from agent.report import status_text
 
     with asking(options.config) as config:
         events = ask(config.endpoints)["events"]
-    show(options, {"events": events}, status.events_text(events, time.time()))
+    show(options, {"events": events}, status_text.events_text(events, time.time()))
     return DONE

@@ -34,7 +34,7 @@ def add(command: Command) -> None:
 
 def _topology(options: argparse.Namespace) -> int:
     from agent.process.identity import node_name
-    from agent.report.chart import matrix, svg
+    from agent.report import chart, svg
 
     if options.svg and (options.output != "text" or options.vfs):
         raise ConfigError("command line", ["--svg draws the PCIe tree: it goes with neither --output json nor --vfs"])
@@ -46,8 +46,8 @@ def _topology(options: argparse.Namespace) -> int:
         if options.svg:
             print(svg.draw(snapshot, options.node or node_name()), end="")
         else:
-            shown = matrix.as_document(snapshot, with_vfs=options.vfs)
-            show(options, shown, matrix.as_text(snapshot, with_vfs=options.vfs))
+            shown = chart.as_document(snapshot, with_vfs=options.vfs)
+            show(options, shown, chart.as_text(snapshot, with_vfs=options.vfs))
     return DONE
 
 

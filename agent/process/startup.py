@@ -31,7 +31,7 @@ from agent.process.standby import claim_books, has_successor
 from agent.report.endpoints import EndpointServer
 from agent.report.metrics import Metrics
 from agent.report.replies import Pages
-from agent.report.status.document import served
+from agent.report.status import served
 
 CONFIG_SECONDS = 2.0
 RETRY_SECONDS = 1.0

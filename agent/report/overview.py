@@ -26,7 +26,7 @@ from agent.report import status
 from agent.report.events import Events
 from agent.report.facts import Facts
 from agent.report.report import Report
-from agent.report.status.document import CachedStatus, Served
+from agent.report.status import CachedStatus, Served
 from agent.state import Latest
 
 LOOK_SECONDS = 0.5

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from agent.errors import AgentError
 from agent.model.printable import joined
 from agent.report import page
-from agent.report.status.document import Served
+from agent.report.status import Served
 
 SCRAPE_WAIT_SECONDS = 5.0
 MOST_WAITING_SCRAPES = 4

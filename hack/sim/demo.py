@@ -24,7 +24,7 @@ from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.host import Link
 from agent.model.device import Snapshot
 from agent.placement import Distances
-from agent.report import status
+from agent.report import status_text
 from hack.sim import demo_claims, scheduler
 from hack.sim.machine import SimulatedMachine
 from hack.sim.stage import CNI_FOLDERS, Stage, in_pod, manifest, settled
@@ -147,7 +147,7 @@ def _by_plugins(stage: Stage, snapshot: Snapshot) -> None:
     for line in inside(pods):
         say(line)
     say("The node's books (nodefabric status)\n")
-    say(status.text(stage.status(), time.time()))
+    say(status_text.text(stage.status(), time.time()))
     say("\nSome of its metrics\n")
     say("\n".join(line for line in stage.fetch("/metrics").splitlines() if line.startswith(SHOWN_METRICS)))
     say("\nDeleting the pods")
@@ -182,7 +182,7 @@ def what_each_got(stage: Stage, pods: Sequence[Mapping[str, Any]], snapshot: Sna
         rows.append(
             (pod["name"], f"GPU{gpu.index} {gpu.pci_address}", vf.address, near, held["rdma/hca"][0], " ".join(nodes))
         )
-    return status.table(("POD", "GPU", "VF", "GPU-VF", "HCA SHARE", "CHARACTER DEVICES"), rows)
+    return status_text.table(("POD", "GPU", "VF", "GPU-VF", "HCA SHARE", "CHARACTER DEVICES"), rows)
 
 
 def inside(pods: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -13,7 +13,7 @@ import yaml
 from agent.errors import AgentError
 from agent.model.device import Snapshot
 from agent.placement import Distances
-from agent.report import status
+from agent.report import status_text
 from hack.sim import scheduler
 from hack.sim.stage import CONFIG, Stage, in_pod, wait
 
@@ -81,7 +81,7 @@ def play(stage: Stage, port: int, snapshot: Snapshot) -> Iterator[str]:
     yield "The claim's status\n"
     yield yaml.safe_dump(wait("the claim's status", partial(_status, port)), sort_keys=False)
     yield "The node's books (nodefabric status)\n"
-    yield status.text(stage.status(), time.time())
+    yield status_text.text(stage.status(), time.time())
     yield "\nDeleting the pod"
     stage.delete_pod(POD)
     stage.await_no_pod(POD)
@@ -97,7 +97,7 @@ def what_it_got(stage: Stage, pod: Mapping[str, Any], snapshot: Snapshot) -> lis
     row = next(row for row in stage.status()["attachments"] if row["pod"] == f"default/{POD}")
     near = Distances(snapshot).distance(gpu.uuid, row["device"]).name
     rows = [(pod["name"], f"GPU{gpu.index} {gpu.pci_address}", row["device"], near, row["ifname"])]
-    return [*status.table(("POD", "GPU", "VF", "GPU-VF", "INTERFACE"), rows), *container["cdi_devices"]]
+    return [*status_text.table(("POD", "GPU", "VF", "GPU-VF", "INTERFACE"), rows), *container["cdi_devices"]]
 
 
 def _places(port: int) -> Mapping[str, int] | None:

@@ -16,7 +16,7 @@ from agent.model.health import unhealthy
 from agent.report.endpoints import EndpointServer
 from agent.report.facts import DriverState
 from agent.report.replies import Pages
-from agent.report.status.document import served
+from agent.report.status import served
 from tests.agent.claimed import claimed_vf, prepare
 from tests.browser.chromium import Browser, Page
 from tests.browser.shown import ShownNode, offered

@@ -11,7 +11,7 @@ import pytest
 from agent.__main__ import main
 from agent.report.endpoints import EndpointServer
 from agent.report.replies import Pages
-from agent.report.status.document import served
+from agent.report.status import served
 from tests import sandbox
 from tests.agent.books import VF, attach, open_books, owner
 

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from agent.report.doctor import checks_hardware, checks_node
-from agent.report.doctor.facts import Facts
-from agent.report.doctor.results import Result
+from agent.report.doctor.facts import Facts, Result
 
-CHECKS: tuple[Callable[[Facts], Iterator[Result]], ...] = (
-    checks_node.configuration,
-    checks_node.agent,
-    checks_node.kubelet,
-    checks_node.cdi,
-    checks_node.memlock,
-    checks_node.cni,
-    checks_node.driver,
-    checks_node.slices,
-    checks_node.classes,
-    checks_node.held,
-    checks_hardware.modules,
-    checks_hardware.rdma_mode,
-    checks_hardware.iommu,
-    checks_hardware.vfs,
-    checks_hardware.mtu,
-    checks_hardware.names,
-    checks_hardware.rails,
-    checks_hardware.not_offered,
-    checks_hardware.hugepages,
-    checks_hardware.gpus,
-    checks_hardware.data_direct,
+CHECKS: tuple[tuple[str, Callable[[Facts], Iterator[Result]]], ...] = (
+    ("config", checks_node.configuration),
+    ("agent", checks_node.agent),
+    ("kubelet", checks_node.kubelet),
+    ("cdi", checks_node.cdi),
+    ("memlock", checks_node.memlock),
+    ("cni", checks_node.cni),
+    ("claims", checks_node.driver),
+    ("claims", checks_node.slices),
+    ("claims", checks_node.classes),
+    ("claims", checks_node.held),
+    ("modules", checks_hardware.modules),
+    ("rdma-mode", checks_hardware.rdma_mode),
+    ("iommu", checks_hardware.iommu),
+    ("vfs", checks_hardware.vfs),
+    ("mtu", checks_hardware.mtu),
+    ("names", checks_hardware.names),
+    ("rails", checks_hardware.rails),
+    ("not-offered", checks_hardware.not_offered),
+    ("hugepages", checks_hardware.hugepages),
+    ("gpus", checks_hardware.gpus),
+    ("data-direct", checks_hardware.data_direct),
 )
-"""In the order in which they are told."""
+"""Name and check, in the order in which they are told."""
 
 
 def examine(facts: Facts) -> tuple[Result, ...]:
     """Run every check; each says at least one thing: those of claims where something is offered to them, that of Data
     Direct where adapters have such functions."""
-    return tuple(finding for check in CHECKS for finding in check(facts))
+    return tuple(replace(found, check=found.check or name) for name, check in CHECKS for found in check(facts))

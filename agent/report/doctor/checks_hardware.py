@@ -15,10 +15,20 @@ from agent.offer.explanation import cautions, strangers, template_problems
 from agent.offer.left_out import Why, left_out
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
-from agent.report.chart.matrix import why_not_known
-from agent.report.chart.tree import is_nic
-from agent.report.doctor.facts import REQUEST_REDIRECT, DataDirectFacts, Facts, functions
-from agent.report.doctor.results import Result, Severity
+from agent.report.chart import is_nic, why_not_known
+from agent.report.doctor.facts import (
+    REQUEST_REDIRECT,
+    DataDirectFacts,
+    Facts,
+    Result,
+    Severity,
+    error,
+    fine,
+    functions,
+    note,
+    unseen,
+    warning,
+)
 
 MEANT = frozenset((Why.NOT_SELECTED, Why.OTHER_KIND, Why.NOT_HANDED_OUT, Why.TAKEN, Why.SLICED))
 """Reasons that a configuration gives on purpose."""
@@ -30,7 +40,7 @@ _COUNTED_RDMA_NAME = re.compile(r"(?:mlx[45]|hfi1|irdma|bnxt_re|qedr|rxe|siw|efa
 def modules(facts: Facts) -> Iterator[Result]:
     """The modules that containers' RDMA and VFs need."""
     if facts.modules is None:
-        yield Result("modules", Severity.UNSEEN, "neither /proc/modules nor /sys/module is to be seen")
+        yield unseen("neither /proc/modules nor /sys/module is to be seen")
         return
     has_rdma = any(device.rdma_devices for device in facts.snapshot.devices)
     wanted = {}
@@ -47,49 +57,38 @@ def modules(facts: Facts) -> Iterator[Result]:
         wanted[driver.replace("-", "_")] = "VFs for DPDK and virtual machines are bound to it"
     missing = [name for name in wanted if name not in facts.modules]
     for name in missing:
-        yield Result(
-            check="modules",
-            severity=Severity.ERROR,
-            text=f"the module {name} is not loaded: {wanted[name]}",
-            remedy=f"modprobe {name}, and write {name} into /etc/modules-load.d/nodefabric.conf",
+        yield error(
+            f"the module {name} is not loaded: {wanted[name]}",
+            f"modprobe {name}, and write {name} into /etc/modules-load.d/nodefabric.conf",
         )
     if not missing:
         loaded = ", ".join(wanted) or "nothing here needs any"
-        yield Result("modules", Severity.FINE, loaded)
+        yield fine(loaded)
 
 
 def rdma_mode(facts: Facts) -> Iterator[Result]:
     """Whether RDMA devices are seen by all namespaces or belong to one."""
     snapshot = facts.snapshot
     if not any(device.rdma_devices for device in snapshot.devices):
-        yield Result("rdma-mode", Severity.FINE, "there is no RDMA device")
+        yield fine("there is no RDMA device")
         return
     if not snapshot.rdma_cm and _knows_rdma_cm(facts):
-        yield Result(
-            check="rdma-mode",
-            severity=Severity.ERROR,
-            text="/dev/infiniband/rdma_cm is missing, though there are RDMA devices",
-            remedy="modprobe rdma_ucm",
-        )
+        yield error("/dev/infiniband/rdma_cm is missing, though there are RDMA devices", "modprobe rdma_ucm")
     mode = "exclusive" if snapshot.rdma_exclusive else "shared"
     if snapshot.rdma_exclusive and _offers(facts, "hca"):
-        yield Result(
-            "rdma-mode",
-            Severity.ERROR,
+        yield error(
             "RDMA devices belong to one network namespace each, so no HCA can be shared, and a resource of kind hca"
             " is configured",
             "rdma system set netns shared (options ib_core netns_mode=1 in /etc/modprobe.d), or offer VFs only",
         )
     elif not snapshot.rdma_exclusive and _offers(facts, "vf") and not _offers(facts, "hca"):
-        yield Result(
-            "rdma-mode",
-            Severity.NOTE,
+        yield note(
             "the mode is shared: every pod sees the names and counters of all RDMA devices, though it can use only"
             " its own",
             "rdma system set netns exclusive (options ib_core netns_mode=0 in /etc/modprobe.d), before any pod runs",
         )
     else:
-        yield Result("rdma-mode", Severity.FINE, f"{mode}, which suits the resources")
+        yield fine(f"{mode}, which suits the resources")
 
 
 def iommu(facts: Facts) -> Iterator[Result]:
@@ -102,22 +101,18 @@ def iommu(facts: Facts) -> Iterator[Result]:
             if ungrouped
             else "a resource selects vfio-pci, "
         )
-        yield Result(
-            check="iommu",
-            severity=Severity.ERROR,
-            text=f"{who}and the IOMMU is off",
-            remedy="switch on VT-d or AMD-Vi in the firmware, and boot with intel_iommu=on iommu=pt (AMD: iommu=pt)",
+        yield error(
+            f"{who}and the IOMMU is off",
+            "switch on VT-d or AMD-Vi in the firmware, and boot with intel_iommu=on iommu=pt (AMD: iommu=pt)",
         )
     elif facts.has_iommu and facts.snapshot.all_gpus and "iommu=pt" not in line and "iommu.passthrough=1" not in line:
-        yield Result(
-            "iommu",
-            Severity.NOTE,
+        yield note(
             "the IOMMU is on and may translate: GPUDirect traffic between GPU and NIC then takes the way over the"
             " root complex",
             "boot with iommu=pt",
         )
     else:
-        yield Result("iommu", Severity.FINE, "on" if facts.has_iommu else "off, and nothing needs it")
+        yield fine("on" if facts.has_iommu else "off, and nothing needs it")
 
 
 def vfs(facts: Facts) -> Iterator[Result]:
@@ -129,27 +124,23 @@ def vfs(facts: Facts) -> Iterator[Result]:
         if pfs:
             place = f"/sys/bus/pci/devices/{pfs[0].address}/sriov_numvfs"
             text = f"a resource of kind vf is configured, and none of {some([d.address for d in pfs])} has VFs"
-            yield Result("vfs", Severity.ERROR, text, f"echo {min(8, pfs[0].sriov_totalvfs)} > {place}")
+            yield error(text, f"echo {min(8, pfs[0].sriov_totalvfs)} > {place}")
         else:
-            yield Result(
-                check="vfs",
-                severity=Severity.ERROR,
-                text="a resource of kind vf is configured, and no adapter can have VFs",
-                remedy="switch SR-IOV on in the firmware (ConnectX: mlxconfig -d ADDRESS set SRIOV_EN=1 NUM_OF_VFS=8)",
+            yield error(
+                "a resource of kind vf is configured, and no adapter can have VFs",
+                "switch SR-IOV on in the firmware (ConnectX: mlxconfig -d ADDRESS set SRIOV_EN=1 NUM_OF_VFS=8)",
             )
         return
     bare = [d.address for d in found if d.driver is None]
     if bare:
-        yield Result(
-            check="vfs",
-            severity=Severity.WARNING,
-            text=f"no driver is bound to {grouped(bare, facts.snapshot)}",
-            remedy=f"echo {bare[0]} > /sys/bus/pci/drivers_probe, or look why the driver refuses them: dmesg",
+        yield warning(
+            f"no driver is bound to {grouped(bare, facts.snapshot)}",
+            f"echo {bare[0]} > /sys/bus/pci/drivers_probe, or look why the driver refuses them: dmesg",
         )
     elif found:
-        yield Result("vfs", Severity.FINE, f"{len(found)} on {len([d for d in pfs if d.vfs])} adapters, each driven")
+        yield fine(f"{len(found)} on {len([d for d in pfs if d.vfs])} adapters, each driven")
     else:
-        yield Result("vfs", Severity.FINE, "none, and none wanted")
+        yield fine("none, and none wanted")
 
 
 def mtu(facts: Facts) -> Iterator[Result]:
@@ -161,18 +152,15 @@ def mtu(facts: Facts) -> Iterator[Result]:
         if device.is_vf and pf is not None and own is not None and own.mtu > pf.mtu:
             wrong.append(f"{own.name} has MTU {own.mtu}, its PF {pf.name} {pf.mtu}")
     if wrong:
-        yield Result(
-            check="mtu",
-            severity=Severity.WARNING,
-            text=f"{wrong[0]}" + (f", and {len(wrong) - 1} more alike" if wrong[1:] else ""),
-            remedy="set the MTU of the PF (ip link set PF mtu N) to that of the fabric, in the host's network"
-            " configuration",
+        yield warning(
+            f"{wrong[0]}" + (f", and {len(wrong) - 1} more alike" if wrong[1:] else ""),
+            "set the MTU of the PF (ip link set PF mtu N) to that of the fabric, in the host's network configuration",
         )
     asked = _too_large_networks(facts)
     for text in asked:
-        yield Result("mtu", Severity.ERROR, text, "raise the MTU of the PFs, or lower that of the network")
+        yield error(text, "raise the MTU of the PFs, or lower that of the network")
     if not wrong and not asked:
-        yield Result("mtu", Severity.FINE, "no VF and no network has a larger MTU than its PF")
+        yield fine("no VF and no network has a larger MTU than its PF")
 
 
 def names(facts: Facts) -> Iterator[Result]:
@@ -185,22 +173,18 @@ def names(facts: Facts) -> Iterator[Result]:
     by_rdma = sorted({name for s in selects for name in s.rdma_devices if _COUNTED_RDMA_NAME.fullmatch(name)})
     used = sorted(by_netdev & set(counted))
     if used:
-        yield Result(
-            check="names",
-            severity=Severity.WARNING,
-            text=f"a resource selects by {some(used)}, a name that the order of probing decides",
-            remedy="select by PCI address or by vendor, or give the interface a lasting name (systemd.link(5))",
+        yield warning(
+            f"a resource selects by {some(used)}, a name that the order of probing decides",
+            "select by PCI address or by vendor, or give the interface a lasting name (systemd.link(5))",
         )
     if by_rdma:
-        yield Result(
-            "names",
-            Severity.WARNING,
+        yield warning(
             f"a resource selects by {some(by_rdma)}, which is numbered in the order of probing",
             "select by PF or PCI address, or use rdma-core's rules for lasting names (60-rdma-persistent-naming.rules)",
         )
     if not used and not by_rdma:
         rest = f"{some(sorted(counted))}: named by the kernel, and nothing selects by it" if counted else "lasting ones"
-        yield Result("names", Severity.FINE, rest)
+        yield fine(rest)
 
 
 def rails(facts: Facts) -> Iterator[Result]:
@@ -209,14 +193,14 @@ def rails(facts: Facts) -> Iterator[Result]:
     named, offer = config.topology.rails, _offer(config, facts)
     for caution in cautions(config, offer):
         check = "rails" if caution.path.startswith("topology") else "config"
-        yield Result(check, Severity.WARNING, f"{caution.path}: {caution.text}", caution.remedy)
+        yield warning(f"{caution.path}: {caution.text}", caution.remedy, check=check)
     for problem in template_problems(config, offer):
-        yield Result("rails", Severity.ERROR, problem, "correct the network: see nodefabric check-config")
+        yield error(problem, "correct the network: see nodefabric check-config")
     for network in config.networks:
         if strange := strangers(network, config, offer):
             asked = " and ".join(sorted(network.words))
             text = f"the network {network.name} goes by {asked}, which these adapters have not: {some(list(strange))}"
-            yield Result("rails", Severity.WARNING, text, "list them under topology.rails, or select other devices")
+            yield warning(text, "list them under topology.rails, or select other devices")
     there = facts.snapshot.by_address
     away = {rail.key: " (away)" for rail in offer.rails if rail.device not in there}
     split = {rail.number for rail in offer.rails if rail.plane}
@@ -224,44 +208,41 @@ def rails(facts: Facts) -> Iterator[Result]:
     told = [f"{number[rail.key]} {rail.netdev or rail.device}{away.get(rail.key, '')}" for rail in offer.rails]
     numbers = ", ".join(told)
     as_of = "" if named or not facts.rails_unknown else f", as of a first start ({facts.rails_unknown})"
-    yield Result("rails", Severity.FINE, f"{numbers}{as_of}" if numbers else "no adapter here has an RDMA device")
+    yield fine(f"{numbers}{as_of}" if numbers else "no adapter here has an RDMA device")
 
 
 def not_offered(facts: Facts) -> Iterator[Result]:
     """Each adapter, VF and accelerator that no resource offers has a reason; many with one reason are one finding."""
     config = facts.config
     if config is None or not config.resources:
-        yield Result("not-offered", Severity.FINE, "there is no resource that could offer anything")
+        yield fine("there is no resource that could offer anything")
         return
     found = left_out(config.resources, _offer(config, facts))
     for each in found:
         meant = each.why in MEANT
         told = f"{each.what}{f', by {each.resource}' if each.resource else ''}: {each.text}"
-        yield Result("not-offered", Severity.FINE if meant else Severity.NOTE, told, "" if meant else each.why.remedy)
+        yield Result(Severity.FINE if meant else Severity.NOTE, told, "" if meant else each.why.remedy)
     if not found:
-        yield Result("not-offered", Severity.FINE, "nothing: every adapter, VF and accelerator is in a resource")
+        yield fine("nothing: every adapter, VF and accelerator is in a resource")
 
 
 def hugepages(facts: Facts) -> Iterator[Result]:
     """DPDK programs take their memory from hugepages, of the NUMA node of their VF."""
     drivers = [d for d in facts.snapshot.devices if d.is_for_programs and is_network(d)]
     if not drivers and not _vfio_drivers(facts):
-        yield Result("hugepages", Severity.FINE, "nothing here is driven by programs")
+        yield fine("nothing here is driven by programs")
         return
     wanted = {d.numa_node for d in drivers}
     bare = [n.number for n in facts.snapshot.numa_nodes if n.number in wanted and not any(c for _, c in n.hugepages)]
     none_at_all = not any(count for n in facts.snapshot.numa_nodes for _, count in n.hugepages)
     if bare or none_at_all:
         where = f"NUMA node {', '.join(map(str, bare))} has" if bare else "this node has"
-        yield Result(
-            check="hugepages",
-            severity=Severity.WARNING,
-            text=f"{where} no hugepages, and DPDK programs need some beside their VF",
-            remedy="boot with default_hugepagesz=1G hugepagesz=1G hugepages=N, and restart kubelet so that it counts"
-            " them",
+        yield warning(
+            f"{where} no hugepages, and DPDK programs need some beside their VF",
+            "boot with default_hugepagesz=1G hugepagesz=1G hugepages=N, and restart kubelet so that it counts them",
         )
     else:
-        yield Result("hugepages", Severity.FINE, "there are some beside each VF that programs drive")
+        yield fine("there are some beside each VF that programs drive")
 
 
 def gpus(facts: Facts) -> Iterator[Result]:
@@ -271,24 +252,20 @@ def gpus(facts: Facts) -> Iterator[Result]:
     nvidias = [d for d in on_bus if d.vendor == NVIDIA and d.driver in (None, "nvidia")]
     silent = [d.address for d in nvidias if d.address not in shown]
     if silent and (_offers(facts, "gpu") or _offers(facts, "rail")):
-        yield Result(
-            check="gpus",
-            severity=Severity.ERROR,
-            text=f"the NVIDIA library does not show {some(silent)}",
-            remedy="load the driver (nvidia-smi must list them), and let the agent see libnvidia-ml.so.1",
+        yield error(
+            f"the NVIDIA library does not show {some(silent)}",
+            "load the driver (nvidia-smi must list them), and let the agent see libnvidia-ml.so.1",
         )
     elif silent:
         text = f"the NVIDIA library does not show {some(silent)}: pods' GPUs are not known by UUID, only by address"
-        yield Result("gpus", Severity.NOTE, text, "let the agent see libnvidia-ml.so.1, if pods use these GPUs")
+        yield note(text, "let the agent see libnvidia-ml.so.1, if pods use these GPUs")
     else:
-        yield Result("gpus", Severity.FINE, _gpus_in_words(len(shown), on_bus, shown))
+        yield fine(_gpus_in_words(len(shown), on_bus, shown))
     if unknown := why_not_known(facts.snapshot):
-        yield Result("gpus", Severity.WARNING, *unknown)
+        yield warning(*unknown)
     has_rdma = any(device.rdma_devices for device in facts.snapshot.devices)
     if shown and has_rdma and facts.modules is not None and not facts.modules & {"nvidia_peermem", "nv_peer_mem"}:
-        yield Result(
-            "gpus",
-            Severity.NOTE,
+        yield note(
             "nvidia_peermem is not loaded: GPUDirect RDMA then works only by dma-buf (open kernel modules, recent"
             " libraries)",
             "modprobe nvidia_peermem, unless all programs use dma-buf",
@@ -360,15 +337,13 @@ def data_direct(facts: Facts) -> Iterator[Result]:
     if not problems:
         count = len(functions(facts.snapshot))
         ready = "kernel, libmlx5 and ACS let GPUs' traffic through" if known.acs else "kernel and libmlx5 know them"
-        yield Result("data-direct", Severity.FINE, f"{count} functions; {ready}")
+        yield fine(f"{count} functions; {ready}")
 
 
 def _driver(facts: Facts, known: DataDirectFacts) -> Iterator[Result]:
     lacking = [d.address for d in functions(facts.snapshot) if d.driver is None or d.is_for_programs]
     if lacking:
-        yield Result(
-            "data-direct",
-            Severity.WARNING,
+        yield warning(
             f"{', '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no kernel driver: GPUs' traffic then goes"
             " over the processor, with about half the bandwidth",
             f"modprobe mlx5_ib; if it is loaded, this kernel ({known.kernel or 'unknown'}) is too old: take Linux 6.12"
@@ -379,11 +354,9 @@ def _driver(facts: Facts, known: DataDirectFacts) -> Iterator[Result]:
 def _library(known: DataDirectFacts) -> Iterator[Result]:
     if not known.library:
         text = "the host has no libmlx5.so.1 to look at: what counts is the one in each container image"
-        yield Result("data-direct", Severity.UNSEEN, text, "build images with rdma-core 54 or later")
+        yield unseen(text, "build images with rdma-core 54 or later")
     elif not known.library_knows:
-        yield Result(
-            "data-direct",
-            Severity.WARNING,
+        yield warning(
             f"{known.library} does not know Data Direct: NCCL and UCX then silently use the slower path",
             "install rdma-core 54 or later, on the host and in container images",
         )
@@ -391,10 +364,10 @@ def _library(known: DataDirectFacts) -> Iterator[Result]:
 
 def _acs(known: DataDirectFacts) -> Iterator[Result]:
     """Redirected requests or completions go up to the processor and back down again."""
-    unseen = [port.address for port, control in known.acs if control is None]
-    if unseen:
-        text = f"the ACS settings of {', '.join(unseen)} cannot be read"
-        yield Result("data-direct", Severity.UNSEEN, text, "run doctor as root on the host")
+    hidden = [port.address for port, control in known.acs if control is None]
+    if hidden:
+        text = f"the ACS settings of {', '.join(hidden)} cannot be read"
+        yield unseen(text, "run doctor as root on the host")
     wrong = [(port, control) for port, control in known.acs if control is not None and control & port.rule.off]
     unsafe = [
         (port, control)
@@ -407,11 +380,11 @@ def _acs(known: DataDirectFacts) -> Iterator[Result]:
         ports = ", ".join(
             f"{port.address} redirects {_what(port.rule.off)} ({port.towards} is below it)" for port, _ in wrong
         )
-        yield Result("data-direct", Severity.WARNING, f"ACS sends GPUs' traffic up to the processor: {ports}", remedy)
+        yield warning(f"ACS sends GPUs' traffic up to the processor: {ports}", remedy)
     if unsafe:
         ports = ", ".join(f"{port.address} ({control:07b}, not {port.rule.words})" for port, control in unsafe)
         text = f"ACS is not set as rdma-core's rdma_topo asks, so functions are less isolated: {ports}"
-        yield Result("data-direct", Severity.NOTE, text, remedy)
+        yield note(text, remedy)
 
 
 def _what(bit: int) -> str:

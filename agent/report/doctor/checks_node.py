@@ -7,14 +7,25 @@ from collections.abc import Iterator
 
 from agent.config import Config, Resource
 from agent.model.printable import some
-from agent.report.doctor.facts import UNLIMITED, ClaimFacts, ContainerRuntime, DeviceClass, Facts
-from agent.report.doctor.results import Result, Severity
+from agent.report.doctor.facts import (
+    UNLIMITED,
+    ClaimFacts,
+    ContainerRuntime,
+    DeviceClass,
+    Facts,
+    Result,
+    Severity,
+    error,
+    fine,
+    note,
+    unseen,
+    warning,
+)
 
 PLUGIN = "nodefabric"
 ENOUGH_MEMLOCK_BYTES = 16 << 30
 """What is registered with an adapter is locked; a training job registers gigabytes."""
 _IPAM_PLUGINS = ("host-local", "static", "dhcp", "whereabouts")
-_CLAIMS = "claims"
 OLDEST_KUBELET = (1, 32)
 """What an API server of Kubernetes 1.34, the first with resource.k8s.io/v1, may have on its nodes is no older."""
 GATED_BEFORE = (1, 34)
@@ -42,21 +53,14 @@ def configuration(facts: Facts) -> Iterator[Result]:
     """The agent's own configuration."""
     if facts.config is None:
         for problem in facts.config_problems or ("is not there",):
-            yield Result(
-                check="config",
-                severity=Severity.ERROR,
-                text=f"{facts.config_path}: {problem}",
-                remedy="nodefabric check-config FILE tells more; name another file with --config",
+            yield error(
+                f"{facts.config_path}: {problem}",
+                "nodefabric check-config FILE tells more; name another file with --config",
             )
     elif not facts.config.resources:
-        yield Result(
-            check="config",
-            severity=Severity.WARNING,
-            text=f"{facts.config_path} has no resources: the agent offers nothing",
-            remedy="write some under `resources`",
-        )
+        yield warning(f"{facts.config_path} has no resources: the agent offers nothing", "write some under `resources`")
     else:
-        yield Result("config", Severity.FINE, f"{len(facts.config.resources)} resources")
+        yield fine(f"{len(facts.config.resources)} resources")
 
 
 def cdi(facts: Facts) -> Iterator[Result]:
@@ -69,31 +73,29 @@ def cdi(facts: Facts) -> Iterator[Result]:
     who = "claims need" if claims else "late binding needs" if late else "units that stay true after a reboot need"
     if (late or by_name) and facts.config is not None and facts.cdi_read_only:
         yield Result(
-            check="cdi",
-            severity=Severity.ERROR if late else Severity.WARNING,
-            text=f"{facts.config.cdi_dir} is mounted read-only, and {who} to write to it",
-            remedy="mount it read-write, as base and chart do" + ("" if late else ", or set cdiNames: false"),
+            Severity.ERROR if late else Severity.WARNING,
+            f"{facts.config.cdi_dir} is mounted read-only, and {who} to write to it",
+            "mount it read-write, as base and chart do" + ("" if late else ", or set cdiNames: false"),
         )
     if runtime is None:
         told = "neither containerd's nor CRI-O's socket is to be seen"
         if facts.config is not None and facts.config.runtime_socket is not None:
             told = f"{facts.config.runtime_socket}, which runtimeSocket names, is not to be seen"
-        yield Result("cdi", Severity.UNSEEN, told)
+        yield unseen(told)
         return
     if runtime.resolves_cdi is None:
         text = f"whether {runtime.name} resolves CDI names: {runtime.problem or 'it does not show its configuration'}"
-        yield Result("cdi", Severity.UNSEEN, text, "run doctor as root on the host" if runtime.problem else "")
+        yield unseen(text, "run doctor as root on the host" if runtime.problem else "")
         return
     named = f"{runtime.name} {runtime.version}".rstrip()
     if runtime.resolves_cdi:
-        yield Result("cdi", Severity.FINE, f"{named} resolves CDI names")
+        yield fine(f"{named} resolves CDI names")
         return
     yield Result(
-        check="cdi",
-        severity=Severity.ERROR if late else Severity.WARNING,
-        text=f"{named} does not resolve CDI names: "
+        Severity.ERROR if late else Severity.WARNING,
+        f"{named} does not resolve CDI names: "
         + (f"{who} it" if late or by_name else "GPUs by CDI name and late binding need it"),
-        remedy=_switch_cdi_on(runtime) + ("" if late or not by_name else "; or set cdiNames: false"),
+        _switch_cdi_on(runtime) + ("" if late or not by_name else "; or set cdiNames: false"),
     )
 
 
@@ -111,14 +113,12 @@ def memlock(facts: Facts) -> Iterator[Result]:
     """How much memory containers may lock: RDMA registers memory, which locks it."""
     limit = facts.runtime.memlock_bytes if facts.runtime is not None else None
     if limit is None:
-        yield Result("memlock", Severity.UNSEEN, "neither the runtime's process nor its systemd unit is to be seen")
+        yield unseen("neither the runtime's process nor its systemd unit is to be seen")
     elif limit == UNLIMITED or limit >= ENOUGH_MEMLOCK_BYTES:
         told = "no limit" if limit == UNLIMITED else f"{limit >> 30} GiB"
-        yield Result("memlock", Severity.FINE, f"containers inherit {told} from the runtime")
+        yield fine(f"containers inherit {told} from the runtime")
     else:
-        yield Result(
-            "memlock",
-            Severity.WARNING,
+        yield warning(
             f"containers inherit a limit of {limit >> 10} KiB of locked memory: registering memory with an adapter"
             " fails unless they have CAP_IPC_LOCK",
             "write [Service] LimitMEMLOCK=infinity into a drop-in of the runtime's unit and restart it, or give pods"
@@ -129,22 +129,15 @@ def memlock(facts: Facts) -> Iterator[Result]:
 def kubelet(facts: Facts) -> Iterator[Result]:
     """kubelet's sockets, and how it aligns what pods get."""
     if not facts.kubelet_sockets:
-        yield Result("kubelet", Severity.UNSEEN, "kubelet's folder is not to be seen")
+        yield unseen("kubelet's folder is not to be seen")
         return
     broken = [(path, wrong) for path, wrong in facts.kubelet_sockets if wrong is not None]
     for path, wrong in broken:
-        yield Result(
-            check="kubelet",
-            severity=Severity.ERROR,
-            text=f"nobody answers at {path}: {wrong}",
-            remedy="start kubelet, or name its folder with kubeletDir (as root)",
-        )
+        yield error(f"nobody answers at {path}: {wrong}", "start kubelet, or name its folder with kubeletDir (as root)")
     if not broken:
-        yield Result("kubelet", Severity.FINE, "listens for device plugins, and tells what pods hold")
+        yield fine("listens for device plugins, and tells what pods hold")
     if facts.topology_policy == "none" and facts.snapshot.all_gpus and len(facts.snapshot.numa_nodes) > 1:
-        yield Result(
-            "kubelet",
-            Severity.NOTE,
+        yield note(
             "topologyManagerPolicy is none: pods get a NIC beside their GPU by preference, and CPUs from anywhere",
             "set topologyManagerPolicy: best-effort (or restricted) and cpuManagerPolicy: static in kubelet's"
             " configuration",
@@ -154,16 +147,14 @@ def kubelet(facts: Facts) -> Iterator[Result]:
 def cni(facts: Facts) -> Iterator[Result]:
     """Whether the runtime finds the plugin, and a network calls it."""
     if facts.plugins is None:
-        yield Result("cni", Severity.UNSEEN, "/opt/cni/bin is not to be seen")
+        yield unseen("/opt/cni/bin is not to be seen")
     elif PLUGIN not in facts.plugins:
-        yield Result(
-            check="cni",
-            severity=Severity.ERROR,
-            text=f"/opt/cni/bin has no plugin {PLUGIN}: pods with VFs will not start",
-            remedy="nodefabric install-cni (the DaemonSet's first container does that)",
+        yield error(
+            f"/opt/cni/bin has no plugin {PLUGIN}: pods with VFs will not start",
+            "nodefabric install-cni (the DaemonSet's first container does that)",
         )
     else:
-        yield Result("cni", Severity.FINE, f"/opt/cni/bin/{PLUGIN} is in place")
+        yield fine(f"/opt/cni/bin/{PLUGIN} is in place")
     yield from _networks(facts)
     yield from _leases(facts)
 
@@ -171,31 +162,29 @@ def cni(facts: Facts) -> Iterator[Result]:
 def agent(facts: Facts) -> Iterator[Result]:
     """Whether the agent runs, and what keeps it from its work."""
     if not facts.agent:
-        yield Result("agent", Severity.UNSEEN, "the agent is asked only on its own node, with its configuration")
+        yield unseen("the agent is asked only on its own node, with its configuration")
         return
     wrong = [(path, text) for path, text in facts.agent if text is not None]
     for path, text in wrong:
         severity = Severity.ERROR if path == "healthz" else Severity.WARNING
-        yield Result("agent", severity, text, "nodefabric status and the agent's log tell more")
+        yield Result(severity, text, "nodefabric status and the agent's log tell more")
     if not wrong:
-        yield Result("agent", Severity.FINE, "runs, and is ready")
+        yield fine("runs, and is ready")
 
 
 def _networks(facts: Facts) -> Iterator[Result]:
     if facts.networks is None or not facts.networks:
         text = "/etc/cni/net.d " + ("is not to be seen" if facts.networks is None else "holds no network")
         severity = Severity.UNSEEN if facts.networks is None else Severity.WARNING
-        yield Result("cni", severity, text, "install the cluster network first" if facts.networks is not None else "")
+        yield Result(severity, text, "install the cluster network first" if facts.networks is not None else "")
         return
     first = facts.networks[0]
     if PLUGIN in first.types:
-        yield Result("cni", Severity.FINE, f"{first.name} calls {PLUGIN}")
+        yield fine(f"{first.name} calls {PLUGIN}")
     elif any("multus" in kind for network in facts.networks for kind in network.types):
-        yield Result("cni", Severity.FINE, "Multus is there; it calls the plugin by NetworkAttachmentDefinitions")
+        yield fine("Multus is there; it calls the plugin by NetworkAttachmentDefinitions")
     elif facts.config is not None and any(r.network for r in facts.config.resources):
-        yield Result(
-            "cni",
-            Severity.WARNING,
+        yield warning(
             f"{first.name}, the network that the runtime uses, does not call {PLUGIN}: granted VFs stay in the host",
             "nodefabric install-cni --chain, or use Multus",
         )
@@ -208,11 +197,9 @@ def _leases(facts: Facts) -> Iterator[Result]:
     for network in facts.config.networks:
         kind = (network.setup.ipam or {}).get("type")
         if kind is not None and kind not in facts.plugins:
-            yield Result(
-                check="cni",
-                severity=Severity.ERROR,
-                text=f"the network {network.name} takes its addresses from {kind}, which /opt/cni/bin has not",
-                remedy=f"install the CNI plugin {kind}" + ("" if kind in _IPAM_PLUGINS else ", or correct ipam.type"),
+            yield error(
+                f"the network {network.name} takes its addresses from {kind}, which /opt/cni/bin has not",
+                f"install the CNI plugin {kind}" + ("" if kind in _IPAM_PLUGINS else ", or correct ipam.type"),
             )
 
 
@@ -227,21 +214,21 @@ def driver(facts: Facts) -> Iterator[Result]:
     missing = [(path, wrong) for path, wrong in found.folders if wrong is not None]
     for path, why in missing:
         remedy = f"start kubelet, or name its folder with kubeletDir; {MOUNTS}"
-        yield Result(_CLAIMS, Severity.ERROR, f"{path}, which kubelet and the DRA driver share, {why}", remedy)
+        yield error(f"{path}, which kubelet and the DRA driver share, {why}", remedy)
     for path, wrong in found.sockets:
         if wrong is not None:
             remedy = "restart the agent: it removes what earlier ones have left"
-            yield Result(_CLAIMS, Severity.WARNING, f"nobody answers at {path}: {wrong}", remedy)
+            yield warning(f"nobody answers at {path}: {wrong}", remedy)
     answering = [path for path, wrong in found.sockets if wrong is None]
     if len(answering) > 1:
         text = f"{' and '.join(answering)} both answer: more than one agent serves {config.dra.driver} on this node"
-        yield Result(_CLAIMS, Severity.ERROR, text, "let one DaemonSet run here, or give each a dra.driver of its own")
+        yield error(text, "let one DaemonSet run here, or give each a dra.driver of its own")
     version = _version(found.cluster.kubelet_version)
     if version is not None and version < OLDEST_KUBELET:
         text = f"kubelet is {found.cluster.kubelet_version}, and claims need 1.32, in a cluster of 1.34 or later"
-        yield Result(_CLAIMS, Severity.ERROR, text, "upgrade kubelet, or offer devicePlugin on this node")
+        yield error(text, "upgrade kubelet, or offer devicePlugin on this node")
     if found.state is None:
-        yield Result(_CLAIMS, Severity.UNSEEN, "how the driver stands with kubelet: the agent does not tell")
+        yield unseen("how the driver stands with kubelet: the agent does not tell")
     elif not found.state.is_registered:
         text = f"kubelet does not know the DRA driver {found.state.name}: {found.state.problem}"
         remedy = "kubeletDir must be kubelet's own folder; journalctl -u kubelet tells what it does not like"
@@ -250,9 +237,9 @@ def driver(facts: Facts) -> Iterator[Result]:
                 "in a cluster of Kubernetes 1.34 or later set featureGates.DynamicResourceAllocation: true in kubelet's"
                 " configuration, and restart it; an older cluster has no claims for this agent: offer devicePlugin"
             )
-        yield Result(_CLAIMS, Severity.ERROR, text, remedy)
+        yield error(text, remedy)
     elif not missing:
-        yield Result(_CLAIMS, Severity.FINE, f"kubelet has the driver {found.state.name} registered")
+        yield fine(f"kubelet has the driver {found.state.name} registered")
 
 
 def slices(facts: Facts) -> Iterator[Result]:
@@ -270,13 +257,11 @@ def slices(facts: Facts) -> Iterator[Result]:
                 continue
             severity, text = Severity.ERROR, f"{text}: {some(affected)} can offer nothing"
             remedy += ", or set dra.shares: devices"
-        yield Result(_CLAIMS, severity, f"of ResourceSlices {text}", remedy)
+        yield Result(severity, f"of ResourceSlices {text}", remedy)
     if state.slices is None:
-        yield Result(
-            check=_CLAIMS,
-            severity=Severity.WARNING,
-            text="nobody knows yet whether the node's ResourceSlices are at the API server",
-            remedy="nodefabric status says what keeps the agent from writing them",
+        yield warning(
+            "nobody knows yet whether the node's ResourceSlices are at the API server",
+            "nodefabric status says what keeps the agent from writing them",
         )
     counts = dict.fromkeys((r.name for r in config.claimable), 0)
     for resource, _, count in state.devices:
@@ -284,9 +269,9 @@ def slices(facts: Facts) -> Iterator[Result]:
     bare = [resource for resource, count in counts.items() if not count]
     if bare:
         text = f"no device of this node is offered to claims for {some(bare)}"
-        yield Result(_CLAIMS, Severity.WARNING, text, "nodefabric topology shows what there is: does `select` take it?")
+        yield warning(text, "nodefabric topology shows what there is: does `select` take it?")
     if state.slices is not None and not bare:
-        yield Result(_CLAIMS, Severity.FINE, f"{sum(counts.values())} devices in {state.slices} slices")
+        yield fine(f"{sum(counts.values())} devices in {state.slices} slices")
 
 
 def classes(facts: Facts) -> Iterator[Result]:
@@ -298,25 +283,23 @@ def classes(facts: Facts) -> Iterator[Result]:
     if config is None or found is None:
         return
     if found.cluster.classes is None:
-        yield Result(_CLAIMS, Severity.UNSEEN, f"the cluster's DeviceClasses: {found.cluster.problem}")
+        yield unseen(f"the cluster's DeviceClasses: {found.cluster.problem}")
         return
     ours = [one for one in found.cluster.classes if _is_ours(one, config)]
     bare = [r.name for r in config.claimable if not any(_selects(one, r.name) for one in ours)]
     if bare:
-        yield Result(
-            check=_CLAIMS,
-            severity=Severity.WARNING,
-            text=f"no DeviceClass selects {some(bare)}: no claim can ask for it",
-            remedy="let the chart write the classes (deviceClasses.enabled), or write one as docs/dra.md shows",
+        yield warning(
+            f"no DeviceClass selects {some(bare)}: no claim can ask for it",
+            "let the chart write the classes (deviceClasses.enabled), or write one as docs/dra.md shows",
         )
     offered = {resource.name for resource in config.resources}
     for one in ours:
         named = {name for expression in one.expressions for name in _RESOURCE.findall(expression)}
         if named and not named & offered:
             text = f"the DeviceClass {one.name} selects {some(sorted(named))}, which this node does not offer"
-            yield Result(_CLAIMS, Severity.NOTE, text, "fine if other nodes do; else delete the class or correct it")
+            yield note(text, "fine if other nodes do; else delete the class or correct it")
     if not bare:
-        yield Result(_CLAIMS, Severity.FINE, "each resource has a DeviceClass")
+        yield fine("each resource has a DeviceClass")
 
 
 def held(facts: Facts) -> Iterator[Result]:
@@ -327,22 +310,18 @@ def held(facts: Facts) -> Iterator[Result]:
     lost = [claim.name for claim in found.claims if not claim.pods and _is_old(found, claim.since)]
     stuck = [c.name for c in found.claims if c.state == "unpreparing" and _is_old(found, c.since)]
     if lost:
-        yield Result(
-            check=_CLAIMS,
-            severity=Severity.WARNING,
-            text=f"{some(lost)}: prepared, and for no pod that is known",
-            remedy="kubectl get resourceclaim shows whom it is reserved for; the agent takes back what nobody has",
+        yield warning(
+            f"{some(lost)}: prepared, and for no pod that is known",
+            "kubectl get resourceclaim shows whom it is reserved for; the agent takes back what nobody has",
         )
     if stuck:
-        yield Result(
-            check=_CLAIMS,
-            severity=Severity.WARNING,
-            text=f"{some(stuck)}: on its way back for more than {STUCK_SECONDS / 60:.0f} minutes",
-            remedy="nodefabric events says which sandbox has its device; end that pod, or the sandbox with crictl",
+        yield warning(
+            f"{some(stuck)}: on its way back for more than {STUCK_SECONDS / 60:.0f} minutes",
+            "nodefabric events says which sandbox has its device; end that pod, or the sandbox with crictl",
         )
     if not lost and not stuck:
         told = f"{len(found.claims)} prepared, each for a pod" if found.claims else "none is prepared"
-        yield Result(_CLAIMS, Severity.FINE, told)
+        yield fine(told)
 
 
 def _is_old(found: ClaimFacts, since: float) -> bool:

@@ -1,11 +1,16 @@
-"""All that the checks look at, as frozen values. None means that it cannot be seen from here."""
+"""All that the checks look at, and what they say, as frozen values. None: it cannot be seen from here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from functools import partial
+from typing import Any
 
 from agent.config import Config
 from agent.model.device import PciDevice, Snapshot, is_data_direct
+from agent.model.printable import joined
 from agent.model.vf_identity import Rail
 from agent.report.facts import DriverState
 
@@ -188,3 +193,69 @@ def shared_ports(snapshot: Snapshot) -> tuple[Port, ...]:
                     port = device.path[common]
                     found[port] = Port(port, device.address, rule)
     return tuple(found[address] for address in sorted(found))
+
+
+# --------------------------------------------------------------------------------------------------- what they say
+
+
+class Severity(IntEnum):
+    """From bad to good."""
+
+    ERROR = 0
+    """Pods that ask for these devices will not work."""
+    WARNING = 1
+    """Some pods will not work, or it will break at the next reboot."""
+    NOTE = 2
+    """Works, and could be better."""
+    UNSEEN = 3
+    """Cannot be seen from here: run doctor on the host, or mount the folder."""
+    FINE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One sentence about the node."""
+
+    severity: Severity
+    text: str
+    remedy: str = ""
+    check: str = ""
+    """By which check; empty for the one that says it."""
+
+
+error, warning, note, unseen, fine = (partial(Result, severity) for severity in Severity)
+
+
+def is_sound(findings: Iterable[Result]) -> bool:
+    """Tell whether nothing is an error or a warning."""
+    return all(finding.severity > Severity.WARNING for finding in findings)
+
+
+def as_text(findings: Sequence[Result]) -> str:
+    """Lay the findings out for a terminal, the worst first, each remedy below its finding."""
+    lines = []
+    for finding in sorted(findings, key=lambda f: f.severity):
+        lines.append(f"{finding.severity.name.lower():<8} {finding.check:<12} {finding.text}")
+        if finding.remedy:
+            lines.append(f"{'':<22}{finding.remedy}")
+    counts = {severity: sum(f.severity is severity for f in findings) for severity in Severity}
+    told = [f"{count} {_word(severity, count)}" for severity, count in counts.items() if count]
+    return joined([*lines, "", ", ".join(told)])
+
+
+def as_document(findings: Sequence[Result]) -> dict[str, Any]:
+    """Give the findings as values that JSON can carry."""
+    return {
+        "sound": is_sound(findings),
+        "findings": [asdict(finding) | {"severity": finding.severity.name.lower()} for finding in findings],
+    }
+
+
+def _word(severity: Severity, count: int) -> str:
+    match severity:
+        case Severity.UNSEEN:
+            return "not to be seen from here"
+        case Severity.FINE:
+            return "fine"
+        case _:
+            return severity.name.lower() + ("s" if count > 1 else "")

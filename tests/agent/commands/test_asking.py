@@ -21,7 +21,7 @@ from agent.report.endpoints import EndpointServer
 from agent.report.events import Events
 from agent.report.facts import Facts
 from agent.report.replies import Pages
-from agent.report.status.document import served
+from agent.report.status import served
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from agent.config import Config, parse
 from agent.model.device import MigDevice, PciDevice, Snapshot, is_accelerator
 from agent.offer.left_out import LeftOut, Why, left_out, left_out_by
 from agent.offer.units import plain_offer
-from agent.report.chart.tree import is_nic
+from agent.report.chart import is_nic
 
 Snapshots = Callable[[str], Snapshot]
 Edit = Callable[[Snapshot], Snapshot]

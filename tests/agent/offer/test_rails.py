@@ -19,7 +19,7 @@ from agent.offer.rails import rails_of
 from agent.offer.selection import candidates
 from agent.offer.units import Reading, plain_offer
 from agent.placement import Distances
-from agent.report.chart.matrix import rails as nearest_nics
+from agent.report.chart import rails as nearest_nics
 from tests.agent.books import open_books
 from tests.deviceplugin.machines import change, netdev, node, pci, rdma, split, without
 

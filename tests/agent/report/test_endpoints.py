@@ -23,7 +23,7 @@ from agent.hardware.netns import run_in
 from agent.report import endpoints, page
 from agent.report.endpoints import EndpointServer
 from agent.report.replies import Check, Pages, is_from_here, names_this_machine
-from agent.report.status.document import Served, served
+from agent.report.status import Served, served
 from tests import descriptors, sandbox
 from tests.waiting import until
 

@@ -15,7 +15,7 @@ from agent.model.allocation import AttachmentState, ClaimState, Grant, Quarantin
 from agent.model.device import MigDevice, Problem, Snapshot
 from agent.model.health import HEALTHY, text_of
 from agent.offer.offer import Unit
-from agent.report import status
+from agent.report import status, status_text
 from agent.report.events import Events
 from agent.report.facts import DriverState, Facts
 from tests.agent.books import POD, VF
@@ -81,7 +81,7 @@ def test_units_that_wait_for_a_device_are_told_by_numa_node() -> None:
         {"resource": "rdma/vf", "numaNode": None, "units": 1, "healthy": 1, "granted": 0, "bound": 0, "reasons": []},
     ]
     assert made["offers"] == []
-    lines = status.text(made, 10.0).splitlines()
+    lines = status_text.text(made, 10.0).splitlines()
     assert "SLOTS OF  NUMA  UNITS  HEALTHY  GRANTED  BOUND" in lines
     assert "rdma/vf   -     1      1        0        0" in lines
 
@@ -90,7 +90,7 @@ def test_a_kind_of_unit_and_a_device_that_nobody_knows_are_shown_as_they_are() -
     made = document(Facts(Snapshot(), {"new/kind": (offered("something-else"),)}))
     assert made["offers"][0] | {"kind": ""} == made["offers"][0]
     assert made["offers"][0]["device"] == "something-else"
-    status.text(made, 10.0)
+    status_text.text(made, 10.0)
 
 
 def test_the_hardware_is_told_with_its_vfs(node_snapshot: Callable[[str], Snapshot]) -> None:
@@ -107,7 +107,7 @@ def test_the_hardware_is_told_with_its_vfs(node_snapshot: Callable[[str], Snapsh
 
 def test_many_units_with_one_reason_are_one_line() -> None:
     units = tuple(offered(f"0000:3b:01.{n}", "LinkDown") for n in range(20))
-    lines = status.text(document(Facts(Snapshot(), {"rdma/vf": units})), 10.0).splitlines()
+    lines = status_text.text(document(Facts(Snapshot(), {"rdma/vf": units})), 10.0).splitlines()
     (line,) = [line for line in lines if "LinkDown" in line]
     assert line.startswith("unit-0000:3b:01.0 and 19 more  rdma/vf   LinkDown")
     assert line.endswith(text_of("LinkDown"))
@@ -118,12 +118,12 @@ def test_events_are_laid_out_newest_first() -> None:
         {"number": 2, "at": 95.0, "kind": "health", "subject": VF, "text": "LinkDown", "warning": True, "count": 3},
         {"number": 1, "at": 40.0, "kind": "attach", "subject": VF, "text": "is net1", "warning": False, "count": 1},
     ]
-    assert status.events_text(events, 100.0).splitlines() == [
+    assert status_text.events_text(events, 100.0).splitlines() == [
         "AGO     KIND    WHAT          EVENT",
         f"5s   !  health  {VF}  LinkDown (3 times)",
         f"1m      attach  {VF}  is net1",
     ]
-    assert status.events_text([], 1.0) == "nothing has happened yet"
+    assert status_text.events_text([], 1.0) == "nothing has happened yet"
 
 
 def rail(number: int) -> Unit:
@@ -149,7 +149,7 @@ def test_a_rail_of_several_nics_is_told_for_each_of_them_and_attached_with_any()
     )
     assert [(grant["device"], grant["devices"]) for grant in made["grants"]] == [(VF, [VF, OTHER])]
     assert made["resources"][0]["attached"] == 1
-    assert f"{VF}, {OTHER}" in status.text(document(Facts(Snapshot(), {"rdma/rail": (unit,)}, granted)), 10.0)
+    assert f"{VF}, {OTHER}" in status_text.text(document(Facts(Snapshot(), {"rdma/rail": (unit,)}, granted)), 10.0)
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
@@ -196,19 +196,19 @@ def test_nothing_in_the_way_is_ready() -> None:
 def test_an_attachment_that_is_not_finished_has_no_addresses() -> None:
     made = document(Facts(Snapshot(), {}, (), (replace(ROW, result=None),)))
     assert made["attachments"][0]["addresses"] == []
-    status.text(made, 10.0)
+    status_text.text(made, 10.0)
 
 
 def test_people_are_told_the_same_in_columns() -> None:
     left_out = {"notOffered": [each.document() for each in LEFT_OUT]}
-    lines = status.text(document(kubelet="has no open stream") | left_out, 4000.0).splitlines()
+    lines = status_text.text(document(kubelet="has no open stream") | left_out, 4000.0).splitlines()
     assert lines[0] == "node n1  nodefabric 1.2  NOT READY"
     assert lines[1] == "  kubelet: has no open stream"
     assert "RESOURCE  KIND  UNITS  HEALTHY  GRANTED  ATTACHED" in lines
     assert "rdma/vf   vf    2      1        2        1" in lines
     text = "\n".join(lines)
     assert "10.9.0.2/24, fd09::2/64" in text
-    assert status.UNKNOWN_POD in text
+    assert status_text.UNKNOWN_POD in text
     assert "LinkDown" in text
     assert "clean-up failed: it is stuck" in text
     assert "cannot read /sys/x: cannot be read" in text
@@ -221,14 +221,14 @@ def test_people_are_told_the_same_in_columns() -> None:
 
 
 def test_an_idle_node_is_told_in_few_lines() -> None:
-    lines = status.text(document(Facts(Snapshot())), 10.0).splitlines()
+    lines = status_text.text(document(Facts(Snapshot())), 10.0).splitlines()
     assert lines[0] == "node n1  nodefabric 1.2  ready"
     assert "no device is in a pod" in lines
     assert not any("QUARANTINED" in line for line in lines)
 
 
 def test_columns_are_as_wide_as_their_content() -> None:
-    assert status.table(("A", "BB"), [("xxx", 1), ("", "yy")]) == ["A    BB", "xxx  1", "     yy"]
+    assert status_text.table(("A", "BB"), [("xxx", 1), ("", "yy")]) == ["A    BB", "xxx  1", "     yy"]
 
 
 def test_the_books_alone_tell_what_is_where_while_no_agent_runs() -> None:
@@ -240,13 +240,13 @@ def test_the_books_alone_tell_what_is_where_while_no_agent_runs() -> None:
     for key in ("attachments", "quarantine", "owedLeases"):
         assert made[key] == with_agent[key]
     assert made["grants"] == [grant | {"container": None} for grant in with_agent["grants"]]
-    lines = status.text(made, 10.0).splitlines()
+    lines = status_text.text(made, 10.0).splitlines()
     assert lines[:2] == ["node n1  nodefabric 1.2  NOT READY", "  agent: does not run"]
     assert not any("RESOURCE  KIND" in line for line in lines)
 
 
 def test_time_is_told_in_its_largest_unit() -> None:
-    assert [status.ago(s) for s in (-5, 0, 59.9, 60, 3599, 7200, 200_000)] == [
+    assert [status_text.ago(s) for s in (-5, 0, 59.9, 60, 3599, 7200, 200_000)] == [
         "0s",
         "0s",
         "59s",
@@ -273,15 +273,15 @@ def test_what_comes_from_outside_forges_no_row() -> None:
         owed_leases=(replace(FACTS.owed_leases[0], problem="failed"),),
         snapshot=replace(FACTS.snapshot, problems=(Problem("/sys/x", "failed"),)),
     )
-    told = status.text(document(facts, ledger=FORGED), 10.0)
-    assert len(told.splitlines()) == len(status.text(document(honest, ledger="failed"), 10.0).splitlines())
+    told = status_text.text(document(facts, ledger=FORGED), 10.0)
+    assert len(told.splitlines()) == len(status_text.text(document(honest, ledger="failed"), 10.0).splitlines())
     assert told.replace("\n", "").isprintable()
     assert told.count("failed\\nrdma/vf  vf  64  64  0  0\\x1b[2K") == 4
 
 
 def test_an_event_is_one_row_whatever_is_in_it() -> None:
     event = {"number": 1, "at": 1.0, "kind": "agent", "subject": "a\nb", "text": FORGED, "warning": True, "count": 2}
-    assert status.events_text([event], 2.0).splitlines()[1:] == [
+    assert status_text.events_text([event], 2.0).splitlines()[1:] == [
         "1s   !  agent  a\\nb  failed\\nrdma/vf  vf  64  64  0  0\\x1b[2K (2 times)"
     ]
 
@@ -296,7 +296,7 @@ def test_a_claim_is_told_with_its_devices_its_pods_and_how_far_it_is() -> None:
     vf, share = told["devices"]
     assert (vf["device"], vf["name"], vf["state"]) == (VF, "vf-0000-3b-00-2", "attached")
     assert (share["share"], share["resource"], share["state"]) == ("s1", "rdma/hca", "prepared")
-    lines = status.text(made, 100.0).splitlines()
+    lines = status_text.text(made, 100.0).splitlines()
     assert "CLAIM      REQUEST  DEVICE        RESOURCE  PODS             STATE     FOR" in lines
     assert f"default/c  nic      {VF}  rdma/vf   default/trainer  attached  1m" in lines
 
@@ -315,10 +315,12 @@ def test_a_device_that_a_claim_has_counts_as_granted() -> None:
 
 
 def test_a_driver_is_told_in_one_line_with_what_it_lacks() -> None:
-    line = status.text(document(Facts(Snapshot(), driver=DRIVER)), 0.0).splitlines()[1]
+    line = status_text.text(document(Facts(Snapshot(), driver=DRIVER)), 0.0).splitlines()[1]
     told = "registered with kubelet; 2 slices published; 8 devices, 7 healthy; the cluster leaves out taints"
     assert line == f"DRA driver nodefabric.io: {told}"
-    line = status.text(document(Facts(Snapshot(), driver=DriverState("d.io", "not found", None))), 0.0).splitlines()[1]
+    line = status_text.text(
+        document(Facts(Snapshot(), driver=DriverState("d.io", "not found", None))), 0.0
+    ).splitlines()[1]
     told = "NOT REGISTERED with kubelet: not found; slices not known yet; 0 devices, 0 healthy"
     assert line == f"DRA driver d.io: {told}"
 
@@ -326,11 +328,11 @@ def test_a_driver_is_told_in_one_line_with_what_it_lacks() -> None:
 def test_a_node_without_claims_is_told_nothing_of_them() -> None:
     made = document()
     assert made.keys().isdisjoint({"dra", "claims"})
-    assert "CLAIM" not in status.text(made, 1.0)
-    assert "DRA" not in status.text(made, 1.0)
+    assert "CLAIM" not in status_text.text(made, 1.0)
+    assert "DRA" not in status_text.text(made, 1.0)
 
 
 def test_claims_are_told_of_the_books_without_an_agent() -> None:
     made = status.without_agent(Books(claims=(claim(),)), node="n", version="1", problem="does not run")
     assert [told["name"] for told in made["claims"]] == ["c"]
-    assert "default/c" in status.text(made, 1.0)
+    assert "default/c" in status_text.text(made, 1.0)

@@ -18,7 +18,7 @@ from typing import Any
 
 from agent.hardware import recorded
 from agent.model.topology import Locality
-from agent.report.chart.matrix import nearness_known
+from agent.report.chart import nearness_known
 from deviceplugin.dra.devices import pair_up
 from measure import health
 from measure.alignment import speed, svg

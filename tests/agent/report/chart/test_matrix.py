@@ -9,8 +9,17 @@ import pytest
 
 from agent.model.cloud_topology import Places
 from agent.model.device import Problem, Snapshot
-from agent.report.chart.matrix import NEARNESS_UNKNOWN, as_document, as_text, nearness_known, rails, rows, why_not_known
-from agent.report.chart.tree import leaves, tree
+from agent.report.chart import (
+    NEARNESS_UNKNOWN,
+    as_document,
+    as_text,
+    leaves,
+    nearness_known,
+    rails,
+    rows,
+    tree,
+    why_not_known,
+)
 
 Snapshots = Callable[[str], Snapshot]
 

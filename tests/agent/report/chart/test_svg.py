@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from agent.model.device import Snapshot
-from agent.report.chart.matrix import rows
-from agent.report.chart.svg import draw
+from agent.report.chart import rows
+from agent.report.svg import draw
 
 Snapshots = Callable[[str], Snapshot]
 NODES = ("h100-8gpu", "gb200-4gpu", "efa", "ib-dual-port", "one-nic")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from agent.model.device import NO_NUMA_NODE, NumaNode, PciDevice, Snapshot
-from agent.report.chart.tree import Bridge, Leaf, as_document, cpu_list, drawn, leaves, tree
+from agent.report.chart import Bridge, Leaf, cpu_list, drawn, leaves, tree, tree_document
 
 Snapshots = Callable[[str], Snapshot]
 
@@ -48,7 +48,7 @@ def test_what_the_firmware_did_not_place_comes_last_and_a_neighbour_may_place_it
         )
     )
     assert [group.number for group in tree(snapshot)] == [3, NO_NUMA_NODE]
-    assert as_document(tree(snapshot))[1] == {
+    assert tree_document(tree(snapshot))[1] == {
         "numaNode": None,
         "cpus": "",
         "below": [{"bridges": ["pci0000:16"], "below": [{"device": "0000:18:00.0"}]}],
@@ -71,5 +71,5 @@ def test_cpus_are_spelled_as_the_kernel_does() -> None:
 
 
 def test_the_tree_can_be_written_as_json(node_snapshot: Snapshots) -> None:
-    document = as_document(tree(node_snapshot("h100-8gpu")))
+    document = tree_document(tree(node_snapshot("h100-8gpu")))
     assert json.loads(json.dumps(document)) == document

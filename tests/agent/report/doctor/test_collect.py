@@ -24,7 +24,7 @@ from agent.report.doctor.facts import UNLIMITED, ClaimFacts, ClusterFacts, HeldC
 from agent.report.endpoints import EndpointServer
 from agent.report.facts import DriverState, Facts
 from agent.report.replies import Check, Pages
-from agent.report.status.document import served
+from agent.report.status import served
 from proto.cri.v1 import api_pb2
 from tests.agent.ledger.test_claims import claim
 

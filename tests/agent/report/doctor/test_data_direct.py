@@ -13,8 +13,7 @@ from agent.hardware.sysfs.scan import scan
 from agent.model.device import Snapshot
 from agent.report.doctor import checks_hardware
 from agent.report.doctor.collect import acs_control, data_direct
-from agent.report.doctor.facts import Facts, shared_ports
-from agent.report.doctor.results import Severity
+from agent.report.doctor.facts import Facts, Severity, shared_ports
 
 TOWARDS_FUNCTION, TOWARDS_GPU = 0b0011001, 0b0010101
 KERNELS_OWN = 0b0011101

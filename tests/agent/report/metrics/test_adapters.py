@@ -11,7 +11,7 @@ from agent.config import Config, Endpoints
 from agent.errors import HardwareError
 from agent.model.counters import Counters, RdmaPortCounters, VfCounters, VfTraffic
 from agent.report.metrics import Metrics
-from agent.report.metrics.adapters import OPENMETRICS
+from agent.report.series import OPENMETRICS
 from agent.state import Latest
 
 PORT = {"device": "0000:18:00.0", "rdma_device": "mlx5_0", "port": "1"}

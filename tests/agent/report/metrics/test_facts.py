@@ -29,8 +29,7 @@ from agent.offer.offer import Unit
 from agent.process.conditions import Conditions
 from agent.report.events import Events
 from agent.report.facts import DriverState, Facts
-from agent.report.metrics import Metrics
-from agent.report.metrics.instruments import MOST_PENDING
+from agent.report.metrics import MOST_PENDING, Metrics
 from agent.report.report import Report
 from tests.agent.books import POD as CLAIMANT
 from tests.agent.books import VF, attach, open_books, owner

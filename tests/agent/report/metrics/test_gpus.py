@@ -9,7 +9,7 @@ from agent.model.device import Gpu
 from agent.model.device_health import GpuEvent
 from agent.model.health import unhealthy
 from agent.report.events import Events
-from agent.report.metrics.gpus import GpuErrors
+from agent.report.report import GpuErrors
 
 
 def test_the_same_error_again_and_again_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -39,8 +39,7 @@ from agent.model.vf_identity import RailKey
 from agent.offer.left_out import LeftOut
 from agent.offer.offer import Unit
 from agent.process.conditions import NO_POD_NEEDS
-from agent.report.chart import matrix
-from agent.report.chart.tree import as_document, is_nic, tree
+from agent.report import chart
 from agent.report.events import Event
 from agent.report.facts import DriverState, Facts
 
@@ -267,28 +266,28 @@ def _event(event: Event) -> dict[str, Any]:
 def describe(snapshot: Snapshot, rails: Mapping[str, RailKey] = NO_RAILS) -> dict[str, Any]:
     """Describe GPUs, NICs and VFs, and how they hang together. `rails` has the numbers and planes of adapters."""
     return {
-        "tree": as_document(tree(snapshot)),
+        "tree": chart.tree_document(chart.tree(snapshot)),
         "gpus": [_gpu(gpu, snapshot) for gpu in snapshot.all_gpus],
-        "nics": [_nic(nic, snapshot, rails.get(nic.address)) for nic in snapshot.devices if is_nic(nic)],
+        "nics": [_nic(nic, snapshot, rails.get(nic.address)) for nic in snapshot.devices if chart.is_nic(nic)],
         "rails": [
             {
                 "gpu": gpu.uuid,
                 "nics": [nic.address for nic in nics],
                 "locality": place.name if place is not None else None,
             }
-            for gpu, nics, place in matrix.rails(snapshot)
+            for gpu, nics, place in chart.rails(snapshot)
         ],
         "nearness": _nearness(snapshot),
     }
 
 
 def _nearness(snapshot: Snapshot) -> dict[str, Any]:
-    why = matrix.why_not_known(snapshot)
+    why = chart.why_not_known(snapshot)
     return {
         "known": why is None,
         "source": snapshot.places.source or None,
         "reason": why[0] if why is not None else None,
-        "unknownNics": list(matrix.unknown_nics(snapshot)),
+        "unknownNics": list(chart.unknown_nics(snapshot)),
     }
 
 

@@ -1,4 +1,9 @@
-"""What the agent counts itself: calls, commands, steps, actions, writes."""
+"""Metrics: what the agent counts itself (calls, commands, steps, actions, writes), and the facts that a scrape reads.
+
+Durations are in milliseconds: the agent's promises are, and no reader has to multiply. Every label has a bounded set of
+values; pod names occur in one info series only, which is bounded by the number of units. Facts come from a supplier at
+scrape time, so nothing is counted twice and nothing goes stale.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,8 +30,7 @@ from agent.config import Config
 from agent.errors import AgentError
 from agent.model.counters import Counters
 from agent.report.facts import Facts
-from agent.report.metrics.adapters import Adapters, joined
-from agent.report.metrics.node import FactsCollector
+from agent.report.series import Adapters, FactsCollector, joined
 from agent.state import Latest
 
 MILLISECONDS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)
@@ -70,55 +75,46 @@ class Metrics:
         self._pending = _Pending()
         self._adapters: Adapters | None = None
         registry.register(self._pending)
-        self._rpc = Histogram(
+        timed = partial(Histogram, buckets=MILLISECONDS, registry=registry)
+        counted = partial(Counter, registry=registry)
+        self._rpc = timed(
             "nodefabric_rpc_duration_milliseconds",
             "Time to answer kubelet, by call, resource (for claims the driver) and outcome (ok, or the reason).",
             ("operation", "resource", "outcome"),
-            buckets=MILLISECONDS,
-            registry=registry,
         )
-        self._cni = Histogram(
+        self._cni = timed(
             "nodefabric_cni_duration_milliseconds",
             "Time to answer a CNI command, by command and outcome (ok, or the error's reason).",
             ("command", "outcome"),
-            buckets=MILLISECONDS,
-            registry=registry,
         )
-        self._steps = Histogram(
+        self._steps = timed(
             "nodefabric_cni_step_duration_milliseconds",
             "Time that the steps of an ADD took, by step (plan, books, device, ipam, addresses).",
             ("step",),
-            buckets=MILLISECONDS,
-            registry=registry,
         )
-        self._reconcile = Counter(
+        self._reconcile = counted(
             "nodefabric_reconcile_actions",
             "What the reconciler repaired, and why.",
             ("action", "reason"),
-            registry=registry,
         )
-        self._heal_failures = Counter(
+        self._heal_failures = counted(
             "nodefabric_healer_failures",
             "Rounds of the reconciler in which this healer ended early.",
             ("healer",),
-            registry=registry,
         )
-        self._writes = Counter(
+        self._writes = counted(
             "nodefabric_api_writes",
             "Writes to the API server, by object and outcome (accepted, or the error's reason).",
             ("object", "outcome"),
-            registry=registry,
         )
-        self._spooled = Counter(
+        self._spooled = counted(
             "nodefabric_spooled_requests",
             "CNI requests that the relay kept on disk while the agent was away, and that were replayed.",
-            registry=registry,
         )
-        self._reloads = Counter(
+        self._reloads = counted(
             "nodefabric_config_reload",
             "New configurations, by outcome (applied, partly, unchanged, refused).",
             ("outcome",),
-            registry=registry,
         )
         self._reloaded = Gauge(
             "nodefabric_config_last_reload_success",
@@ -131,11 +127,10 @@ class Metrics:
             "Devices that two resources select; the first of them has each.",
             registry=registry,
         )
-        self._conflicts = Counter(
+        self._conflicts = counted(
             "nodefabric_dra_conflicts",
             "Claims not prepared because another claim or pod had a device of theirs.",
             ("holder",),
-            registry=registry,
         )
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)

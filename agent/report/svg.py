@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from xml.sax.saxutils import escape
 
 from agent.model.device import NO_NUMA_NODE, Snapshot
-from agent.report.chart.matrix import rails, rows
-from agent.report.chart.tree import Bridge, Leaf, NumaGroup, tree
+from agent.report.chart import Bridge, Leaf, NumaGroup, rails, rows, tree
 
 CHIP_WIDTH, CHIP_HEIGHT, GAP, PAD, HEAD, LETTER = 206, 54, 10, 12, 22, 7.3
 WIDEST = 1440
