@@ -108,8 +108,7 @@ class Attacher:
 
     def add(self, call: Call) -> Mapping[str, Any]:
         """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
-        if call.netns is None:
-            raise RequestInvalid("ADD came without a network namespace")
+        assert call.netns is not None  # `cni.request` sees to it
         # Before kubelet is asked, which takes its time: a DEL that comes meanwhile finds no row.
         with (
             self._detacher.in_flight.add(call.container_id, call.ifname) as add,

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import re
 import threading
 from collections import Counter
@@ -27,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.config import Config, Resource
+from agent.edits.cdi import write_whole
 from agent.errors import LedgerError
 from agent.kubelet import checkpoint
 from agent.ledger import Ledger
@@ -342,7 +342,8 @@ class PodsFile:
             if content is None:
                 self._path.unlink(missing_ok=True)
             else:
-                _write(self._path, content)
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_whole(self._path, content.decode(), MODE)
             self._content = content
         except OSError as error:
             log.error("%s: %s: pods that have nothing wait for the agent", self._path, error.strerror)
@@ -372,18 +373,3 @@ def _read(path: Path) -> bytes | None:
             return file.read(MAX_BYTES + 1)
     except OSError:
         return None
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Put a file in place in one step. Only one agent at a time does so. Raises OSError."""
-    fresh = path.with_name(f".{path.name}.new")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh.unlink(missing_ok=True)
-    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
-    try:
-        with open(file, "wb") as opened:
-            opened.write(content)
-        os.rename(fresh, path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise

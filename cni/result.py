@@ -6,17 +6,18 @@ What is checked is what Go's types take, since whoever reads our answer is writt
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent.errors import RequestInvalid
 from agent.hardware.host import Route
-from agent.model.fields import Check, Fields, is_list, is_object, is_text, join
+from agent.model.fields import join, shown
 
 RT_SCOPE_LINK = 253
 _ROUTE_KEYS = ("mtu", "advmss", "priority", "table", "scope")
 MAX_ITEMS = 1024
-_SINCE_1_1 = {"interfaces": ("mtu", "socketPath", "pciID"), "routes": ("mtu", "advmss", "priority", "table", "scope")}
+_SINCE_1_1 = {"interfaces": ("mtu", "socketPath", "pciID"), "routes": _ROUTE_KEYS}
 """Keys that came with 1.1.0 (CNI specification, section "ADD Success")."""
 _HIGHEST = 2**32 - 1
 
@@ -105,15 +106,13 @@ def build(version: str, previous: Mapping[str, Any] | None, made: Sequence[tuple
 
 def check_result(document: Any, path: str = "") -> None:
     """Raise RequestInvalid with the path of the first thing that no CNI result has."""
-    fields = Fields(document, path, what="the result")
-    fields.take("cniVersion", is_text, "a version")
-    for key, check_item in (("interfaces", _interface), ("ips", _ip), ("routes", _route)):
-        for index, item in enumerate(fields.take(key, _are_objects, "a list of objects") or ()):
-            check_item(Fields(item, join(join(path, key), index)))
-    dns = fields.inside("dns")
-    for key in ("nameservers", "search", "options"):
-        dns.take(key, _are_texts, "a list of texts")
-    dns.take("domain", is_text, "a text")
+    if not isinstance(document, dict):
+        raise RequestInvalid(f"{path or 'the result'} must be an object, is {shown(document)}")
+    _check(document, path, _RESULT)
+    for part, keys in _ITEMS.items():
+        for index, item in enumerate(document.get(part) or ()):
+            _check(item, join(join(path, part), index), keys)
+    _check(document.get("dns") or {}, join(path, "dns"), _DNS)
 
 
 def in_version(result: Mapping[str, Any], version: str) -> dict[str, Any]:
@@ -136,30 +135,14 @@ def ip_in_version(ip: Mapping[str, Any], version: str) -> dict[str, Any]:
     return told
 
 
-def _interface(fields: Fields) -> None:
-    for key in ("name", "mac", "sandbox", "socketPath", "pciID"):
-        fields.take(key, is_text, "a text")
-    fields.whole("mtu", 0, _HIGHEST)
-
-
-def _ip(fields: Fields) -> None:
-    _need(fields, "address", _is_cidr, "an address with its prefix length, such as 10.0.0.2/24")
-    fields.take("gateway", _is_ip, "an IP address")
-    fields.whole("interface", -1, MAX_ITEMS)
-    fields.word("version", ("4", "6"))  # libcni writes "" for one that is not told
-
-
-def _route(fields: Fields) -> None:
-    _need(fields, "dst", _is_cidr, "a destination with its prefix length, such as 10.0.0.0/8")
-    fields.take("gw", _is_ip, "an IP address")
-    for key in ("mtu", "advmss", "priority", "table", "scope"):
-        fields.whole(key, 0, 255 if key == "scope" else _HIGHEST)
-
-
-def _need(fields: Fields, key: str, ok: Check, want: str) -> None:
-    if fields.document.get(key) is None:
-        fields.document = {**fields.document, key: ""}
-    fields.take(key, ok, want)
+def _check(document: Mapping[str, Any], path: str, keys: Mapping[str, _Check]) -> None:
+    """Compare the values of keys with what they must be. None stands for an absent one: Go writes null for both."""
+    for key, (is_right, want) in keys.items():
+        value = document.get(key)
+        if value is None and key in _NEEDED:
+            value = ""
+        if value is not None and not is_right(value):
+            raise RequestInvalid(f"{join(path, key)} must be {want}, is {shown(value)}")
 
 
 def _is_cidr(value: Any) -> bool:
@@ -178,9 +161,45 @@ def _is_ip(value: Any) -> bool:
         return False
 
 
-def _are_objects(value: Any) -> bool:
-    return is_list(value) and len(value) <= MAX_ITEMS and all(map(is_object, value))
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _are_texts(value: Any) -> bool:
-    return is_list(value) and all(map(is_text, value))
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_ITEMS and all(isinstance(item, dict) for item in value)
+
+
+def _whole(low: int, high: int) -> _Check:
+    return lambda value: type(value) is int and low <= value <= high, f"a whole number from {low} to {high}"
+
+
+_Check = tuple[Callable[[Any], bool], str]
+_TEXT: _Check = _is_text, "a text"
+_IP: _Check = _is_ip, "an IP address"
+_NEEDED = ("address", "dst")
+_ITEMS: Mapping[str, Mapping[str, _Check]] = {
+    "interfaces": dict.fromkeys(("name", "mac", "sandbox", "socketPath", "pciID"), _TEXT)
+    | {"mtu": _whole(0, _HIGHEST)},
+    "ips": {
+        "address": (_is_cidr, "an address with its prefix length, such as 10.0.0.2/24"),
+        "gateway": _IP,
+        "interface": _whole(-1, MAX_ITEMS),
+        "version": (("", "4", "6").__contains__, "4 or 6"),  # libcni writes "" for one that is not told
+    },
+    "routes": {
+        "dst": (_is_cidr, "a destination with its prefix length, such as 10.0.0.0/8"),
+        "gw": _IP,
+        **dict.fromkeys(_ROUTE_KEYS, _whole(0, _HIGHEST)),
+        "scope": _whole(0, 255),
+    },
+}
+_RESULT: Mapping[str, _Check] = {
+    "cniVersion": (_is_text, "a version"),
+    **dict.fromkeys(_ITEMS, (_are_objects, "a list of objects")),
+    "dns": (lambda value: isinstance(value, dict), "an object"),
+}
+_DNS = dict.fromkeys(("nameservers", "search", "options"), (_are_texts, "a list of texts")) | {"domain": _TEXT}

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from agent.errors import DeviceBusy
+from agent.process.backoff import Backoff
 
 FRESH_SECONDS = 15.0
 """What the plugin of a network may take that has never answered; twice as long after each time that it was killed."""
-FIRST_REFUSAL_SECONDS, LONGEST_REFUSAL_SECONDS = 15.0, 120.0
-"""How long a network is refused whose plugin was killed; twice as long each time."""
+REFUSALS = Backoff(first=15.0, longest=120.0)
+"""How long a network is refused whose plugin was killed."""
 MAX_NETWORKS = 1024
 """So many are remembered: those that were heard of last."""
 LOOK_SECONDS = 0.2
@@ -90,9 +91,8 @@ class Trust:
     def note_kill(self, network: Network, namespace: str) -> None:
         """Note that a network's plugin was killed: it is refused for some time, longer each time."""
         before = self._of(network, namespace)
-        pause = min(FIRST_REFUSAL_SECONDS * 2**before.kills, LONGEST_REFUSAL_SECONDS)
-        record = _Record(before.has_answered, min(before.kills + 1, 10), self._clock() + pause)
-        self._note(network, namespace, record)
+        kills = before.kills + 1
+        self._note(network, namespace, _Record(before.has_answered, kills, self._clock() + REFUSALS.after(kills)))
 
     def _of(self, network: Network, namespace: str) -> _Record:
         return self._records.get((network, namespace), _Record())
@@ -125,7 +125,7 @@ class Trust:
     def seconds(self, network: Network, namespace: str, most: float) -> float:
         """Return what a network's plugin may take, where one that has answered once may take `most`."""
         record = self._of(network, namespace)
-        return most if record.has_answered else min(most, FRESH_SECONDS * 2**record.kills)
+        return most if record.has_answered else Backoff(FRESH_SECONDS, most).after(record.kills + 1)
 
 
 def _always(network: Network, namespace: str) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import json
 import logging
 import os
@@ -27,12 +28,16 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from agent.config.networks import MAX_MTU, is_host_ifname
+from pydantic import TypeAdapter
+
+from agent.config.networks import INTERFACE, MAX_MTU, OBJECT
+from agent.config.section import FLAG, JsonSection, checked, fold, string, that, value, whole
 from agent.errors import RequestInvalid
 from agent.model.allocation import PodRef, VfSettings
-from agent.model.fields import MAX_BYTES, Fields, decode, unicast_mac
+from agent.model.device import is_pci_address
+from agent.model.fields import MAX_BYTES, decode, unicast_mac
 from cni import netconf
 from cni.netconf import NetConf
 from cni.result import check_result, in_version
@@ -123,38 +128,139 @@ def text_of(file: Path) -> bytes | None:
     return text
 
 
-def fields_of(file: Path) -> Fields | None:
-    """Read a JSON object that a Go program wrote; None if there is none. Raises Unreadable."""
+def _pci_address(text: str) -> str | None:
+    return text.lower() if is_pci_address(text.lower()) else None
+
+
+def _hardware_address(text: str) -> str | None:
+    """Spell a MAC address, of which all zeros is one too: the PF enforced none."""
+    return text.lower() if text == _NO_MAC or unicast_mac(text) is not None else None
+
+
+def _former_guid(text: str) -> str | None:
+    """Spell the GUID before. All zeros is given back as all ones, which drivers take for "none"."""
+    is_one = re.fullmatch(r"[0-9a-fA-F:]{23}", text)
+    return text.lower().replace("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff") if is_one else None
+
+
+def _pairs(given: Any) -> list[list[str]]:
+    if not isinstance(given, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in given
+    ):
+        raise ValueError
+    return given
+
+
+_TEXT = string("a text", str)
+_WORD = that("a name", re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch)
+_MAC = that("a MAC address", _hardware_address)
+_RATE = whole(0, _HIGHEST)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rdma(JsonSection):
+    """Names of an RDMA device that moved along. Keys of Go are found in any case, here and below."""
+
+    sandbox_rdma_dev_name: Annotated[str | None, _WORD] = None
+    container_rdma_dev_name: Annotated[str | None, _WORD] = None
+
+    @property
+    def names(self) -> tuple[str, str] | None:
+        """In the host, and in the pod."""
+        host = self.sandbox_rdma_dev_name
+        return (host, self.container_rdma_dev_name or host) if host else None
+
+
+@dataclass(frozen=True, slots=True)
+class _VfState(JsonSection):
+    """What sriov found of a VF."""
+
+    host_if_name: Annotated[str | None, INTERFACE] = None
+    effective_mac: Annotated[str | None, _MAC] = None
+    admin_mac: Annotated[str | None, _MAC] = None
+    mtu: Annotated[int | None, whole(0, MAX_MTU)] = None
+    spoof_chk: Annotated[bool | None, FLAG] = None
+    trust: Annotated[bool | None, FLAG] = None
+    link_state: Annotated[int | None, whole(0, _HIGHEST)] = None
+    vlan: Annotated[int | None, whole(0, 4095)] = None
+    vlan_qos: Annotated[int | None, whole(0, 7)] = None
+    vlan_proto: Annotated[int | None, whole(0, 0xFFFF)] = None
+    min_tx_rate: Annotated[int | None, _RATE] = None
+    max_tx_rate: Annotated[int | None, _RATE] = None
+
+    def settings(self, asked: VfSettings) -> VfSettings:
+        """Return what the PF enforced, of the settings that were asked to be otherwise."""
+        settings = VfSettings()
+        if asked.mac is not None:
+            settings = replace(settings, mac=self.admin_mac)
+        if asked.vlan is not None:
+            protocol = _VLAN_PROTOCOLS.get(self.vlan_proto or 0, "802.1q")
+            settings = replace(settings, vlan=self.vlan or 0, vlan_qos=self.vlan_qos or 0, vlan_proto=protocol)
+        if asked.min_tx_rate is not None or asked.max_tx_rate is not None:
+            settings = replace(settings, min_tx_rate=self.min_tx_rate or 0, max_tx_rate=self.max_tx_rate or 0)
+        return replace(
+            settings,
+            spoofchk=self.spoof_chk if asked.spoofchk is not None else None,
+            trust=self.trust if asked.trust is not None else None,
+            link_state=_LINK_STATES.get(self.link_state or 0) if asked.link_state is not None else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Device(JsonSection):
+    device_id: Annotated[str | None, that("a PCI address such as 0000:3b:02.1", _pci_address)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Written(_Device):
+    """What sriov and ib-sriov write of an attachment, beside its configuration."""
+
+    master: Annotated[str | None, INTERFACE] = None
+    vfid: Annotated[int | None, whole(0, 65535)] = None
+    dpdk_mode: Annotated[bool | None, FLAG] = None
+    orig_vf_state: _VfState = _VfState()
+    host_if_names: Annotated[str, _TEXT] = ""
+    host_if_guid: Annotated[str | None, that("a GUID", _former_guid)] = None
+    vfio_pci_mode: Annotated[bool | None, FLAG] = None
+    rdma_net_state: _Rdma = _Rdma()
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache(JsonSection):
+    """A file of libcni."""
+
+    kind: Annotated[str, _TEXT] = ""
+    cni_args: Annotated[list[list[str]], value("a list of pairs of texts", _pairs, {})] = field(default_factory=list)
+    result: Annotated[Mapping[str, Any] | None, OBJECT] = None
+    netns: Annotated[str | None, that("a path", lambda text: text.startswith("/"))] = None
+    config: Annotated[str, _TEXT] = ""
+
+
+T = TypeVar("T", bound=JsonSection)
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
+
+
+def _read(model: type[T], file: Path) -> tuple[T, Any] | None:
+    """Read a JSON object that a Go program wrote, and the same as it stands there. None if there is no file.
+
+    Raises Unreadable.
+    """
     text = text_of(file)
-    if text is None:
-        return None
     try:
-        return Fields(decode(text, "the file"), what="the file", fold=True)
+        document = decode(text, "the file") if text is not None else None
+        return (checked(_adapter(model), document, fold=True), document) if text is not None else None
     except RequestInvalid as error:
         raise Unreadable(f"{file}: {error}") from error
-
-
-def text_in(fields: Fields, key: str) -> str:
-    """Read any text; one that is not there is empty. Raises RequestInvalid."""
-    return fields.text(key, "", _is_any, "a text")
-
-
-def _is_any(_: object) -> bool:
-    return True
 
 
 def device_in(file: Path) -> str:
     """Read which device a file is about, and no more: to read on, hold its lock. Raises Unreadable."""
-    fields = fields_of(file)
-    if fields is None:
+    found = _read(_Device, file)
+    if found is None:
         raise Unreadable(f"{file} has gone")
-    try:
-        device = fields.address("deviceID")
-    except RequestInvalid as error:
-        raise Unreadable(f"{file}: {error}") from error
-    if device is None:
+    if found[0].device_id is None:
         raise Unreadable(f"{file}: deviceID is missing")
-    return device
+    return found[0].device_id
 
 
 def lock_of(state: Path, run: Path, kind: str, device: str) -> Path:
@@ -165,23 +271,25 @@ def lock_of(state: Path, run: Path, kind: str, device: str) -> Path:
 def read(state: Path, kind: str, file: Path) -> Record:
     """Read what a plugin wrote of one attachment, and what others wrote of the same. Raises Unreadable."""
     device = device_in(file)
-    fields = fields_of(file)
-    if fields is None:  # since it was looked into: its own DEL may not hold our lock
+    found = _read(_Written, file)
+    if found is None:  # since it was looked into: its own DEL may not hold our lock
         raise Unreadable(f"{file} has gone")
+    written, document = found
     try:
-        conf = _conf(fields.document, kind)
+        conf = _conf(document, kind)
         container_id, ifname = _owner(file.name)
-        record = Record(kind, container_id, ifname, device, conf, (file,), **_before(kind, fields, conf))
-        return _with_others(state, record, fields)
+        record = Record(kind, container_id, ifname, device, conf, (file,), **_before(kind, written, conf))
+        return _with_others(state, record)
     except RequestInvalid as error:
         raise Unreadable(f"{file}: {error}") from error
 
 
 def _conf(document: Mapping[str, Any], kind: str) -> NetConf:
     """Read the configuration within what was kept. Keys that only told the plugin itself something are passed over."""
-    version = document.get("cniversion")
+    kept = {fold(key): value for key, value in document.items() if value is not None}
+    version = kept.get("cniversion")
     left_out = ("prevresult", "type", "cniversion", "ibkubernetesenabled")
-    own = {key: value for key, value in document.items() if key not in left_out}
+    own = {key: value for key, value in kept.items() if key not in left_out}
     known = {"cniVersion": version if version in netconf.SUPPORTED_VERSIONS else None, "type": kind}
     return netconf.from_document(own | known)
 
@@ -196,63 +304,30 @@ def _owner(name: str) -> tuple[str, str]:
     return next((way for way in fitting if runtimes and way[0] == runtimes[1]), fitting[0])
 
 
-def _interface_name(fields: Fields, key: str) -> str | None:
-    return fields.text(key, "", is_host_ifname, "an interface name of at most 15 characters") or None
-
-
-def _before(kind: str, fields: Fields, conf: NetConf) -> dict[str, Any]:
-    """Read how the device was in the host."""
-    found: dict[str, Any] = {
-        "pf_netdev": _interface_name(fields, "master"),
-        "vf_index": fields.whole("vfid", 0, 65535),
-    }
+def _before(kind: str, written: _Written, conf: NetConf) -> dict[str, Any]:
+    """Say how the device was in the host."""
+    found: dict[str, Any] = {"pf_netdev": written.master, "vf_index": written.vfid}
     if kind == "ib-sriov":
         link_state = conf.settings.link_state
         return found | {
             # Of several names, as representors make them, the first is the interface's.
-            "netdev": (text_in(fields, "hostIFNames").split() or [""])[0],
-            "guid": _guid(fields),
-            "for_programs": bool(fields.flag("vfioPciMode")),
-            "rdma": _rdma_names(fields.inside("rdmaNetState")),
+            "netdev": (written.host_if_names.split() or [""])[0],
+            "guid": written.host_if_guid,
+            "for_programs": bool(written.vfio_pci_mode),
+            "rdma": written.rdma_net_state.names,
             "before": VfSettings(link_state="auto" if link_state is not None else None),
         }
-    was = fields.inside("origVfState")
+    was = written.orig_vf_state
     return found | {
-        "netdev": _interface_name(was, "hostIFName") or "",
-        "mac": _hardware_address(was, "effectiveMAC"),
-        "mtu": was.whole("mtu", 0, MAX_MTU) or None,
-        "for_programs": bool(fields.flag("dpdkMode")),
-        "before": _settings_before(was, conf.settings),
+        "netdev": was.host_if_name or "",
+        "mac": was.effective_mac,
+        "mtu": was.mtu or None,
+        "for_programs": bool(written.dpdk_mode),
+        "before": was.settings(conf.settings),
     }
 
 
-def _settings_before(was: Fields, asked: VfSettings) -> VfSettings:
-    """Read what the PF enforced, of the settings that were asked to be otherwise."""
-    spoofchk, trust = was.flag("spoofChk"), was.flag("trust")
-    state = was.whole("linkState", 0, _HIGHEST)
-    protocol = was.whole("vlanProto", 0, 0xFFFF)
-    settings = VfSettings()
-    if asked.mac is not None:
-        settings = replace(settings, mac=_hardware_address(was, "adminMAC"))
-    if asked.vlan is not None:
-        settings = replace(
-            settings,
-            vlan=was.whole("vlan", 0, 4095) or 0,
-            vlan_qos=was.whole("vlanQoS", 0, 7) or 0,
-            vlan_proto=_VLAN_PROTOCOLS.get(protocol or 0, "802.1q"),
-        )
-    if asked.min_tx_rate is not None or asked.max_tx_rate is not None:
-        low, high = was.whole("minTxRate", 0, _HIGHEST) or 0, was.whole("maxTxRate", 0, _HIGHEST) or 0
-        settings = replace(settings, min_tx_rate=low, max_tx_rate=high)
-    return replace(
-        settings,
-        spoofchk=spoofchk if asked.spoofchk is not None else None,
-        trust=trust if asked.trust is not None else None,
-        link_state=_LINK_STATES.get(state or 0) if asked.link_state is not None else None,
-    )
-
-
-def _with_others(state: Path, record: Record, fields: Fields) -> Record:
+def _with_others(state: Path, record: Record) -> Record:
     """Add what is written elsewhere: the namespace's path, the RDMA device, the call and its result."""
     network, container_id, ifname = record.conf.name, record.container_id, record.ifname
     files, netns_path, rdma = list(record.files), "", record.rdma
@@ -263,10 +338,10 @@ def _with_others(state: Path, record: Record, fields: Fields) -> Record:
             files.append(file)
             netns_path = _path_in(written)
     file = state / "rdma" / f"{network}-{container_id}-{ifname}"
-    moved = fields_of(file)
+    moved = _read(_Rdma, file)
     if moved is not None:
         files.append(file)
-        rdma = _rdma_names(moved) or rdma
+        rdma = moved[0].names or rdma
     call = cached_call(state, record.kind, network, container_id, ifname)
     record = replace(record, files=tuple(files), netns_path=netns_path, rdma=rdma)
     if call is None:
@@ -289,35 +364,6 @@ def _path_in(text: bytes) -> str:
     return path if path.startswith("/") and path.isprintable() else ""
 
 
-def _rdma_names(fields: Fields) -> tuple[str, str] | None:
-    names = [fields.text(f"{where}RdmaDevName", "", _is_word, "a name") for where in ("sandbox", "container")]
-    return (names[0], names[1] or names[0]) if names[0] else None
-
-
-def _guid(fields: Fields) -> str | None:
-    """Read the GUID before. All zeros is given back as all ones, which drivers take for "none"."""
-    text = fields.text("hostIFGUID", "", _is_guid, "a GUID").lower()
-    return text.replace("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff") or None
-
-
-def _hardware_address(fields: Fields, key: str) -> str | None:
-    """Read a MAC address, of which all zeros is one too: the PF enforced none."""
-    text = fields.text(key, "", _is_mac, "a MAC address")
-    return text.lower() or None
-
-
-def _is_guid(text: str) -> bool:
-    return bool(re.fullmatch(r"[0-9a-fA-F:]{23}", text))
-
-
-def _is_mac(text: str) -> bool:
-    return text == _NO_MAC or unicast_mac(text) is not None
-
-
-def _is_word(text: str) -> bool:
-    return bool(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", text))
-
-
 @dataclass(frozen=True, slots=True)
 class CachedCall:
     """One ADD as it was made."""
@@ -336,9 +382,9 @@ def cached_call(state: Path, kind: str, network: str, container_id: str, ifname:
     for folder in CACHE_FOLDERS:
         file = state / folder / f"{network}-{container_id}-{ifname}"
         try:
-            fields = fields_of(file)
-            if fields is not None:
-                return _cached(fields, kind, network)
+            found = _read(_Cache, file)
+            if found is not None:
+                return _cached(found[0], kind, network)
         except (Unreadable, RequestInvalid) as error:
             log.warning("%s is of no use: %s", file, error)
     return None
@@ -361,56 +407,36 @@ def cache_without(content: bytes, take_out: Callable[[bytes], bytes | None]) -> 
     return json.dumps({**document, "config": base64.b64encode(changed).decode()}).encode()
 
 
-def _cached(fields: Fields, kind: str, network: str) -> CachedCall:
-    if text_in(fields, "kind") != CACHE_KIND:
+def _cached(cache: _Cache, kind: str, network: str) -> CachedCall:
+    if cache.kind != CACHE_KIND:
         raise RequestInvalid(f"kind must be {CACHE_KIND}")
-    pairs = fields.take("cniArgs", _are_pairs, "a list of pairs of texts") or []
-    args = dict(pairs)
-    result = fields.mapping("result")
+    args, result = dict(cache.cni_args), cache.result
     if result is not None:
         check_result(result, "result")
         result = in_version(result, netconf.SUPPORTED_VERSIONS[-1])
     return CachedCall(
-        conf=_cached_conf(fields, kind, network, args),
+        conf=_cached_conf(cache.config, kind, network, args),
         result=result,
-        netns_path=fields.text("netns", "", _is_path, "a path"),
-        cni_args=";".join(f"{name}={value}" for name, value in pairs),
+        netns_path=cache.netns or "",
+        cni_args=";".join(f"{name}={value}" for name, value in cache.cni_args),
         pod=PodRef(args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", "")),
     )
 
 
-def _is_path(text: str) -> bool:
-    return text.startswith("/")
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _are_pairs(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in value
-    )
-
-
-def _cached_conf(fields: Fields, kind: str, network: str, args: Mapping[str, str]) -> NetConf | None:
-    encoded = text_in(fields, "config")
+def _cached_conf(encoded: str, kind: str, network: str, args: Mapping[str, str]) -> NetConf | None:
     try:
         document = decode(base64.b64decode(encoded, validate=True), "config")
     except binascii.Error as error:
         raise RequestInvalid(f"config is not base64: {error}") from error
-    outer = Fields(document, "config", fold=True)
-    plugins = outer.take("plugins", _is_list, "a list")
-    found = document if plugins is None else next((p for p in plugins if _is_of(p, kind)), None)
-    if found is None:
+    if not isinstance(document, dict):
+        raise RequestInvalid("config must be an object")
+    outer = {fold(key): value for key, value in document.items() if value is not None}
+    plugins = outer.get("plugins", [document | {"type": kind}])
+    if not isinstance(plugins, list):
+        raise RequestInvalid("config.plugins must be a list")
+    fitting = [plugin for plugin in plugins if isinstance(plugin, dict) and plugin.get("type") == kind]
+    if not fitting:
         return None
-    version = text_in(outer, "cniVersion")
-    return netconf.from_document({"cniVersion": _known(version), **found, "name": network}, args)
-
-
-def _is_of(plugin: Any, kind: str) -> bool:
-    return isinstance(plugin, dict) and plugin.get("type") == kind
-
-
-def _known(version: str) -> str | None:
-    return version if version in netconf.SUPPORTED_VERSIONS else None
+    version = outer.get("cniversion")
+    known = version if version in netconf.SUPPORTED_VERSIONS else None
+    return netconf.from_document({"cniVersion": known, **fitting[0], "name": network}, args)

@@ -14,7 +14,7 @@ import pytest
 
 from agent.errors import AgentError, DeviceBusy, IpamFailed
 from agent.model.allocation import Attachment
-from cni.turns import FRESH_SECONDS, LONGEST_REFUSAL_SECONDS, MAX_NETWORKS, Trust
+from cni.turns import FRESH_SECONDS, MAX_NETWORKS, REFUSALS, Trust
 from tests.cni.conftest import relay_program as relay_program  # a fixture
 from tests.cni.desk import Desk, open_desk
 from tests.cni.ipam.test_leases import HAS_HOST_LOCAL, NO_HOST_LOCAL
@@ -144,7 +144,7 @@ def test_who_was_killed_for_time_is_refused_at_once_for_longer_and_longer(tmp_pa
             pauses.append(float(str(refused.value).split()[-2]))
             desk.now += pauses[-1] + 1
         assert pauses == sorted(pauses)
-        assert pauses[0] < pauses[-1] <= LONGEST_REFUSAL_SECONDS
+        assert pauses[0] < pauses[-1] <= REFUSALS.longest
         desk.plugin("stub", stub_answer("10.0.0.2/24"))
         desk.leases.take(desk.row("c"))
         desk.leases.take(desk.row("c"))

@@ -27,7 +27,7 @@ from cni.found_vfs import Finder
 from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_OWED, LeaseBook
 from cni.ipam.plugins import ADD_SECONDS
 from cni.ipam.program import EXPECTED_BYTES, Room
-from cni.turns import FIRST_REFUSAL_SECONDS, LONGEST_REFUSAL_SECONDS
+from cni.turns import REFUSALS
 from tests.cni.desk import NOTES, PLUGINS, Desk, open_desk
 from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, stub_answer, vf
@@ -271,7 +271,7 @@ def test_a_plugin_that_hangs_keeps_no_other_plugins_leases(tmp_path: Path) -> No
         assert [line for line in desk.said() if "h" in line] == ["DEL h1"]
         assert desk.leases.settle() == (0, 0)  # the network is refused for a while
         assert [line for line in desk.said() if "h" in line] == ["DEL h1"]
-        desk.now += FIRST_REFUSAL_SECONDS + 1
+        desk.now += REFUSALS.first + 1
         assert desk.leases.settle() == (0, 0)
         assert [line for line in desk.said() if "h" in line] == ["DEL h1", "DEL h2"]
         assert "did not end within 3 s" in desk.books.owed_leases()[0].problem
@@ -348,7 +348,7 @@ def test_a_plugin_that_does_not_tell_its_status_in_time_is_believed_to_be_well_u
         assert not desk.leases.give_back(desk.row("c1"))
         with pytest.raises(IpamFailed, match=r"VERSION did not end within 0\.4 s"):
             desk.leases.status(call_of(desk))
-        desk.now += LONGEST_REFUSAL_SECONDS
+        desk.now += REFUSALS.longest
         desk.leases.status(call_of(desk))
 
 
