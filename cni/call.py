@@ -41,8 +41,6 @@ class Call:
     cni_args: str
     cni_path: str
     conf: NetConf
-    cpu: int | None = None
-    """Processor on which the caller ran when it called, if that is known."""
     spooled_at: float | None = None
     """When a DEL was put on disk, as time.time tells; None for one that comes at this moment."""
 

@@ -13,8 +13,6 @@ A relay whose request has NODEFABRIC_BEATS in its environment asks for beats: ze
 second, while the agent works on the request. An agent that gives them says so by the mode of its socket
 (BEATING_MODE); from that one alone a relay expects them, and takes it for hung when none comes for 10 s. So either end
 may be of a version that knows no beats.
-
-An ADD also says on which processor the relay runs, as NODEFABRIC_CPU in its environment: see agent.hardware.cpus.
 """
 
 from __future__ import annotations
@@ -82,12 +80,6 @@ class Request:
     @property
     def wants_beats(self) -> bool:
         return "NODEFABRIC_BEATS" in self.env
-
-    @property
-    def cpu(self) -> int | None:
-        """Number of the processor that the relay ran on; None if it does not say so, as those of former versions."""
-        text = self.env.get("NODEFABRIC_CPU", "")
-        return int(text) if text.isascii() and text.isdecimal() and len(text) <= 6 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,6 @@ def _call(command: str, request: protocol.Request, conf: netconf.NetConf, args: 
         cni_args=_text(command, request, "CNI_ARGS"),
         cni_path=_text(command, request, "CNI_PATH"),
         conf=conf,
-        cpu=request.cpu,
         spooled_at=request.spooled_at,
     )
 

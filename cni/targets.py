@@ -213,7 +213,7 @@ class Targets:
             resource_name = self._node.ledger.granted_resource(device) or of_claim
         if mode in ("vf", "vfio"):
             conf = self._limited(conf, resource_name)
-        return Target(device, resource_name, call.container_id, named.ifname, mode, conf, call.cpu, claim_uid)
+        return Target(device, resource_name, call.container_id, named.ifname, mode, conf, claim_uid)
 
     def _as_configured(self, conf: NetConf) -> NetConf:
         """Set a call's device up as the network says that it names. What is the pod's own stays: MAC, GUID, file."""

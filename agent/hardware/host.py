@@ -173,11 +173,8 @@ class Links(Protocol):
     def find_device(self, device: str, netns: int | None = None) -> Link | None:
         """Look for the interface of a device, whatever its name is. Looks at all interfaces there."""
 
-    def move_in(self, link: Link, netns: int, change: LinkChange, cpu: int | None = None) -> None:
-        """Move a host interface into a namespace and apply the change, in one request if it can be.
-
-        On the processor of that number, if it can be.
-        """
+    def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
+        """Move a host interface into a namespace and apply the change, in one request if it can be."""
 
     def move_out(self, link: Link, netns: int, change: LinkChange) -> None:
         """Move an interface from a namespace back to the host and apply the change."""

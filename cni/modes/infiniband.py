@@ -77,7 +77,6 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         change=change,
         settings=conf.settings,
         altnames=conf.altnames,
-        cpu=target.cpu,
     )
 
 
@@ -95,7 +94,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
         if link is None:
             _change_in_pod(host, where, netns, planned)
         else:
-            moving.move_in(host, link, where, netns, planned.change, planned.altnames, planned.cpu)
+            moving.move_in(host, link, where, netns, planned.change, planned.altnames)
     found = where.there(netns)
     if found is None:
         raise HardwareError(f"{device} was moved into the pod but is not there")

@@ -29,8 +29,6 @@ class Target:
     """Name of the interface in the pod."""
     mode: str
     conf: NetConf
-    cpu: int | None = None
-    """Processor that the caller runs on, if that is known."""
     claim_uid: str = ""
     """The DRA claim that brings it; empty for none."""
 
@@ -63,8 +61,6 @@ class Planned:
     """Names that it is to have in the pod besides its own."""
     child: Child | None = None
     """What is to be made upon `link`, where that stays in the host."""
-    cpu: int | None = None
-    """Processor on which the interface is best moved (agent.hardware.cpus); None: any."""
     any_node: bool = False
     """Whether it may come to another verbs node than it has in the host: containers are told afterwards."""
 

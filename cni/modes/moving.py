@@ -112,7 +112,6 @@ def move_in(
     netns: int,
     change: LinkChange,
     altnames: tuple[str, ...] = (),
-    cpu: int | None = None,
 ) -> None:
     """Move an interface of the host into a namespace, changed, with these alternative names more.
 
@@ -122,7 +121,7 @@ def move_in(
     if change.name in link.altnames:
         host.links.change_altnames(link, remove=(str(change.name),))
     try:
-        host.links.move_in(link, netns, change, cpu)
+        host.links.move_in(link, netns, change)
     except NetlinkFailed as error:
         if error.errno == errno.EEXIST:
             _move_past_names(host, link, where, netns, change, error)

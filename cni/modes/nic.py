@@ -91,7 +91,6 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         link=link,
         change=change,
         altnames=conf.altnames,
-        cpu=target.cpu,
     )
 
 
@@ -124,7 +123,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     undo, link, change = planned.undo, planned.link, planned.change
     assert link is not None
     where = _where(host, planned.device, planned.ifname, undo)
-    moving.move_in(host, link, where, netns, change, planned.altnames, planned.cpu)
+    moving.move_in(host, link, where, netns, change, planned.altnames)
     rdma.enter(host, planned.device, undo, netns, any_node=planned.any_node)
     return InterfaceFacts(planned.ifname, change.mac or undo.mac, change.mtu or undo.mtu, planned.pci_id)
 

@@ -68,7 +68,6 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         change=change,
         settings=conf.settings,
         altnames=conf.altnames,
-        cpu=target.cpu,
     )
 
 
@@ -78,7 +77,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     assert link is not None
     pf.apply(host, planned.device, undo, planned.settings)
     where = moving.by_address(host, planned.device, planned.ifname)
-    moving.move_in(host, link, where, netns, change, planned.altnames, planned.cpu)
+    moving.move_in(host, link, where, netns, change, planned.altnames)
     rdma.enter(host, planned.device, undo, netns, any_node=planned.any_node)
     return InterfaceFacts(planned.ifname, change.mac or undo.mac, change.mtu or undo.mtu, planned.pci_id)
 

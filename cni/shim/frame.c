@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -35,25 +34,6 @@ static void put(size_t *at, const char *bytes, size_t length)
     *at += length;
 }
 
-/* The agent moves the pod's interface on the processor where this process runs: agent/hardware/netlink/cpus.py tells
- * why. */
-static void put_processor(size_t *at)
-{
-    static const char name[] = "NODEFABRIC_CPU=";
-    const char *command = getenv("CNI_COMMAND");
-    int number = sched_getcpu();
-    if (command == NULL || strcmp(command, "ADD") != 0 || number < 0)
-        return;
-    char digits[10]; /* of a number below 2^31 */
-    size_t first = sizeof digits;
-    do
-        digits[--first] = (char)('0' + number % 10);
-    while ((number /= 10) > 0);
-    put(at, name, sizeof name - 1);
-    put(at, digits + first, sizeof digits - first);
-    put(at, "", 1);
-}
-
 static bool put_environment(size_t *at, struct trouble *trouble)
 {
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
@@ -68,7 +48,6 @@ static bool put_environment(size_t *at, struct trouble *trouble)
         put(at, "=", 1);
         put(at, value, length + 1);
     }
-    put_processor(at);
     put(at, asks_for_beats, sizeof asks_for_beats);
     put(at, "", 1);
     return true;

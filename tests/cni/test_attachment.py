@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.errors import AgentError, DeviceBusy, DeviceGone
-from agent.hardware.host import Link, LinkChange
 from agent.model.allocation import AttachmentState, VfSettings
 from cni.attach import StepTimer
 from tests.cni import tiny_node
@@ -57,29 +54,6 @@ def test_add_puts_the_vf_into_the_pod_as_configured(rig: Rig) -> None:
     }
     (row,) = rig.ledger.attachments()
     assert (row.state, row.device, row.owner.container_id) == (AttachmentState.ATTACHED, vf(0), "c1")
-
-
-def test_the_callers_processor_is_for_the_move_alone(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the IPAM plugin is started on, it may stay on."""
-    plugin, status = tmp_path / "stub", tmp_path / "status"
-    answer = '{"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.2/24"}]}'
-    plugin.write_text(f"#!/bin/sh\ncp /proc/self/status {status}\necho '{answer}'\n")
-    plugin.chmod(0o755)
-    asked: list[int | None] = []
-    move_in = rig.machine.links.move_in
-
-    def noting(link: Link, netns: int, change: LinkChange, cpu: int | None = None) -> None:
-        asked.append(cpu)
-        move_in(link, netns, change, cpu)
-
-    monkeypatch.setattr(rig.machine.links, "move_in", noting)
-    everywhere, cpu = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
-    with rig.call("c1", rig.pod(), {"name": "n", "deviceID": vf(0), "ipam": {"type": "stub"}}, "net1") as call:
-        rig.attachments.add(replace(call, cpu=cpu, cni_path=str(tmp_path)))
-    assert asked == [cpu]
-    assert os.sched_getaffinity(0) == everywhere
-    (mask,) = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("Cpus_allowed:")]
-    assert int(mask.replace(",", ""), 16) == sum(1 << number for number in everywhere)
 
 
 def test_add_gives_the_addresses_and_routes_of_the_ipam_plugin(rig: Rig) -> None:

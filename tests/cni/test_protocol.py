@@ -192,12 +192,3 @@ def test_an_answer_that_nobody_takes_is_given_up_after_its_own_time() -> None:
         with pytest.raises(TimeoutError):
             protocol.send_answer(here, Answer(0, bytes(3 << 20)), 0.3)
         assert time.monotonic() - began >= 0.3
-
-
-@pytest.mark.parametrize(
-    ("said", "cpu"),
-    [("0", 0), ("17", 17), ("", None), ("-1", None), ("1 ", None), ("1_0", None), ("²", None), ("9" * 7, None)],
-)
-def test_a_request_may_say_on_which_processor_its_relay_runs(said: str, cpu: int | None) -> None:
-    assert Request({"NODEFABRIC_CPU": said}, b"").cpu == cpu
-    assert Request({}, b"").cpu is None

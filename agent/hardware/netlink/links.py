@@ -22,7 +22,6 @@ from agent.errors import HardwareError
 from agent.hardware import netns as namespaces
 from agent.hardware.host import NO_POLICY, Child, Link, LinkChange, LinkPolicy, Route, TcxProgram
 from agent.hardware.netlink import configuring, rtnetlink
-from agent.hardware.netlink.cpus import Processors
 from agent.hardware.netlink.rtnetlink import (
     IFF_ALLMULTI,
     IFF_LOWER_UP,
@@ -66,11 +65,7 @@ def parent_device(message: LinkMessage) -> str | None:
 class Netlink:
     """`host.Links` on the real kernel."""
 
-    def __init__(
-        self,
-        device_of: Callable[[LinkMessage], str | None] = parent_device,
-        processors: Processors | None = None,
-    ) -> None:
+    def __init__(self, device_of: Callable[[LinkMessage], str | None] = parent_device) -> None:
         """`device_of` names the device of a link message; a simulated node has another rule."""
         self._device_of = device_of
         self._kept = lru_cache(MAX_KEPT)(self._found)
@@ -79,7 +74,6 @@ class Netlink:
         self._socket: IPRoute | None = None
         self._idle = IdleSockets()
         self._tcx = TcxPrograms()
-        self._processors = processors or Processors()
         self._closed = False
 
     def close(self) -> None:
@@ -151,15 +145,14 @@ class Netlink:
         """List the interfaces that have a device below them, by its bus address."""
         return {link.device: link for link in self.listed(netns) if link.device is not None}
 
-    def move_in(self, link: Link, netns: int, change: LinkChange, cpu: int | None = None) -> None:
+    def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
         """Move a host interface into a namespace and apply the change.
 
         One RTM_NEWLINK does it all: the kernel moves first and changes the rest there, so the
         pod's namespace need not be entered (net/core/rtnetlink.c, do_setlink). Should it refuse the
         rest after the move, the interface is in the namespace; the caller's undo looks for it there.
         """
-        with self._processors.on(cpu):
-            self._move(link, None, netns, change)
+        self._move(link, None, netns, change)
 
     def move_out(self, link: Link, netns: int, change: LinkChange) -> None:
         """Move an interface from a namespace back to the host and apply the change."""

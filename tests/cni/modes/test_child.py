@@ -38,9 +38,9 @@ class Kernel(Netlink):
         self.made: list[Child] = []
         self.before_move: Callable[[], None] = lambda: None
 
-    def move_in(self, link: Link, netns: int, change: LinkChange, cpu: int | None = None) -> None:
+    def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
         self.before_move()
-        super().move_in(link, netns, change, cpu)
+        super().move_in(link, netns, change)
 
     def create(self, child: Child, parent: Link | None, netns: int | None) -> None:
         if netns is not None and self.refuse_elsewhere is not None:

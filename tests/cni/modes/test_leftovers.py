@@ -326,8 +326,8 @@ class Slow(Netlink):
         self.held = held
         self.later: list[tuple[Link, LinkChange, int | None]] = []
 
-    def move_in(self, link: Link, netns: int, change: LinkChange, cpu: int | None = None) -> None:
-        super().move_in(link, netns, replace(change, mac=None), cpu)
+    def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
+        super().move_in(link, netns, replace(change, mac=None))
         self.later.append((link, LinkChange(mac=change.mac), netns))
 
     def find(self, name: str, netns: int | None = None) -> Link | None:

@@ -83,7 +83,7 @@ class Igb:
     def find_rdma(self, device: str) -> RdmaLink | None:
         return None
 
-    def move_in(self, link: Link, netns: int, change: LinkChange, cpu: int | None = None) -> None:
+    def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
         self.where = netns
         self.change(link, change, netns)
 

@@ -74,14 +74,6 @@ const char *try_request(const uint8_t *bytes, size_t length)
             MUST(memcmp(read + name + 1, values[i], size + 1) == 0);
             read += name + size + 2;
         }
-        static const char processor[] = "NODEFABRIC_CPU=";
-        if (values[0] != NULL && strcmp(values[0], "ADD") == 0) {
-            MUST((size_t)(stop - read) > sizeof processor && memcmp(read, processor, sizeof processor - 1) == 0);
-            char *rest;
-            long number = strtol((const char *)read + sizeof processor - 1, &rest, 10);
-            MUST(*rest == 0 && number >= 0 && number < sysconf(_SC_NPROCESSORS_CONF));
-            read = (const unsigned char *)rest + 1;
-        }
         static const char beats[] = "NODEFABRIC_BEATS=1";
         MUST((size_t)(stop - read) > sizeof beats && memcmp(read, beats, sizeof beats) == 0);
         read += sizeof beats;

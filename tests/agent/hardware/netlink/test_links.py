@@ -9,7 +9,6 @@ import subprocess
 import threading
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.host import Link, LinkChange, Route
-from agent.hardware.netlink.cpus import Processors
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.rtnetlink import IFLA_IFALIAS, LinkMessage
 from tests.agent.hardware.many_names import give_all_names
@@ -130,31 +128,6 @@ def test_a_socket_is_not_used_again_after_an_error(links: Netlink, pod: int) -> 
     with pytest.raises(NetlinkFailed, match="No such device"):
         links.change(missing, LinkChange(mtu=1400), pod)
     assert descriptors() == kept
-
-
-def test_an_interface_moves_into_a_pod_on_the_processor_that_is_named_and_back_on_any(
-    links: Netlink, pod: int, own_network: None
-) -> None:
-    noted: list[str] = []
-
-    class Noting(Processors):
-        @contextmanager
-        def on(self, cpu: int | None) -> Iterator[None]:
-            noted.append(f"to {cpu}, v0 is {'here' if witness.find('v0') else 'gone'}")
-            with super().on(cpu):
-                yield
-            noted.append(f"v0 is {'here' if witness.find('v0') else 'gone'}")
-
-    witness, moving = Netlink(alias), Netlink(alias, Noting())
-    cpu = min(os.sched_getaffinity(0))
-    moving.move_in(v0(links), pod, LinkChange(name="net1"), cpu)
-    assert noted == [f"to {cpu}, v0 is here", "v0 is gone"]
-    moved = links.find("net1", pod)
-    assert moved is not None
-    moving.move_out(moved, pod, LinkChange(name="v0"))
-    assert len(noted) == 2
-    moving.close()
-    witness.close()
 
 
 @pytest.mark.parametrize("name", ["x" * 16, "x" * 500, "a/b", ""])
