@@ -61,20 +61,9 @@ def parsed(text: str) -> list[Document]:
     return [document for document in yaml.safe_load_all(text) if document is not None]
 
 
-def daemonset() -> Document:
-    """Return the pod's spec in the base's DaemonSet."""
-    (document,) = documents(BASE / "daemonset.yaml")
-    spec: Document = document["spec"]["template"]["spec"]
-    return spec
-
-
 def container(spec: Document, name: str) -> Document:
     (found,) = [c for c in (*spec["containers"], *spec.get("initContainers", ())) if c["name"] == name]
     return dict(found)
-
-
-def agent_container() -> Document:
-    return container(daemonset(), "agent")
 
 
 def base_config() -> config.Config:

@@ -1,9 +1,10 @@
-"""The chart, by real helm."""
+"""The chart, by real helm: what its values change, and that what it makes fits Kubernetes and the program."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ import pytest
 import yaml
 
 from agent import config
+from agent.__main__ import DEFAULT_CONFIG, _parser
 from agent.cluster.apiserver import SERVICE_ACCOUNT
 from agent.cluster.node_taint import DAEMON_SET, DEFAULT_TIMES, KEY
 from agent.commands.run import STOP_SECONDS
 from agent.config.networks import REPLACED
 from agent.config.sections import MAX_WAIT_SECONDS
+from agent.edits.cdi import SPEC_FOLDERS
 from agent.hardware.netlink import configuring
 from agent.operator import probe
 from cni import netconf
+from cni.install.commands import DEFAULT_CONFIGURATIONS, DEFAULT_TARGET
+from tests.daemonset import golden
 from tests.daemonset.manifests import (
     CHART,
     FOLDER,
@@ -36,6 +41,7 @@ from tests.daemonset.manifests import (
 
 OLDEST, OLDEST_WITH_CLAIMS, NEWEST = "1.30", "1.34", "1.37"
 EXTENSIONS = ("monitoring.coreos.com/", "k8s.cni.cncf.io/", "kustomize.config.k8s.io/", "batch.volcano.sh/")
+CASES: dict[str, Document] = {"nothing": {}, **SWITCHES, **golden.cases()}
 
 
 def test_the_chart_stands_helms_own_examination(kube: Kube) -> None:
@@ -44,97 +50,153 @@ def test_the_chart_stands_helms_own_examination(kube: Kube) -> None:
     assert "0 chart(s) failed" in done.stdout
 
 
-@pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@pytest.mark.parametrize("switch", [None, "remove", *SWITCHES], ids=str)
-def test_what_is_rendered_fits_kubernetes_own_schemas(kube: Kube, switch: str | None, version: str) -> None:
-    values = {"remove": True} if switch == "remove" else SWITCHES[switch] if switch else {}
-    found = kube.template(values)
-    if switch == "dra" and version == OLDEST:
-        version = OLDEST_WITH_CLAIMS
-    for document in found:
-        if not document["apiVersion"].startswith(EXTENSIONS):
-            assert kubernetes_validate.validate(document, version, strict=True).startswith(version)
-    kinds_found = {d["kind"] for d in found}
-    assert kinds_found >= ({"DaemonSet"} if switch == "remove" else {"DaemonSet", "ClusterRole", "ConfigMap"})
+@pytest.mark.parametrize("name", golden.cases())
+def test_values_change_what_they_are_for_and_nothing_else(kube: Kube, name: str) -> None:
+    assert golden.changes(kube, golden.cases()[name]) == golden.expected()[name]
 
 
-def test_the_schemas_would_find_a_wrong_key(kube: Kube) -> None:
+def containers(spec: Document) -> Iterator[Document]:
+    yield from (*spec["containers"], *spec.get("initContainers", ()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_made_fits_kubernetes_and_the_program(kube: Kube, name: str) -> None:
+    found = kube.template(CASES[name])
+    has_claims = any(d["apiVersion"].startswith("resource.k8s.io/") for d in found)
+    for version in (OLDEST_WITH_CLAIMS if has_claims else OLDEST, NEWEST):
+        for document in found:
+            if not document["apiVersion"].startswith(EXTENSIONS):
+                assert kubernetes_validate.validate(document, version, strict=True).startswith(version)
+    spec = pod(found)
+    mounts = [mount["name"] for each in containers(spec) for mount in each.get("volumeMounts", ())]
+    assert {*mounts} == {volume["name"] for volume in spec["volumes"]}
+    for each in containers(spec):
+        if "args" in each:
+            _parser().parse_args(each["args"])
+        assert each["securityContext"].get("privileged", False) is False
+        assert each["securityContext"]["readOnlyRootFilesystem"] is True
+        assert each["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    having = [
+        c["name"] for c in containers(spec) for m in c.get("volumeMounts", ()) if m["mountPath"] == str(SERVICE_ACCOUNT)
+    ]
+    assert having in ([], ["agent"], ["uninstall"])
+    assert spec["automountServiceAccountToken"] is False
+    if not CASES[name].get("remove"):
+        fits_its_configuration(found)
+
+
+def fits_its_configuration(found: list[Document]) -> None:
+    """Expect every path that the agent goes to at the same place of the host, for writing where it writes."""
+    texts, agent, shown = named(found, "ConfigMap")["data"], container(pod(found), "agent"), host_paths(pod(found))
+    options = _parser().parse_args(agent["args"])
+    conf = config.parse(texts["config.yaml"], "chart")
+    mounts = {mount["mountPath"].rstrip("/"): mount for mount in agent["volumeMounts"]}
+    assert options.config == DEFAULT_CONFIG
+    assert mounts[str(options.config.parent)]["name"] == "config"
+    for file in (options.sriov_config, options.rdma_shared_config):
+        assert file is None or (file.parent == DEFAULT_CONFIG.parent and file.name in texts)
+    goes_to = [(conf.kubelet_dir / "device-plugins", True), (conf.kubelet_dir / "pod-resources", False)]
+    goes_to += [
+        (conf.state_dir, True),
+        (conf.run_dir, True),
+        *((p, False) for p in SPEC_FOLDERS[:1] if p != conf.cdi_dir),
+    ]
+    if conf.claimable:
+        goes_to += [
+            (conf.kubelet_dir / "plugins_registry", True),
+            (conf.kubelet_dir / "plugins" / conf.dra.driver, True),
+        ]
+    if conf.claimable or (conf.cdi_names and any(resource.kind != "gpu" for resource in conf.resources)):
+        goes_to.append((conf.cdi_dir, True))
+    if conf.topology.publish or conf.topology.volcano:
+        goes_to.append((conf.topology.kubelet_config, False))
+    goes_to += [(p, False) for p in (conf.topology.kubelet_config_dir, *conf.netns_folders) if p and str(p) in mounts]
+    goes_to += [(conf.runtime_socket.parent, False)] if conf.runtime_socket else []
+    for path, writes in goes_to:
+        mount = mounts[str(path)]
+        assert shown[mount["name"]].rstrip("/") == str(path)
+        assert mount.get("readOnly", False) is not writes, path
+
+
+def test_a_wrong_key_in_what_is_made_would_be_found(kube: Kube) -> None:
     document = named(kube.template(), "DaemonSet")
     document["spec"]["template"]["spec"]["hostNetwrok"] = True
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(document, NEWEST, strict=True)
 
 
-def test_the_configuration_in_the_config_map_is_that_of_the_base(kube: Kube) -> None:
+def test_the_configuration_of_the_base_keeps_its_comments(kube: Kube) -> None:
     rendered = config.parse(named(kube.template(), "ConfigMap")["data"]["config.yaml"], "chart")
     base = (FOLDER / "base/config.yaml").read_text()
     assert rendered == config.parse(base, "base")
-    assert base.count("#") > 5  # with its comments
+    assert base.count("#") > 5
 
 
-def test_the_configuration_decides_about_paths_ports_and_probes(kube: Kube) -> None:
-    values = {
-        "config": {
-            "kubeletDir": "/data/kubelet",
-            "stateDir": "/data/nodefabric",
-            "runDir": "/run/fabric",
-            "runtimeSocket": "/run/k3s/containerd/containerd.sock",
-            "netnsDirs": ["/data/netns", "/run/docker/netns"],
-            "endpoints": {"address": "0.0.0.0", "port": 9900},
-            "topology": {"kubeletConfig": "/data/kubelet/config.yaml"},
-            "networks": [{"name": "rails", "ipam": {"type": "whereabouts", "range": "10.0.0.0/24"}}],
-        },
-        "cni": {"binDir": "/usr/libexec/cni", "confDir": "/etc/kubernetes/cni"},
+def test_privileges_are_the_least_that_do(kube: Kube) -> None:
+    spec = pod(kube.template())
+    assert (spec.get("hostPID", False), spec["hostNetwork"]) == (False, True)
+    for name, added in (("agent", ["NET_ADMIN", "SYS_ADMIN"]), ("install-cni", ["DAC_OVERRIDE"])):
+        assert container(spec, name)["securityContext"]["capabilities"]["add"] == added
+    # The API server refuses the one together with the other.
+    assert "allowPrivilegeEscalation" not in container(spec, "agent")["securityContext"]
+    afterwards = container(pod(kube.template({"remove": True})), "done")["securityContext"]
+    assert afterwards == {
+        "runAsUser": 65534,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
     }
-    spec = pod(kube.template(values))
-    agent = container(spec, "agent")
-    mounts = {mount["mountPath"]: mount for mount in agent["volumeMounts"]}
-    shown = host_paths(spec)
-    for path in (
-        *("/data/kubelet/device-plugins", "/data/kubelet/pod-resources", "/data/kubelet/config.yaml"),
-        *("/data/nodefabric", "/run/fabric", "/run/k3s/containerd", "/usr/libexec/cni"),
-        "/etc/kubernetes/cni/whereabouts.d",
-        *("/data/netns", "/run/docker/netns"),
-    ):
-        assert shown[mounts[path]["name"]] == path
-    assert "/var/run/netns" not in mounts
 
 
-@pytest.mark.parametrize("nodes", [3, "10%"])
-def test_agents_are_ended_before_the_next_ones_start_where_that_is_wanted(kube: Kube, nodes: int | str) -> None:
-    document = named(kube.template({"updateStrategy": {"maxSurge": 0, "maxUnavailable": nodes}}), "DaemonSet")
-    assert document["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": nodes}
+def test_what_chains_and_what_removes_work_on_the_same_paths_for_the_same_installation(kube: Kube) -> None:
+    spec, removing = pod(kube.template({"cni": {"chain": True}})), pod(kube.template({"remove": True}))
+    conf = config.parse(named(kube.template(), "ConfigMap")["data"]["config.yaml"], "chart")
+    chain, install, remove = (
+        container(spec, "cni-chain"),
+        container(spec, "install-cni"),
+        container(removing, "uninstall"),
+    )
+    options = _parser().parse_args(chain["args"])
+    shown, mounts = host_paths(spec), {m["mountPath"]: m for m in chain["volumeMounts"]}
+    for path, host_path in ((options.target, DEFAULT_TARGET), (options.conf_dir, DEFAULT_CONFIGURATIONS)):
+        assert shown[mounts[str(path)]["name"]] == str(host_path)
+        assert not mounts[str(path)].get("readOnly", False)
+    assert (options.chain, options.watch, options.wait_for) == (True, True, conf.cni_socket)
+    # The credentials of other plugins are in the folder that only this one sees.
+    assert [c["name"] for c in spec["containers"] if "cni-config" in {m["name"] for m in c["volumeMounts"]}] == [
+        "cni-chain"
+    ]
+    options = _parser().parse_args(remove["args"])
+    assert (options.target, options.conf_dir) == (DEFAULT_TARGET, DEFAULT_CONFIGURATIONS)
+    assert [options.kubelet_dir, options.state_dir, options.run_dir] == [conf.kubelet_dir, conf.state_dir, conf.run_dir]
+    assert (options.cdi_dir, options.dra_driver) == (conf.cdi_dir, conf.dra.driver)
+    (mount,) = remove["volumeMounts"]
+    assert (mount["mountPath"], host_paths(removing)[mount["name"]]) == (str(options.root), "/")
+    assert install["env"] == remove["env"] == chain["env"]
+    assert install["env"][0]["name"] == "NODEFABRIC_INSTANCE"
 
 
-@pytest.mark.parametrize("config", [{}, {"cdiDir": "/etc/cdi"}, {"cdiDir": "/etc/cdi/"}])
-def test_no_path_is_mounted_twice_which_the_api_server_refuses(kube: Kube, config: Document) -> None:
-    spec = pod(kube.template({"config": config}))
-    paths = [mount["mountPath"].rstrip("/") for mount in container(spec, "agent")["volumeMounts"]]
-    assert len(paths) == len(set(paths))
-    assert "/etc/cdi" in paths
+def test_what_removes_takes_the_slices_of_the_node_that_it_runs_on(kube: Kube) -> None:
+    uninstall = container(pod(kube.template({**SWITCHES["dra"], "remove": True})), "uninstall")
+    options = _parser().parse_args(uninstall["args"])
+    assert (options.slices_of, options.kubeconfig) == ("$(NODE_NAME)", None)
 
 
-@pytest.mark.parametrize(
-    ("values", "is_mounted"),
-    [
-        ({}, False),
-        ({"writableSysctls": True}, True),
-        ({"config": {"networks": [{"name": "rails"}, {"name": "b", "sysctls": {"arp_notify": 1}}]}}, False),
-        ({"config": {"networks": [{"name": "rails"}, {"name": "b", "sysctls": {"accept_ra": 0}}]}}, True),
-        ({"config": {"networks": [{"name": name, "sysctls": {"disable_ipv6": 1}} for name in ("rails", "b")]}}, True),
-    ],
-)
-def test_the_hosts_settings_are_mounted_where_a_network_sets_those_of_ipv6(
-    kube: Kube, values: Document, is_mounted: bool
-) -> None:
-    spec = pod(kube.template(values))
-    mounts = {mount["mountPath"]: mount["name"] for mount in container(spec, "agent")["volumeMounts"]}
-    assert (host_paths(spec).get(mounts.get(str(configuring.FILES[0]), "")) == "/proc/sys/net") is is_mounted
+def test_an_update_starts_the_next_agent_beside_the_one_that_serves(kube: Kube) -> None:
+    spec = pod(kube.template({"cni": {"chain": True}}))
+    # With the host's network a named port is the node's: the scheduler would not place a second pod there.
+    assert spec["hostNetwork"] is True
+    assert not any(each.get("ports") for each in containers(spec))
+
+
+def test_settings_of_ipv6_are_mounted_where_the_agent_looks_for_them(kube: Kube) -> None:
+    mounts = container(pod(kube.template(SWITCHES["sysctls"])), "agent")["volumeMounts"]
+    assert str(configuring.FILES[0]) in [mount["mountPath"] for mount in mounts]
 
 
 def test_probes_ask_the_agents_own_socket_whatever_port_it_has(kube: Kube) -> None:
-    spec = pod(kube.template({"config": {"endpoints": {"address": "0.0.0.0", "port": 9900}}}))
-    agent = container(spec, "agent")
+    agent = container(pod(kube.template({"config": {"endpoints": {"address": "0.0.0.0", "port": 9900}}})), "agent")
     for name, question in (("startupProbe", "healthz"), ("livenessProbe", "healthz"), ("readinessProbe", "readyz")):
         assert agent[name]["exec"] == {"command": ["nodefabric-probe", question]}
         assert agent[name]["timeoutSeconds"] > probe.SECONDS  # it tells itself that nobody answers
@@ -144,177 +206,27 @@ def test_probes_ask_the_agents_own_socket_whatever_port_it_has(kube: Kube) -> No
     assert not [mount for mount in agent["volumeMounts"] if mount["mountPath"].startswith("/dev")]
 
 
-def ipam_folders(kube: Kube, values: Document) -> dict[str, str]:
-    """Tell what of the networks' configurations the agent's container is shown: path there → path of the host."""
-    spec = pod(kube.template(values))
-    shown = host_paths(spec)
-    mounts = [m for m in container(spec, "agent")["volumeMounts"] if m["mountPath"].startswith("/etc/cni")]
-    assert all(mount["readOnly"] for mount in mounts)
-    return {mount["mountPath"]: shown[mount["name"]] for mount in mounts}
+def test_an_agent_that_taints_its_node_has_the_time_to_do_so(kube: Kube) -> None:
+    spec = pod(kube.template({"tolerations": [], "config": {"restart": {"taint": True}}}))
+    assert spec["tolerations"] == [{"key": KEY, "operator": "Exists"}]
+    assert DAEMON_SET in [entry["name"] for entry in container(spec, "agent")["env"]]
+    assert DEFAULT_TIMES.put + MAX_WAIT_SECONDS + STOP_SECONDS < spec["terminationGracePeriodSeconds"]
 
 
-def test_of_the_networks_configurations_the_agent_sees_what_its_ipam_plugins_read(kube: Kube) -> None:
-    """Others' kubeconfigs are in the same folder."""
-    assert ipam_folders(kube, {}) == {}
-    networks = [
-        {"name": "rails", "ipam": {"type": "whereabouts", "range": "10.0.0.0/24"}},
-        {"name": "more", "ipam": {"type": "whereabouts", "range": "10.0.1.0/24"}},
-        {"name": "pool", "ipam": {"type": "nv-ipam"}},
-        {"name": "plain", "ipam": {"type": "host-local"}},
-        {"name": "none", "ipam": {}},
-    ]
-    named = {f"/etc/cni/net.d/{name}": f"/etc/cni/net.d/{name}" for name in ("whereabouts.d", "nv-ipam.d")}
-    assert ipam_folders(kube, {"config": {"networks": networks}}) == named
-    attachment = {"name": "a", "resourceName": "rdma/vf", "config": {"ipam": {"type": "nv-ipam"}}}
-    assert [*ipam_folders(kube, {"networkAttachments": [attachment]})] == ["/etc/cni/net.d/nv-ipam.d"]
-    assert [*ipam_folders(kube, {"cni": {"ipamFolders": ["own.d"]}})] == ["/etc/cni/net.d/own.d"]
-    assert [*ipam_folders(kube, {"cni": {"ipamFolders": ["."]}})] == ["/etc/cni/net.d"]
-
-
-def test_the_whole_folder_of_networks_is_for_who_chains(kube: Kube) -> None:
-    spec = pod(kube.template({"cni": {"chain": True}}))
-    (volume,) = [name for name, path in host_paths(spec).items() if path == "/etc/cni/net.d"]
-    having = [c["name"] for c in spec["containers"] if volume in {m["name"] for m in c["volumeMounts"]}]
-    assert having == ["cni-chain"]
-    assert "/etc/cni/net.d" not in host_paths(pod(kube.template())).values()
-
-
-def test_the_token_is_in_the_container_that_publishes_alone(kube: Kube) -> None:
-    spec = pod(kube.template({"cni": {"chain": True}}))
-    assert spec["automountServiceAccountToken"] is False
-    (volume,) = [v for v in spec["volumes"] if "projected" in v]
-    sources = {kind: told for source in volume["projected"]["sources"] for kind, told in source.items()}
-    assert sources["serviceAccountToken"]["path"] == "token"
-    assert sources["configMap"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
-    having = {
-        c["name"]: m["mountPath"]
-        for c in (*spec["containers"], *spec["initContainers"])
-        for m in c["volumeMounts"]
-        if m["name"] == volume["name"]
-    }
-    assert having == {"agent": str(SERVICE_ACCOUNT)}
-
-
-def test_selinux_and_seccomp_are_as_the_values_say(kube: Kube) -> None:
-    plain = pod(kube.template())
-    assert plain["securityContext"] == {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}}
-    assert "seccompProfile" not in container(plain, "agent")["securityContext"]
-    profile = {"type": "Localhost", "localhostProfile": "nodefabric.json"}
-    values = {"seLinuxOptions": {"type": "spc_t"}, "localhostSeccompProfile": "nodefabric.json"}
-    spec = pod(kube.template(values))
-    assert spec["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert container(spec, "agent")["securityContext"]["seccompProfile"] == profile
-    removing = pod(kube.template({"remove": True, "seLinuxOptions": {"type": "spc_t"}}))
-    assert removing["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
-
-
-def test_a_removal_can_be_forced(kube: Kube) -> None:
-    assert "--force" not in container(pod(kube.template({"remove": True})), "uninstall")["args"]
-    forced = pod(kube.template({"remove": True, "removeForce": True}))
-    assert "--force" in container(forced, "uninstall")["args"]
-
-
-def test_without_publishing_there_is_no_token_role_or_policy(kube: Kube) -> None:
-    found = kube.template({"config": {"topology": {"publish": False}}})
-    assert not [v for v in pod(found)["volumes"] if "projected" in v]
-    assert {d["kind"] for d in found} == {"ServiceAccount", "ConfigMap", "DaemonSet"}
-    assert named(found, "ServiceAccount")["automountServiceAccountToken"] is False
-
-
-@pytest.mark.parametrize(
-    ("tolerations", "more"),
-    [
-        ([{"operator": "Exists"}], []),
-        ([{"key": "gpu", "operator": "Exists"}], [{"key": KEY, "operator": "Exists"}]),
-        ([], [{"key": KEY, "operator": "Exists"}]),
-    ],
-)
-def test_an_agent_can_start_on_a_node_that_the_one_before_has_tainted(
-    kube: Kube, tolerations: list[Document], more: list[Document]
-) -> None:
-    values = {"tolerations": tolerations, "config": {"restart": {"taint": True}, "topology": {"publish": False}}}
-    spec = pod(kube.template(values))
-    assert spec["tolerations"] == tolerations + more
-    agent = container(spec, "agent")
-    assert str(SERVICE_ACCOUNT) in [mount["mountPath"] for mount in agent["volumeMounts"]]
-    assert {"name": DAEMON_SET, "value": "nodefabric/nodefabric"} in agent["env"]
-    longest = DEFAULT_TIMES.put + MAX_WAIT_SECONDS + STOP_SECONDS
-    assert longest < spec["terminationGracePeriodSeconds"]
-
-
-def test_without_the_switch_tolerations_are_as_they_were_said(kube: Kube) -> None:
-    values = {"tolerations": [{"key": "gpu", "operator": "Exists"}]}
-    assert pod(kube.template(values))["tolerations"] == values["tolerations"]
-
-
-@pytest.mark.parametrize(
-    ("topology", "mounted"),
-    [({"publish": True}, True), ({"publish": False}, False), ({"publish": False, "volcano": True}, True)],
-)
-def test_kubelets_configuration_is_mounted_only_for_what_is_published(
-    kube: Kube, topology: Document, mounted: bool
-) -> None:
-    """Not every distribution has the file, and a pod whose mount is missing does not start."""
-    spec = pod(kube.template({"config": {"topology": topology}}))
-    named = [volume["name"] for volume in spec["volumes"]]
-    mounts = [mount["name"] for container in spec["containers"] for mount in container["volumeMounts"]]
-    assert ("kubelet-config" in named, "kubelet-config" in mounts) == (mounted, mounted)
-
-
-def test_a_changed_configuration_restarts_the_agents_unless_told_otherwise(kube: Kube) -> None:
+def test_a_changed_configuration_restarts_the_agents(kube: Kube) -> None:
     def checksum(values: Document) -> str:
-        metadata = named(kube.template(values), "DaemonSet")["spec"]["template"]["metadata"]
-        return str(metadata.get("annotations", {}).get("checksum/config", ""))
+        annotations = named(kube.template(values), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
+        return str(annotations["checksum/config"])
 
     first, second = checksum({}), checksum({"config": {"rescanSeconds": 30}})
     assert first != second
     assert len(first) == hashlib.sha256().digest_size * 2
-    assert checksum({"restartOnConfigChange": False}) == ""
-
-
-def test_names_of_plugins_to_replace_reach_the_installer(kube: Kube) -> None:
-    from agent.__main__ import _parser
-
-    spec = pod(kube.template({"cni": {"replace": ["sriov", "rdma"], "force": True}}))
-    options = _parser().parse_args(container(spec, "install-cni")["args"])
-    assert (options.replace, options.force) == (("sriov", "rdma"), True)
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    assert tuple(schema["properties"]["cni"]["properties"]["replace"]["items"]["enum"]) == REPLACED
-
-
-def test_configurations_of_replaced_device_plugins_reach_the_agent_as_they_are(kube: Kube) -> None:
-    from agent.__main__ import _parser
-
-    sriov = '{"resourceList": [{"resourceName": "vf", "selectors": {"vendors": ["15b3"]}}]}'
-    shared = '{"configList": [{"resourceName": "hca", "rdmaHcaMax": 10, "selectors": {"linkTypes": ["ether"]}}]}'
-    found = kube.template({"config": {"resources": []}, "replacedConfigs": {"sriov": sriov, "rdmaShared": shared}})
-    texts = named(found, "ConfigMap")["data"]
-    agent = container(pod(found), "agent")
-    options = _parser().parse_args(agent["args"])
-    assert texts[options.sriov_config.name] == sriov
-    assert texts[options.rdma_shared_config.name] == shared
-    (mounted,) = [m["mountPath"] for m in agent["volumeMounts"] if m["name"] == "config"]
-    assert {str(options.sriov_config.parent), str(options.rdma_shared_config.parent)} == {mounted}
-    assert (options.resource_prefix, options.use_cdi) == ("intel.com", False)
-
-
-def test_arguments_of_replaced_device_plugins_reach_the_agent(kube: Kube) -> None:
-    from agent.__main__ import _parser
-
-    found = kube.template({"replacedConfigs": {"sriov": "{}", "resourcePrefix": "openshift.io", "useCdi": True}})
-    agent = container(pod(found), "agent")
-    options = _parser().parse_args(agent["args"])
-    assert (options.resource_prefix, options.use_cdi) == ("openshift.io", True)
-    (specs,) = [m for m in agent["volumeMounts"] if m["name"] == "cdi-dynamic"]
-    assert specs["readOnly"] is False
 
 
 def test_network_attachments_are_configurations_that_the_plugin_takes(kube: Kube) -> None:
     wanted = {"name": "rails", "namespace": "jobs", "resourceName": "rdma/vf", "config": {"vlan": 100, "mtu": 9000}}
     found = named(kube.template({"networkAttachments": [wanted]}), "NetworkAttachmentDefinition")
     assert found["metadata"]["namespace"] == "jobs"
-    assert found["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "rdma/vf"}
     parsed = netconf.from_document(json.loads(found["spec"]["config"]))
     assert (parsed.settings.vlan, parsed.mtu) == (100, 9000)
 
@@ -331,19 +243,18 @@ def test_values_and_schema_name_the_same_keys() -> None:
             compare(value[key], described["properties"][key], f"{where}/{key}")
 
     compare(values, schema, "")
+    assert tuple(schema["properties"]["cni"]["properties"]["replace"]["items"]["enum"]) == REPLACED
 
 
 def test_alerts_and_dashboard_are_those_of_the_monitoring_folder(kube: Kube) -> None:
-    found = kube.template(
-        {"prometheusRule": {"enabled": True, "labels": {"release": "x"}}, "dashboard": {"enabled": True}}
-    )
+    labels = {"release": "x"}
+    found = kube.template({"prometheusRule": {"enabled": True, "labels": labels}, "dashboard": {"enabled": True}})
     rules = named(found, "PrometheusRule")
     assert rules["spec"] == documents(FOLDER / "monitoring/alerts.yaml")[0]
     assert rules["metadata"]["labels"]["release"] == "x"
     (dashboard,) = [d for d in found if d["metadata"]["name"] == "nodefabric-dashboard"]
-    assert json.loads(dashboard["data"]["nodefabric.json"]) == json.loads(
-        (FOLDER / "monitoring/dashboard.json").read_text()
-    )
+    shown = json.loads(dashboard["data"]["nodefabric.json"])
+    assert shown == json.loads((FOLDER / "monitoring/dashboard.json").read_text())
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 

@@ -35,6 +35,14 @@ from tests.daemonset.manifests import CHART, Document, Kube
         ),
         ({"podMonitor": {"enabled": True}}, "Prometheus does not reach loopback"),
         ({"config": {"endpoints": {"port": 0}}}, "config.endpoints.port: 0 is another port at each start"),
+        (
+            {
+                "config": {
+                    "resources": [{"name": name, "kind": "vf", "offer": "dra"} for name in ("rdma/vf", "rdma/VF")]
+                }
+            },
+            "rdma/vf and rdma/VF would both have the DeviceClass rdma-vf",
+        ),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -64,3 +72,13 @@ def test_a_wrong_key_is_said_once(kube: Kube, resource: Document, said: list[str
     assert done.returncode != 0
     told = re.findall(r"^ *- at '[^']*': (.+)$", done.stderr, re.MULTILINE)
     assert [line for line in told if not line.endswith("failed")] == said
+
+
+def test_an_older_kubernetes_is_told_before_anything_is_installed(kube: Kube) -> None:
+    words = ("helm", "template", "x", CHART, "--values", "-", "--kube-version")
+    values = json.dumps({"config": {"resources": [{"name": "rdma/vf", "kind": "vf", "offer": "dra"}]}})
+    done = kube.run(*words, "1.33.4", text=values)
+    assert done.returncode != 0
+    assert "offer: dra needs Kubernetes 1.34 or later (resource.k8s.io/v1), and this is v1.33.4" in done.stderr
+    for version, text in (("1.34.0", values), ("1.34.0-eks-1", values), ("1.33.4", "{}")):
+        assert kube.run(*words, version, text=text).returncode == 0
