@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from agent.config.resources import KINDS, RAIL_NIC_KINDS
 
 SELECT = "resources[].select"
+
+SHOWN = 8
+"""Of more words than these a list's meaning says enough."""
 
 Schema = dict[str, Any]
 
@@ -39,10 +43,17 @@ def markdown(rows: list[Key]) -> str:
     for row in rows:
         if row.value == "mapping" and row.path in above:
             continue  # its keys say it
-        default = f", `{row.default}`" if row.default else ""
-        cells = (f"`{row.path}`", row.value + default, row.about)
+        cells = (f"`{row.path}`", _with_default(row), row.about)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _with_default(row: Key) -> str:
+    """Mark the default among the words that are allowed, or add it."""
+    words = re.split(r"(, or |, | or )", row.value)
+    if row.default in words:
+        return "".join(f"`{word}`" if word == row.default else word for word in words)
+    return f"{row.value}, `{row.default}`" if row.default else row.value
 
 
 def _resource_rows(said: Schema, resources: list[Schema]) -> list[Key]:
@@ -90,7 +101,7 @@ def _value(said: Schema) -> str:
         return "text, or a mapping" if is_text else "mapping, or a list of them"
     if said.get("type") == "array":
         inner = said.get("items", {})
-        return f"list of {', '.join(inner['enum'])}" if "enum" in inner else "list"
+        return f"list of {', '.join(inner['enum'])}" if 0 < len(inner.get("enum", ())) <= SHOWN else "list"
     if said.get("type") in ("integer", "number"):
         return f"{said.get('minimum', 0):g} to {said['maximum']:g}" if "maximum" in said else "number"
     return {"string": "text", "boolean": "true or false"}.get(str(said.get("type")), "mapping")

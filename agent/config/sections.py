@@ -114,7 +114,7 @@ class HealthSettings(Section):
     """A GPU error that may be over keeps a GPU unhealthy this long."""
     # For resources with `offer: dra`; pods that are served through extended resources are left alone.
     evict: Once[Annotated[str, choice(*EVICTING)]] = ()
-    """Reasons for which Kubernetes deletes pods whose claims have the device; default: none"""
+    """Reasons, such as DeviceGone, for which Kubernetes deletes pods whose claims have the device"""
 
     @property
     def gpu_policy(self) -> GpuPolicy:
@@ -199,8 +199,8 @@ class Dra(Section):
     metadata: Flag = False
     """Give containers files that describe their devices (KEP-5304)"""
     claim_may: Once[Annotated[str, choice(*CLAIM_KEYS)]] = SAFE_KEYS
-    """Keys that a claim's parameters may set (a class may set all); default: the first nine. Never addresses where the
-    network has ipam"""
+    """Keys that a claim's parameters may set (a class may set all; never addresses where the network has ipam);
+    default: ifName, mtu, addresses and the keys of routing"""
     shares: Annotated[str, choice(*SHARES)] = "capacity"
     """How shares and late-bound units are published: as capacity (Kubernetes 1.36), or a device each"""
 

@@ -46,17 +46,17 @@ def add(command: Added) -> None:
         type=_names,
         default=(),
         metavar="NAME,…",
-        help=f"make these names links to the relay: {', '.join(REPLACED)}",
+        help=f"make these names ({', '.join(REPLACED)}) links to the relay; others' programs need --force",
     )
     parser.add_argument(
-        "--chain", action="store_true", help="chain the plugin into the cluster network's configuration"
+        "--chain", action="store_true", help="put the plugin last into the network that the runtime takes first"
     )
-    parser.add_argument("--watch", action="store_true", help="do not end: put back what another program takes away")
+    parser.add_argument("--watch", action="store_true", help="do not end: put back what another program removes")
     parser.add_argument(
         "--wait-for",
         type=Path,
         metavar="SOCKET",
-        help="chain once an agent listens there, so that no pod's start waits for it; without --watch within 60 s",
+        help="chain once an agent listens there; without --watch within 60 s",
     )
 
     parser = command("remove-cni", _remove, "take the plugin out of the networks and the relay away")
@@ -79,7 +79,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         help="whose installation this is (default: %(default)s)",
     )
     parser.add_argument(
-        "--force", action="store_true", help="take over another instance's installation; set others' plugins aside"
+        "--force", action="store_true", help="take over another instance's installation; set aside others' programs"
     )
 
 
