@@ -36,7 +36,7 @@ from cni.spool import Spool
 from deviceplugin.allocation import Allocator
 from deviceplugin.informed import InformingBook, SlotBook
 from deviceplugin.plugins import DevicePlugins, Ground
-from deviceplugin.usage import Usage
+from deviceplugin.preference import Usage
 
 
 class Parts:
@@ -62,10 +62,10 @@ class Parts:
         devinfo = device_info.GrantedFiles(host.root / device_info.FOLDER.relative_to("/"))
         informing = InformingBook(ledger, devinfo, offer, node.scans, self.unit_specs)
         granting = SlotBook(informing, bound.forget)
-        allocator = Allocator(offer, (), granting, pod_of=ledger.pod_of, by_cdi=by_cdi)
+        allocator = Allocator(offer, granting, pod_of=ledger.pod_of, by_cdi=by_cdi)
         ground = Ground(node.scans, ledger, report.health, GpuFilesOf(host.root).read)
         self.plugins = DevicePlugins(config, ground, allocator, informing, report.metrics.observe)
-        self.usage = Usage(kubelet, allocator, node.scans, ledger)
+        self.usage = Usage(kubelet, allocator.preference, node.scans, ledger)
 
         # the runtime's door
         self.runtime = ContainerRuntime(at_start.runtime_socket) if at_start.runtime_socket else None

@@ -21,7 +21,6 @@ from agent.config import Resource
 from agent.edits.build import NO_GPU_FILES, build, unit_specs
 from agent.edits.cdi import ContainerEdits
 from agent.errors import LedgerError, Unavailable, UnitUnhealthy, UnknownUnit
-from agent.kubelet.podresources import PodDevices
 from agent.model.allocation import NO_SPECS, Devices, PodRef, UnitSpec
 from agent.model.device import Snapshot
 from agent.model.health import HEALTHY
@@ -56,7 +55,6 @@ class Allocator:
     def __init__(
         self,
         offer: Latest[Offer],
-        resources: Sequence[Resource],
         book: GrantBook,
         clock: Callable[[], float] = time.monotonic,
         pod_of: Callable[[str], PodRef | None] = _nobody_known,
@@ -71,13 +69,11 @@ class Allocator:
         """The newest offer, which is what is granted."""
         self.gpu_files = NO_GPU_FILES
         """What the host has to pass GPUs by."""
-        self.resources = {resource.name: resource for resource in resources}
-        """By name. Replace them together with the offer."""
         self.verbs_nodes: dict[str, str] = {}
         """Device → its verbs node in the last answer about it. An answer stays with its pod, whatever becomes of the
         number; those of an earlier process are not known."""
         self._book = book
-        self.preference = Preference(clock, pod_of)
+        self.preference = Preference(offer, clock, pod_of)
         self._by_cdi = by_cdi or Latest(False)
         # A thread of its own: the loop's common pool may be full of slow scans.
         self._thread = interpreter.started_workers(1, "grant")
@@ -94,7 +90,7 @@ class Allocator:
         Raises UnknownUnit, UnitUnhealthy or LedgerError; nothing is granted then.
         """
         offer = self.offer.value
-        resource = self.resources.get(resource_name)
+        resource = offer.resources.get(resource_name)
         if resource is None:
             raise UnknownUnit(f"{resource_name} is not configured any more: recreate the pod")
         # As ADD numbers net1, net2 …, so that PCIDEVICE_* and its like name them in the same order.
@@ -131,15 +127,11 @@ class Allocator:
         self, resource_name: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> tuple[str, ...]:
         """Say which of the available units a container should get. Never fails."""
-        return self.preference.prefer(self.offer.value, self.resources, resource_name, available, must_include, size)
-
-    def heard(self, pods: Sequence[PodDevices], asked_at: float) -> None:
-        """Take in what kubelet's PodResources told when they were asked at a time of the clock."""
-        self.preference.heard(pods, self.offer.value, self.resources, asked_at)
+        return self.preference.prefer(resource_name, available, must_include, size)
 
     def _unit(self, offer: Offer, resource_name: str, unit_id: str) -> Unit:
         unit = offer.find(resource_name, unit_id)
-        resource = self.resources[resource_name]
+        resource = offer.resources[resource_name]
         slot = UnitId.parse(unit_id)
         if resource.has_slots and slot.is_slot_of(resource_name):
             # One that has just left the list will do: kubelet may not have heard, and the device is chosen later.

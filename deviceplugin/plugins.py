@@ -340,7 +340,6 @@ class DevicePlugins:
         for overlap in errors(resources, offer.overlaps):
             if overlap not in self._offer.value.overlaps:
                 log.warning("%s", overlap)
-        self.allocator.resources = {resource.name: resource for resource in self._served}
         self._offer.set(offer)
         for resource in self._served:
             post(self._units[resource.name], offer.units[resource.name])

@@ -7,16 +7,23 @@ containers like it have had.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.config import Resource
-from agent.kubelet.podresources import PodDevices
+from agent.errors import Unavailable
+from agent.kubelet.podresources import PodDevices, PodResources
+from agent.ledger import Ledger
 from agent.model.allocation import PodRef
+from agent.model.device import Snapshot
 from agent.offer.offer import Offer, Unit
-from agent.placement import Distances, Layout, choose, first_units
+from agent.placement import Distances, Layout, choose
+from agent.state import Latest
 
 PAIRING_SECONDS = 3.0
 """The next resource's turn comes within milliseconds, unless another plugin's is between and slow."""
@@ -24,6 +31,8 @@ ADMISSION_SECONDS = 2.0
 """PodResources need not show a pod yet that is being admitted: younger grants stand."""
 MOMENT_SECONDS = 0.25
 """PodResources may show a pod already of which kubelet has not asked for all: a younger grant draws its partner."""
+SHOWN_SECONDS = 0.1
+"""After so long PodResources show what kubelet has granted."""
 REMEMBERED = 64
 """Containers from which it is guessed what the next one will ask for."""
 
@@ -33,8 +42,11 @@ log = logging.getLogger(__name__)
 class Preference:
     """What was granted and what is in use, and what to prefer in the light of that. For one thread."""
 
-    def __init__(self, clock: Callable[[], float], pod_of: Callable[[str], PodRef | None]) -> None:
+    def __init__(
+        self, offer: Latest[Offer], clock: Callable[[], float], pod_of: Callable[[str], PodRef | None]
+    ) -> None:
         """`pod_of` tells which pod a unit was granted to, if that is known."""
+        self._offer = offer
         self._clock = clock
         self.ratios = Ratios()
         self._pairing = Pairing(clock, pod_of, self.ratios)
@@ -45,63 +57,50 @@ class Preference:
         self._occupancy.take(resource.name, (u.unit_id for u in units), self._clock())
         self._pairing.remember(resource, [u.unit_id for u in units], [u.place for u in units])
 
-    def heard(
-        self, pods: Sequence[PodDevices], offer: Offer, resources: Mapping[str, Resource], asked_at: float
-    ) -> None:
-        """Take in what kubelet's PodResources told when they were asked at a time of the clock."""
-        self._occupancy.read(pods, frozenset(resources), asked_at)
-        self.ratios.read(pods, resources, offer.distances)
+    def read(self, pods: Sequence[PodDevices], asked_at: float) -> None:
+        """Take in what kubelet's PodResources said when they were asked at a time of the clock."""
+        offer = self._offer.value
+        self._occupancy.read(pods, frozenset(offer.resources), asked_at)
+        self.ratios.read(pods, offer.resources, offer.distances)
 
     def prefer(
-        self,
-        offer: Offer,
-        resources: Mapping[str, Resource],
-        resource_name: str,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
+        self, resource_name: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> tuple[str, ...]:
         """Say which of the available units a container should get. Never fails."""
         try:
-            return self._prefer(offer, resources, resource_name, available, must_include, size)
+            return self._prefer(self._offer.value, resource_name, available, must_include, size)
         except Exception:
             log.exception("no preference could be worked out; taking the first units available")
-            return first_units(available, must_include, size)
+            return tuple(dict.fromkeys((*must_include, *available)))[: max(size, 0)]
 
     def _prefer(
-        self,
-        offer: Offer,
-        resources: Mapping[str, Resource],
-        resource_name: str,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
+        self, offer: Offer, resource_name: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> tuple[str, ...]:
         self._occupancy.free(resource_name, set(available).difference(must_include))
         layout = offer.layouts.get(resource_name) or Layout(offer.distances)
-        resource = resources.get(resource_name)
+        resource = offer.resources.get(resource_name)
         if resource is None or resource.kind == "rail":
             return choose(layout, available, must_include, size)
         near, slots = self._pairing.near(resource, size)
         if is_gpu(resource):
-            partners, load = self._free_nics(offer, resources)
+            partners, load = self._free_nics(offer)
             # What a slot stands for is chosen when all is known: it may still be any that is free.
             partners += slots
             count = len(slots) or self.ratios.nics(size)
         else:
-            partners, load = self._free_gpus(offer, resources), {}
+            partners, load = self._free_gpus(offer), {}
             count = self.ratios.gpus(resource.name, size) or _usual_gpus(layout, size, len(partners))
         return choose(layout, available, must_include, size, near, partners=partners, count=count, load=load)
 
-    def _free_gpus(self, offer: Offer, resources: Mapping[str, Resource]) -> list[str]:
-        ours = [r.name for r in resources.values() if is_gpu(r) and offer.units.get(r.name)]
+    def _free_gpus(self, offer: Offer) -> list[str]:
+        ours = [r.name for r in offer.resources.values() if is_gpu(r) and offer.units.get(r.name)]
         if ours:
             return [offer.layouts[name].gpu_name(u.unit_id) for name in ours for u in self._free(offer, name)]
         distances = offer.distances
         taken = distances.gpus_of(self._occupancy.others)
         return [gpu for gpu in distances.gpus if gpu not in taken]
 
-    def _free_nics(self, offer: Offer, resources: Mapping[str, Resource]) -> tuple[list[str], Mapping[str, int]]:
+    def _free_nics(self, offer: Offer) -> tuple[list[str], Mapping[str, int]]:
         """List free NICs, and count what is in use of each port.
 
         Which of several resources the pod will ask for is not known: a port is as free as the one that has
@@ -110,7 +109,7 @@ class Preference:
         free: dict[str, list[str]] = {}
         everything: list[str] = []
         load: Counter[str] = Counter()
-        for resource in resources.values():
+        for resource in offer.resources.values():
             if is_gpu(resource) or resource.kind == "rail" or not offer.units.get(resource.name):
                 continue
             layout = offer.layouts[resource.name]
@@ -347,3 +346,90 @@ def _usual_gpus(layout: Layout, nics: int, free_gpus: int) -> int:
 def is_gpu(resource: Resource) -> bool:
     """Tell whether a resource's units are GPUs."""
     return resource.kind == "gpu"
+
+
+# ------------------------------------------------------------------------------------------------------ what pods hold
+
+
+@dataclass(frozen=True, slots=True)
+class UsageTimes:
+    """When kubelet is asked."""
+
+    settle: float = 1.0
+    """An admission's grants follow each other; the last one's pod is to be in the answer."""
+    pause: float = 2.0
+    """Between two questions."""
+    look: float = 60.0
+    """So old an answer may become: what other plugins give out, and take back, changes none of our books."""
+
+
+DEFAULT_TIMES = UsageTimes()
+
+
+class Usage:
+    """Reads for `Preference` what pods hold, on a node with GPUs. `run` until cancelled.
+
+    kubelet never says that a unit came back, nor what other plugins hand out. PodResources do, but only if
+    asked, and nobody may ask while kubelet waits. So every answer that anybody had is taken in; and where nobody asks
+    after the books have changed, kubelet is asked here, a moment later: one question for all pods that start together.
+    """
+
+    def __init__(
+        self,
+        kubelet: PodResources,
+        preference: Preference,
+        snapshot: Latest[Snapshot],
+        ledger: Ledger,
+        times: UsageTimes = DEFAULT_TIMES,
+    ) -> None:
+        self._kubelet = kubelet
+        self._preference = preference
+        self._snapshot = snapshot
+        self._ledger = ledger
+        self._times = times
+        self._changed = asyncio.Event()
+        self._wanted = -math.inf
+        """An answer that is older is no good any more, by kubelet's clock."""
+
+    async def run(self) -> None:
+        """Take in what kubelet tells, and see to it that it is asked after each change and now and then."""
+        loop = asyncio.get_running_loop()
+
+        def note() -> None:
+            with contextlib.suppress(RuntimeError):  # the ledger may outlive the loop
+                loop.call_soon_threadsafe(self._note_change)
+
+        self._ledger.subscribe(note)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._take_in(), name="usage")
+            tasks.create_task(self._ask(), name="questions about usage")
+
+    def _note_change(self) -> None:
+        self._wanted = self._kubelet.clock() + SHOWN_SECONDS
+        self._changed.set()
+
+    async def _take_in(self) -> None:
+        found = self._kubelet.newest.value
+        while True:
+            if found.asked_at > -math.inf and self._snapshot.value.all_gpus:
+                self._preference.read(found.pods, found.asked_at)
+            found = await self._kubelet.newest.other_than(found)
+
+    async def _ask(self) -> None:
+        """Ask for ever. A kubelet that does not answer is asked next time."""
+        self._wanted = self._kubelet.clock()
+        while True:
+            self._changed.clear()
+            try:
+                if self._snapshot.value.all_gpus:
+                    await self._kubelet.listing(self._wanted)
+            except Unavailable as error:
+                log.debug("what pods hold stays as it was known: %s", error)
+            await asyncio.sleep(self._times.pause)
+            try:
+                async with asyncio.timeout(self._times.look):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._wanted = self._kubelet.clock() - self._times.look
+            else:
+                await asyncio.sleep(self._times.settle)

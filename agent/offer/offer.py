@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
+from agent.config import Resource
 from agent.config.template import Place
 from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
 from agent.model.health import Health
@@ -77,10 +78,8 @@ class Offer:
     """Claimable device → how many units of it pods still have from kubelet's device plugins."""
     lost: frozenset[str] = frozenset()
     """Claimable devices that are gone while a pod has them."""
-    filled: frozenset[str] = frozenset()
-    """Resources that fill one adapter before another."""
-    bonded: frozenset[str] = frozenset()
-    """Resources whose VFs come in pairs, of different PFs."""
+    resources: Mapping[str, Resource] = field(default_factory=dict)
+    """Resource name → what the configuration says of it."""
     rails: tuple[Rail, ...] = ()
     """The node's adapters to the fabric, numbered; with those that are away."""
 
@@ -100,7 +99,8 @@ class Offer:
         found = {}
         for name, mine in self.units.items():
             options = (Option(u.unit_id, u.gpu or u.place) for u in mine if not u.is_counted)
-            spread, bonded = name not in self.filled, name in self.bonded
+            resource = self.resources.get(name)
+            spread, bonded = (resource.spread, resource.bonded) if resource is not None else (True, False)
             found[name] = Layout(self.distances, options, spread=spread, bonded=bonded)
         return MappingProxyType(found)
 

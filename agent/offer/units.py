@@ -134,8 +134,7 @@ def make_offer(inputs: Inputs) -> Offer:
         inputs.assignment.overlaps,
         MappingProxyType(pools),
         MappingProxyType(claimable),
-        filled=frozenset(resource.name for resource in inputs.resources if not resource.spread),
-        bonded=frozenset(resource.name for resource in inputs.resources if resource.bonded),
+        resources=MappingProxyType({resource.name: resource for resource in inputs.resources}),
         rails=rails,
     )
 

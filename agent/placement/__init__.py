@@ -19,7 +19,7 @@ from agent.placement.distances import Distances
 from agent.placement.gpu_sets import choose_sets
 from agent.placement.gpus import choose_gpus, choose_pairs
 from agent.placement.nics import Group, for_pairs, match_groups, match_nics
-from agent.placement.units import Layout, Option, choose, first_units
+from agent.placement.units import Layout, Option, choose
 
 __all__ = [
     "Distances",
@@ -30,7 +30,6 @@ __all__ = [
     "choose_gpus",
     "choose_pairs",
     "choose_sets",
-    "first_units",
     "for_pairs",
     "match_groups",
     "match_nics",

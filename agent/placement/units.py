@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.model.device import Snapshot
 from agent.placement.distances import Distances
 from agent.placement.gpus import choose_gpus
-from agent.placement.nics import match_ports
-
-log = logging.getLogger(__name__)
+from agent.placement.nics import NOTHING, match_ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +24,11 @@ class Layout:
     """Where all units of one resource are. Made once per snapshot, so that a choice is quick."""
 
     def __init__(
-        self, place: Snapshot | Distances, options: Iterable[Option] = (), *, spread: bool = True, bonded: bool = False
+        self, distances: Distances, options: Iterable[Option] = (), *, spread: bool = True, bonded: bool = False
     ) -> None:
         """Without `spread` one adapter is filled before another. Of `bonded` ones pairs are made, over two adapters."""
         self.spread, self.bonded = spread, bonded
-        self.distances = place if isinstance(place, Distances) else Distances(place)
+        self.distances = distances
         ordered = sorted(options, key=self._order)
         self.rank = {option.unit_id: rank for rank, option in enumerate(ordered)}
         """Natural order: `…-2` before `…-10`, VF index order before text order."""
@@ -69,7 +65,7 @@ def choose(
     *,
     partners: Sequence[str] = (),
     count: int | None = None,
-    load: Mapping[str, int] | None = None,
+    load: Mapping[str, int] = NOTHING,
 ) -> tuple[str, ...]:
     """Choose `size` of the available unit IDs, those that must be included among them and first.
 
@@ -79,30 +75,7 @@ def choose(
     units). `load` counts what is in use of the partners' ports.
     Always answers; with fewer IDs if fewer are there.
     """
-    try:
-        return _choose(
-            layout, available, must_include, size, near, partners, size if count is None else count, load or {}
-        )
-    except Exception:
-        log.exception("no preference could be worked out; taking the first units available")
-        return first_units(available, must_include, size)
-
-
-def first_units(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
-    """Take the first units available, those that must be included before them."""
-    return tuple(dict.fromkeys((*must_include, *available)))[: max(size, 0)]
-
-
-def _choose(
-    layout: Layout,
-    available: Sequence[str],
-    must_include: Sequence[str],
-    size: int,
-    near: Sequence[str],
-    partners: Sequence[str],
-    count: int,
-    load: Mapping[str, int],
-) -> tuple[str, ...]:
+    count = size if count is None else count
     must = list(dict.fromkeys(must_include))[: max(size, 0)]
     known = sorted((u for u in set(available).difference(must) if u in layout.rank), key=layout.rank.__getitem__)
     fill = size - len(must)

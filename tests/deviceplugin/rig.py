@@ -125,7 +125,7 @@ def plugins_on(
     files = GrantedFiles(device_info) if device_info is not None else None
     specs = UnitSpecs(ground.ledger, config.value.cdi_dir, Latest(True))
     informing = InformingBook(ground.ledger, files, offer, ground.snapshot, specs) if files is not None else None
-    allocator = Allocator(offer, (), informing or ground.ledger, ground.clock, ground.ledger.pod_of)
+    allocator = Allocator(offer, informing or ground.ledger, ground.clock, ground.ledger.pod_of)
     return DevicePlugins(config, ground, allocator, informing, observe, QUICK)
 
 

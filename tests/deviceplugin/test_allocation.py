@@ -49,13 +49,13 @@ def clock() -> Clock:
 
 @pytest.fixture
 def allocator(ledger: Ledger, clock: Clock) -> Iterator[Allocator]:
-    with contextlib.closing(Allocator(Latest(Offer()), RESOURCES, ledger, clock)) as allocator:
+    with contextlib.closing(Allocator(Latest(Offer()), ledger, clock)) as allocator:
         allocator.offer.set(offer(node()))
         yield allocator
 
 
 def offer(snapshot: Snapshot, quarantined: Mapping[str, str] | None = None) -> Offer:
-    return Offer(snapshot, plain_offer(RESOURCES, snapshot, quarantined or {}).offered)
+    return plain_offer(RESOURCES, snapshot, quarantined or {})
 
 
 def allocate(allocator: Allocator, resource: str, *unit_ids: str) -> object:
@@ -147,7 +147,7 @@ def test_a_ledger_that_cannot_be_written_grants_nothing(clock: Clock) -> None:
         def grant(self, resource_name: str, units: Mapping[str, Devices], specs: object = None) -> None:
             raise LedgerError("/var/lib/nodefabric/ledger.db: database or disk is full")
 
-    with contextlib.closing(Allocator(Latest(Offer()), RESOURCES, FullDisk(), clock)) as allocator:
+    with contextlib.closing(Allocator(Latest(Offer()), FullDisk(), clock)) as allocator:
         allocator.offer.set(offer(node()))
         with pytest.raises(LedgerError, match="disk is full"):
             allocate(allocator, "rdma/vf", "0000:12:00.1")

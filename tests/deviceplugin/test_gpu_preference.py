@@ -8,7 +8,7 @@ from agent.config import Resource
 from agent.model.device import MigDevice, Snapshot
 from agent.offer.gpu_units import with_profiles
 from agent.offer.units import plain_offer
-from agent.placement import Layout, Option, choose
+from agent.placement import Distances, Layout, Option, choose
 from tests.deviceplugin.machines import node
 
 NAME = "nvidia.com/gpu"
@@ -16,7 +16,7 @@ NAME = "nvidia.com/gpu"
 
 def layout(snapshot: Snapshot, resource: Resource, name: str = NAME) -> Layout:
     units = plain_offer(with_profiles([resource], snapshot, ()), snapshot).offered[name]
-    return Layout(snapshot, (Option(unit.unit_id, unit.device) for unit in units))
+    return Layout(Distances(snapshot), (Option(unit.unit_id, unit.device) for unit in units))
 
 
 def gpus_of(units: tuple[str, ...]) -> list[str]:

@@ -51,7 +51,7 @@ def test_a_unit_that_no_pod_holds_any_more_is_free_once_kubelet_was_read() -> No
         for rail in range(4):
             asyncio.run(d.allocator.allocate(GPU.name, [[gpu_uuid(rail)]]))
         d.clock.now += 60
-        d.allocator.heard([pod("a", nvidia_com__gpu=[gpu_uuid(i) for i in (0, 1, 3)])], d.clock.now)
+        d.allocator.preference.read([pod("a", nvidia_com__gpu=[gpu_uuid(i) for i in (0, 1, 3)])], d.clock.now)
         assert d.near(gpu_uuid(2), d.prefer(VF)[0])
 
 
@@ -59,14 +59,14 @@ def test_a_reading_that_began_during_an_admission_frees_nothing() -> None:
     with desk(GPU, VF) as d:
         for rail in (0, 1, 2):
             asyncio.run(d.allocator.allocate(GPU.name, [[gpu_uuid(rail)]]))
-        d.allocator.heard([], d.clock.now + 0.5)
+        d.allocator.preference.read([], d.clock.now + 0.5)
         d.clock.now += 60
         assert d.near(gpu_uuid(3), d.prefer(VF)[0])
 
 
 def test_after_a_restart_what_pods_hold_is_in_use() -> None:
     with desk(GPU, VF) as d:
-        d.allocator.heard([pod("a", nvidia_com__gpu=[gpu_uuid(i) for i in (0, 1, 3)])], d.clock.now)
+        d.allocator.preference.read([pod("a", nvidia_com__gpu=[gpu_uuid(i) for i in (0, 1, 3)])], d.clock.now)
         assert d.near(gpu_uuid(2), d.prefer(VF)[0])
 
 
@@ -83,14 +83,14 @@ def test_after_a_restart_what_pods_hold_is_in_use() -> None:
 )
 def test_gpus_that_another_plugin_gave_are_in_use(resource_name: str, unit_id: str) -> None:
     with desk(VF, snapshot=node(rails=2)) as d:
-        d.allocator.heard([pod("a", **{resource_name: [unit_id]})], d.clock.now)
+        d.allocator.preference.read([pod("a", **{resource_name: [unit_id]})], d.clock.now)
         assert d.near(gpu_uuid(1), d.prefer(VF)[0])
 
 
 @pytest.mark.parametrize("resource_name", ["example_com__tape", "nvidia_com__hostdev", "example_com__gpudirect-nic"])
 def test_an_index_of_something_else_is_no_gpu(resource_name: str) -> None:
     with desk(VF, snapshot=node(rails=2)) as d:
-        d.allocator.heard([pod("a", **{resource_name: ["0"]})], d.clock.now)
+        d.allocator.preference.read([pod("a", **{resource_name: ["0"]})], d.clock.now)
         assert d.near(gpu_uuid(0), d.prefer(VF)[0])
 
 
@@ -209,7 +209,9 @@ def test_whatever_kubelet_asks_the_answer_is_whole_and_valid(data: st.DataObject
             if data.draw(st.booleans()):
                 asyncio.run(d.allocator.allocate(resource.name, [granted]))
             if data.draw(st.booleans()):
-                d.allocator.heard([pod("a", **{resource.name.replace("/", "__").replace(".", "_"): granted})], 0.0)
+                d.allocator.preference.read(
+                    [pod("a", **{resource.name.replace("/", "__").replace(".", "_"): granted})], 0.0
+                )
 
 
 def test_a_nic_that_came_back_tells_of_its_pods_gpu() -> None:
@@ -231,7 +233,7 @@ def test_what_a_new_pod_of_the_same_name_has_does_not_come_back_with_the_old_one
     with desk(GPU, VF) as d:
         (old,) = d.get(VF)
         d.get(GPU)
-        d.allocator.heard([pod("web-0", rdma__vf=[old], nvidia_com__gpu=[gpu_uuid(0)])], d.clock.now)
+        d.allocator.preference.read([pod("web-0", rdma__vf=[old], nvidia_com__gpu=[gpu_uuid(0)])], d.clock.now)
         d.clock.now += 60
         for rail in (0, 1, 2):
             take(d, GPU, [gpu_uuid(rail)])

@@ -55,7 +55,7 @@ def test_containers_are_taken_to_have_as_many_gpus_as_the_last_one_with_so_many_
     with desk(GPU, WHOLE, snapshot=wide()) as d:
         if heard:  # of a pod that was there before the agent
             units = [u.unit_id for u in d.allocator.offer.value.units[WHOLE.name] if d.near(gpu_name(0), u.unit_id)]
-            d.allocator.heard([pod("a", rdma__whole=units, ex_com__gpu=[gpu_name(0)])], d.clock.now)
+            d.allocator.preference.read([pod("a", rdma__whole=units, ex_com__gpu=[gpu_name(0)])], d.clock.now)
             d.used.update((gpu_name(0), *units))
         else:
             assert below_one_switch(d, d.get(WHOLE, 4), d.get(GPU, 1)) == 1  # one each, for want of a better guess

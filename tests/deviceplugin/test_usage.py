@@ -14,8 +14,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
 from agent.state import Latest
-from deviceplugin.allocation import Allocator
-from deviceplugin.usage import SHOWN_SECONDS, Times, Usage
+from deviceplugin.preference import SHOWN_SECONDS, Preference, Usage, UsageTimes
 from tests.awaiting import until
 from tests.deviceplugin.machines import node
 
@@ -60,9 +59,9 @@ class Scene:
         self.heard.append((pods[0].pod.name, asked_at))
 
     @contextlib.asynccontextmanager
-    async def usage(self, snapshot: Snapshot, times: Times) -> AsyncIterator[None]:
-        allocator = type("Hearing", (), {"heard": staticmethod(self.take)})()
-        made = Usage(self.kubelet, cast(Allocator, allocator), Latest(snapshot), cast(Ledger, self.books), times)
+    async def usage(self, snapshot: Snapshot, times: UsageTimes) -> AsyncIterator[None]:
+        preference = type("Reading", (), {"read": staticmethod(self.take)})()
+        made = Usage(self.kubelet, cast(Preference, preference), Latest(snapshot), cast(Ledger, self.books), times)
         running = asyncio.create_task(made.run())
         try:
             yield
@@ -71,7 +70,7 @@ class Scene:
             await asyncio.gather(running, return_exceptions=True)
 
 
-QUICK = Times(settle=0.0, pause=0.0)
+QUICK = UsageTimes(settle=0.0, pause=0.0)
 
 
 def played(work: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
@@ -107,7 +106,7 @@ def test_a_kubelet_that_is_away_is_asked_at_the_next_change() -> None:
 
 def test_what_somebody_else_asked_after_a_change_is_taken_in_and_kubelet_not_asked_again() -> None:
     async def work(scene: Scene) -> None:
-        async with scene.usage(node(), Times(settle=0.2, pause=0.0)):
+        async with scene.usage(node(), UsageTimes(settle=0.2, pause=0.0)):
             await until(lambda: len(scene.heard) == 1)
             await asyncio.sleep(0.01)
             scene.books.change()
@@ -123,7 +122,7 @@ def test_what_somebody_else_asked_after_a_change_is_taken_in_and_kubelet_not_ask
 
 def test_an_answer_from_before_the_change_will_not_do() -> None:
     async def work(scene: Scene) -> None:
-        async with scene.usage(node(), Times(settle=0.05, pause=0.0)):
+        async with scene.usage(node(), UsageTimes(settle=0.05, pause=0.0)):
             await until(lambda: len(scene.heard) == 1)
             scene.kubelet.now = 101.0
             await scene.kubelet.listing()
@@ -149,7 +148,7 @@ def test_kubelet_is_not_asked_on_a_node_without_gpus() -> None:
 
 def test_kubelet_is_asked_now_and_then_for_what_other_plugins_give_out() -> None:
     async def work(scene: Scene) -> None:
-        async with scene.usage(node(), Times(settle=0.0, pause=0.0, look=0.02)):
+        async with scene.usage(node(), UsageTimes(settle=0.0, pause=0.0, look=0.02)):
             await until(lambda: len(scene.heard) == 1)
             await asyncio.sleep(0.1)
             assert scene.kubelet.asked == 1  # by its clock no time has passed

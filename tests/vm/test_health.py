@@ -41,7 +41,7 @@ class Node:
         self.ledger = Ledger.open(folder / "ledger.db", "boot")
         config = Config(resources=RESOURCES, kubelet_dir=folder)
         ground = Ground(self.inventory.snapshot, self.ledger, HealthBook(SETTINGS))
-        self.plugins = DevicePlugins(Latest(config), ground, Allocator(Latest(Offer()), (), self.ledger))
+        self.plugins = DevicePlugins(Latest(config), ground, Allocator(Latest(Offer()), self.ledger))
         self.kubelet: Kubelet | None = None
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

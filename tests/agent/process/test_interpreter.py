@@ -47,7 +47,7 @@ def test_work_that_blocks_goes_on_where_no_thread_can_be_started() -> None:
 def test_grants_are_written_where_no_thread_can_be_started() -> None:
     async def scenario() -> None:
         book = Book()
-        allocator = Allocator(Latest(Offer()), (), book)
+        allocator = Allocator(Latest(Offer()), book)
         try:
             with no_thread_to_be_had():
                 await allocator._record("rdma/vf", {"u": "d"}, {})

@@ -39,7 +39,7 @@ NAMESPACE = "default"
 ADD_SECONDS = 0.1
 """From the admission of a pod to its CNI ADD."""
 READ_SECONDS, READ_PAUSE_SECONDS = 1.1, 3.0
-"""PodResources are read so long after a change in the books, and after they were read last (deviceplugin.usage)."""
+"""PodResources are read so long after a change in the books, and after they were read last (`Usage`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class AgentNode:
         bound = BoundSlots(config, self._ledger, cdi.SlotSpecs(folder / "cdi"))
         self._binder = Binder(config, self._ledger, bound, self._offer, _PodGrants(self))
         book = SlotBook(self._ledger, bound.forget)
-        self._allocator = Allocator(self._offer, self._resources, book, self._time, self._ledger.pod_of)
+        self._allocator = Allocator(self._offer, book, self._time, self._ledger.pod_of)
         self._offers = Offers(HealthBook(HealthSettings(0, 0, 0), self._time), self._time)
         for resource in self._resources:
             self._devices.resources[resource.name] = Known(_OurPlugin(self._allocator, resource.name))
@@ -191,7 +191,7 @@ class AgentNode:
 
     def _read(self) -> None:
         self._devices.free()
-        self._allocator.heard(self.listing(self._pods), self._now)
+        self._allocator.preference.read(self.listing(self._pods), self._now)
 
     def _offer_anew(self) -> None:
         """Post lists as the books are now."""
