@@ -11,7 +11,7 @@ from agent.errors import HardwareError, RequestInvalid
 from agent.model.allocation import Attachment, PodRef, is_place
 from cni import check
 from cni.attach import BUSY_SECONDS, MAX_ADDING, Attacher
-from cni.call import NO_GRANTS, Call, Grants, Node, NoSlots, Slots
+from cni.call import NO_GRANTS, Call, Grants, Node, Slots
 from cni.detach import Detacher
 from cni.found_vfs import NETNS_FOLDERS, Finder
 from cni.heal import HEAL_SECONDS, Healer, PodKnown, ReleaseRequest, nobody_to_ask, release
@@ -60,7 +60,7 @@ class Attachments:
         """`slots` chooses devices late."""
         settings = settings or Settings()
         self._node = node
-        self._slots = slots or NoSlots()
+        self._slots = slots or Slots()
         self._grants = grants
         self._on_end: tuple[Ended, ...] = ()
         self.detacher = Detacher(node)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from agent.config import CniSettings
 from agent.config.networks import NO_IPAM, Network
@@ -45,8 +45,11 @@ class Call:
     """When a DEL was put on disk, as time.time tells; None for one that comes at this moment."""
 
 
-class Slots(Protocol):
-    """Chooses the devices of pods' slots. Methods block, and may be called on many threads at once."""
+class Slots:
+    """Chooses the devices of pods' slots; as it stands here there are none. `cni.slots.binder` knows more.
+
+    Methods block, and may be called on many threads at once.
+    """
 
     def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
         """Choose a device for each slot of the call's pod, once for each sandbox, and list them.
@@ -54,20 +57,10 @@ class Slots(Protocol):
         Waits a bounded time for devices on their way back, as long as `wanted` says that it is worth it. Raises
         DeviceBusy if there are too few, Unavailable if kubelet does not answer.
         """
-
-    def unbind(self, container_id: str, ifname: str) -> None:
-        """Let go of the devices that were chosen for a sandbox in calls for this interface. Repeatable."""
-
-
-class NoSlots:
-    """What a node without late binding has."""
-
-    def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
-        """List nothing."""
         return ()
 
     def unbind(self, container_id: str, ifname: str) -> None:
-        """Do nothing."""
+        """Let go of the devices that were chosen for a sandbox in calls for this interface. Repeatable."""
 
 
 def request_of(call: Call, conf: NetConf) -> dict[str, Any]:

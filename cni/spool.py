@@ -43,11 +43,6 @@ class _NoDel(ValueError):
     """A file is not what the relay writes, and will not become it."""
 
 
-def replay(folder: Path, answer: Answerer) -> int:
-    """Carry out the DELs of a spool once, as Spool.replay does, with no memory of earlier failures."""
-    return Spool(folder).replay(answer)
-
-
 class Spool:
     """The folder, and which of its DELs failed before."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any
 
@@ -27,7 +27,7 @@ from agent.model.unit_id import UnitId, UnitKind
 from agent.state import Latest
 from cni import spool
 from cni.attachment import Attachments, Settings
-from cni.call import Call, GrantedDevice, Node
+from cni.call import Call, Node, Slots
 from cni.server import CniServer
 from cni.slots.bound import BoundSlots
 
@@ -56,7 +56,7 @@ async def serve(host: Host, config: Config, wrong: Sequence[str]) -> AsyncIterat
         # A plugin that hangs would hold up pods that need none: what is to be given back is owed, as at any start.
         await asyncio.to_thread(books.leases.defer)
         server = CniServer(config.cni_socket, books, condition=books.condition, observe=lambda command: nullcontext())
-        await asyncio.to_thread(server.start, lambda: spool.replay(config.spool_dir, server.answer))
+        await asyncio.to_thread(server.start, lambda: spool.Spool(config.spool_dir).replay(server.answer))
         stack.push_async_callback(asyncio.to_thread, server.close)
         log.info("pods end, and those that have no device start, until the configuration is repaired")
         yield
@@ -92,15 +92,11 @@ class _Books(Attachments):
         return any(unit in granted or _is_of_adapter(unit) for unit in units)
 
 
-class _Slots:
+class _Slots(Slots):
     """Lets go of what was bound, and binds nothing."""
 
     def __init__(self, bound: BoundSlots) -> None:
         self._bound = bound
-
-    def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
-        """List nothing."""
-        return ()
 
     def unbind(self, container_id: str, ifname: str) -> None:
         """Let go of what was chosen for a sandbox in calls for this interface."""

@@ -27,7 +27,7 @@ from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer, Unit
 from agent.placement import Distances, for_pairs
 from agent.state import Latest
-from cni.call import Call, GrantedDevice, Grants
+from cni.call import Call, GrantedDevice, Grants, Slots
 from cni.permission import pf_in_pod
 from cni.slots.bound import BoundSlots
 from cni.slots.choice import Choice, Wish, choose, wishes
@@ -95,7 +95,7 @@ POLL_SECONDS = 0.05
 log = logging.getLogger(__name__)
 
 
-class Binder:
+class Binder(Slots):
     """Chooses devices for slots. Methods block and may run on many threads at once."""
 
     def __init__(

@@ -115,7 +115,7 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
     server = CniServer(
         rig.folder / "cni.sock", rig.attachments, condition=lambda: None, observe=lambda command: nullcontext()
     )
-    reconciler, counted = reconciler_of(rig, replay_spool=lambda: spool.replay(folder, server.answer))
+    reconciler, counted = reconciler_of(rig, replay_spool=lambda: spool.Spool(folder).replay(server.answer))
     rig.ledger.quarantine("0000:99:00.0", "its row is gone")
 
     def healed() -> bool:

@@ -13,7 +13,7 @@ import pytest
 from agent.errors import DeviceBusy, RequestInvalid
 from agent.model.unit_id import slot_id
 from cni.attachment import Attachments, Settings
-from cni.call import NO_GRANTS, Call, GrantedDevice, Node
+from cni.call import NO_GRANTS, Call, GrantedDevice, Node, Slots
 from tests.cni import tiny_node
 from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, stub_answer, vf
@@ -24,7 +24,7 @@ CHAINED: Mapping[str, Any] = {"prevResult": {"cniVersion": "1.0.0", "interfaces"
 NETWORK = network({"name": "rails", "vlan": 7})
 
 
-class Chooser:
+class Chooser(Slots):
     """Binds as it is told, and notes what it is asked."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from agent.config import CniSettings
 from agent.errors import DeviceBusy, HardwareError, NotAllowed, Unavailable
 from agent.model.allocation import PodRef
 from cni.attachment import Attachments
-from cni.call import Call, GrantedDevice, Holding, Node, NoSlots
+from cni.call import Call, GrantedDevice, Holding, Node, Slots
 from cni.permission import Named, refusal
 from cni.request import code_of
 from tests.cni import tiny_node
@@ -221,14 +221,14 @@ def test_a_protected_device_that_a_pod_was_given_before_does_not_come_into_its_n
 
 
 def test_a_slot_of_the_pods_own_brings_no_other_interface_along(strict: Rig, kubelet: Kubelet) -> None:
-    class Slots(NoSlots):
+    class Bound(Slots):
         def bind(self, call: Call, wanted: object) -> tuple[GrantedDevice, ...]:
             return (GrantedDevice(vf(0), "rdma/vf", None, SLOT),)
 
     kubelet.resources = {PF: "rdma/hca", vf(0): "rdma/vf"}
     kubelet.gives(vf(0))
     strict.attachments.close()
-    strict.attachments = Attachments(Node(strict.machine, strict.ledger, Live(strict.machine.scan)), kubelet, Slots())
+    strict.attachments = Attachments(Node(strict.machine, strict.ledger, Live(strict.machine.scan)), kubelet, Bound())
     pod = strict.pod()
     with refused(f"{PF_NETDEV} belongs to rdma/hca"):
         strict.add("c1", pod, deviceID=SLOT, mode="macvlan", master=PF_NETDEV)

@@ -49,7 +49,7 @@ def test_spooled_dels_are_carried_out_in_order_and_removed(tmp_path: Path) -> No
     for name, container in (("0003-a.del", "c3"), ("0001-b.del", "c1"), ("0002-a.del", "c2")):
         put(tmp_path, name, container)
     server = Server()
-    assert spool.replay(tmp_path, server.answer) == 3
+    assert spool.Spool(tmp_path).replay(server.answer) == 3
     assert server.asked == ["c1", "c2", "c3"]
     assert names(tmp_path) == []
 
@@ -57,9 +57,9 @@ def test_spooled_dels_are_carried_out_in_order_and_removed(tmp_path: Path) -> No
 def test_one_that_fails_stays_and_the_others_go_on(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         put(tmp_path, f"{number}.del", f"c{number}")
-    assert spool.replay(tmp_path, Server("c2").answer) == 2
+    assert spool.Spool(tmp_path).replay(Server("c2").answer) == 2
     assert names(tmp_path) == ["2.del"]
-    assert spool.replay(tmp_path, Server().answer) == 1
+    assert spool.Spool(tmp_path).replay(Server().answer) == 1
     assert names(tmp_path) == []
 
 
@@ -80,21 +80,21 @@ def test_what_is_no_del_is_removed_and_never_waited_for(tmp_path: Path, kind: st
     NO_DELS[kind](tmp_path / "1.del")
     put(tmp_path, "2.del", "c2")
     server = Server()
-    assert spool.replay(tmp_path, server.answer) == 1
+    assert spool.Spool(tmp_path).replay(server.answer) == 1
     assert (server.asked, names(tmp_path)) == (["c2"], [])
 
 
 def test_a_del_that_no_agent_will_ever_accept_is_removed(tmp_path: Path) -> None:
     put(tmp_path, "1.del", "")
     refusal = Answer(1, b'{"code": 4, "msg": "CNI_CONTAINERID must be letters"}')
-    assert spool.replay(tmp_path, lambda request: refusal) == 0
+    assert spool.Spool(tmp_path).replay(lambda request: refusal) == 0
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("text", [b"", b"null", b"[4]", b'{"code": "4"}', b'{"code": 11}', b"\xff"])
 def test_any_other_refusal_keeps_it(tmp_path: Path, text: bytes) -> None:
     put(tmp_path, "1.del", "c1")
-    assert spool.replay(tmp_path, lambda request: Answer(1, text)) == 0
+    assert spool.Spool(tmp_path).replay(lambda request: Answer(1, text)) == 0
     assert names(tmp_path) == ["1.del"]
 
 
@@ -125,7 +125,7 @@ def test_what_killed_relays_left_is_removed_when_it_is_old(tmp_path: Path, caplo
         put(tmp_path, name, "c1")
         if not name.startswith(".3"):
             os.utime(tmp_path / name, (0, 0))
-    assert spool.replay(tmp_path, Server().answer) == 0
+    assert spool.Spool(tmp_path).replay(Server().answer) == 0
     assert names(tmp_path) == [".3-a.del.tmp", ".vimrc.tmp", "4.tmp"]
     assert [".1-a.del.tmp" in caplog.text, ".2-a.tmp" in caplog.text] == [True, True]
 
@@ -135,14 +135,14 @@ def test_files_of_other_names_are_let_be(tmp_path: Path) -> None:
     put(tmp_path, ".1.del.new", "c1")
     put(tmp_path, "1.bad", "c1")
     (tmp_path / "folder.del").mkdir()
-    assert spool.replay(tmp_path, Server().answer) == 0
+    assert spool.Spool(tmp_path).replay(Server().answer) == 0
     assert names(tmp_path) == [".1.del.new", "1.bad", "folder.del"]
 
 
 def test_no_spool_is_an_empty_one(tmp_path: Path) -> None:
-    assert spool.replay(tmp_path / "missing", Server().answer) == 0
+    assert spool.Spool(tmp_path / "missing").replay(Server().answer) == 0
     (tmp_path / "file").touch()
-    assert spool.replay(tmp_path / "file", Server().answer) == 0
+    assert spool.Spool(tmp_path / "file").replay(Server().answer) == 0
 
 
 def test_a_spool_that_cannot_be_written_stops_nothing(own_network: None, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_spool_that_cannot_be_written_stops_nothing(own_network: None, tmp_pat
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", tmp_path], check=True)
         server = Server()
-        assert spool.replay(tmp_path, server.answer) == 2
+        assert spool.Spool(tmp_path).replay(server.answer) == 2
     finally:
         subprocess.run(["umount", tmp_path], check=True)
     assert server.asked == ["c1", "c3"]

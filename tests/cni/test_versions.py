@@ -21,7 +21,7 @@ def test_dels_that_an_earlier_relay_kept_are_carried_out(tmp_path: Path) -> None
         asked.append(request)
         return Answer(0, b"")
 
-    assert spool.replay(tmp_path / "spool", answer) == 2
+    assert spool.Spool(tmp_path / "spool").replay(answer) == 2
     assert [request.env["CNI_CONTAINERID"] for request in asked] == ["c0", "c7"]
     assert {request.env["CNI_COMMAND"] for request in asked} == {"DEL"}
     assert asked[0].stdin == (

@@ -118,7 +118,7 @@ class SmallAgent:
             units=self._units,
             ours=lambda: list(self._units()),
             held_units=self._held_units,
-            replay=lambda: spool.replay(self.folder / "spool", self.server.answer),
+            replay=lambda: spool.Spool(self.folder / "spool").replay(self.server.answer),
         )
         settled = Latest(False)
         settled.subscribe(self.holders.complete)
