@@ -189,7 +189,7 @@ def test_gc_goes_on_past_what_fails_and_names_it(rig: Rig) -> None:
 
 def test_gc_does_not_wait_for_ever(rig: Rig) -> None:
     pod = rig.pod()
-    rig.add("c1", pod, ipam=rig.stub_ipam(f"[ $CNI_COMMAND = DEL ] && sleep 3; {stub_answer('10.0.0.2/24')}"))
+    rig.add("c1", pod, ipam=rig.stub_ipam(f"[ $CNI_COMMAND = DEL ] && sleep 1; {stub_answer('10.0.0.2/24')}"))
     with (
         rig.call("", None, {"cni.dev/valid-attachments": []}) as call,
         pytest.raises(AttachmentError, match="on its way"),

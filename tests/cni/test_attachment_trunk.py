@@ -18,11 +18,9 @@ from cni.call import GrantedDevice
 from hack.sim.machine import SimulatedMachine
 from tests import sandbox
 from tests.cni import tiny_node
-from tests.cni.killed import kill_at_each_step
 from tests.cni.networks import PREVIOUS, network
 from tests.cni.tiny_node import PF_NETDEV, Rig, open_rig, vf
 from tests.vf_trunk import TrunkDriver, WithTrunk
-from tests.waiting import until
 
 TRUNK = "100,200-210"
 
@@ -225,54 +223,3 @@ def test_a_pf_with_too_many_vfs_to_be_asked_about_one_tells_of_a_trunk(
         rig.delete("c1", pod)
         rig.await_back()
         assert (shown(tmp_path), rig.ledger.quarantines()) == ("5", ())
-
-
-SCRIPT = """
-from dataclasses import replace
-from pathlib import Path
-from tests.cni.tiny_node import open_rig
-from tests.vf_trunk import TrunkDriver, WithTrunk
-
-class Telling(TrunkDriver):
-    def write(self, path, text):
-        step(text)
-        super().write(path, text)
-        step("after " + text)
-
-folder = Path.cwd()
-with open_rig(folder, host=lambda machine: replace(machine, vf_control=WithTrunk(folder, Telling()))) as rig:
-    if "{verb}" == "ADD":
-        rig.add("c1", folder / "pod.netns", trunk="{trunk}")
-    else:
-        rig.delete("c1", folder / "pod.netns")
-        rig.await_back()
-"""
-
-
-@pytest.mark.parametrize("verb", ["ADD", "DEL"])
-def test_an_agent_killed_between_two_writes_leaves_nothing(
-    own_network: None, tmp_path: Path, driver: TrunkDriver, verb: str
-) -> None:
-    places: list[Path] = []
-
-    def prepare(place: Path) -> None:
-        if places:
-            SimulatedMachine.destroy(places[-1])
-            until(lambda: not links())
-        create(place, driver)
-        with opened(place, driver) as rig:
-            pod = rig.pod()
-            if verb == "DEL":
-                rig.add("c1", pod, trunk=TRUNK)
-
-    def links() -> bool:
-        told = subprocess.run(["ip", "-brief", "link"], check=True, capture_output=True, text=True).stdout
-        return len(told.splitlines()) > 1
-
-    for place in kill_at_each_step(tmp_path, SCRIPT.format(verb=verb, trunk=TRUNK), lambda place: prepare(place)):
-        places.append(place)
-        with opened(place, driver) as rig:
-            rig.await_healed()
-            assert (shown(place), rig.ledger.attachments(), rig.ledger.quarantines()) == ("5", (), ())
-        subprocess.run(["umount", "--lazy", place / "pod.netns"], check=True)
-    assert len(places) == 6

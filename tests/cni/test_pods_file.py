@@ -20,6 +20,7 @@ from agent.model.allocation import Binding, Claim, ClaimDevice, ClaimRef, ClaimS
 from agent.state import Latest
 from cni import pods_file
 from cni.pods_file import PodsFile, content_of, may_join, name_of
+from tests import versions
 from tests.agent.books import attach, open_books, owner
 from tests.cni.small_disk import disk
 
@@ -470,3 +471,25 @@ def test_a_claim_is_not_prepared_while_the_file_goes_on_to_say_otherwise(path: P
     with pytest.raises(LedgerError, match="is written no more"):
         books.prepare_claim(claim())
     assert books.claims() == ()
+
+
+def test_an_earlier_versions_file_of_pods_holds_on_in_the_same_boot(tmp_path: Path) -> None:
+    versions.unpack(versions.WITH_PODS, tmp_path)
+    file = pods_file.path_of(tmp_path / "cni.sock")
+    assert file.read_text().splitlines()[3:] == ["default/trainer", "default/worker", "end"]
+    with open_books(tmp_path, "boot-1") as books:
+        kept = PodsFile(file, "kernel-boot-1", books, Latest(Config(kubelet_dir=tmp_path)))
+        kept.look()
+        assert file.read_text().splitlines()[3:] == ["default/trainer", "default/worker", "end"]
+        (row,) = books.attachments()
+        books.finish_detach(row)
+        books.release(["0000:3b:00.2"])
+        assert file.read_text().splitlines()[3:] == ["default/worker", "end"]
+
+
+def test_an_earlier_versions_file_of_pods_goes_after_a_reboot(tmp_path: Path) -> None:
+    versions.unpack(versions.WITH_PODS, tmp_path)
+    file = pods_file.path_of(tmp_path / "cni.sock")
+    with open_books(tmp_path, "boot-2") as books:
+        PodsFile(file, "kernel-boot-2", books, Latest(Config(kubelet_dir=tmp_path))).look()
+        assert not file.exists()

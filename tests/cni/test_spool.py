@@ -17,6 +17,7 @@ from agent.model.allocation import AttachmentState
 from cni import protocol, spool
 from cni.protocol import Answer, Request
 from cni.server import CniServer
+from tests import versions
 from tests.cni.relay import Relay
 from tests.cni.tiny_node import Rig, stub_answer, vf
 from tests.waiting import until
@@ -269,3 +270,21 @@ def test_a_del_from_before_an_add_that_is_under_way_waits_for_its_end(
     answers.append(kept.replay(answering))
     assert (answers, sanitized_relay.spooled()) == ([0, 1], [])
     rig.check("c1", pod)
+
+
+def test_dels_that_an_earlier_relay_kept_are_carried_out(tmp_path: Path) -> None:
+    versions.unpack(versions.WITH_JOURNAL, tmp_path)
+    asked: list[Request] = []
+
+    def answer(request: Request) -> Answer:
+        asked.append(request)
+        return Answer(0, b"")
+
+    assert spool.Spool(tmp_path / "spool").replay(answer) == 2
+    assert [request.env["CNI_CONTAINERID"] for request in asked] == ["c0", "c7"]
+    assert {request.env["CNI_COMMAND"] for request in asked} == {"DEL"}
+    assert asked[0].stdin == (
+        b'{"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric", "deviceID": "0000:3b:00.2"}'
+    )
+    assert 1795390000 < (asked[0].spooled_at or 0) < (asked[1].spooled_at or 0) < 1795395000
+    assert list((tmp_path / "spool").iterdir()) == []

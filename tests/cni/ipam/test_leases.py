@@ -258,7 +258,7 @@ def test_what_is_owed_from_before_is_given_back_to_the_plugin_of_today(tmp_path:
 
 
 def test_a_plugin_that_hangs_keeps_no_other_plugins_leases(tmp_path: Path) -> None:
-    with open_desk(tmp_path, seconds=3) as desk:
+    with open_desk(tmp_path, seconds=2) as desk:
         desk.plugin("hangs", NOTES + "sleep 1000")
         desk.plugin("stub", NOTES)
         for container in ("h1", "h2", "h3"):
@@ -274,7 +274,7 @@ def test_a_plugin_that_hangs_keeps_no_other_plugins_leases(tmp_path: Path) -> No
         desk.now += REFUSALS.first + 1
         assert desk.leases.settle() == (0, 0)
         assert [line for line in desk.said() if "h" in line] == ["DEL h1", "DEL h2"]
-        assert "did not end within 3 s" in desk.books.owed_leases()[0].problem
+        assert "did not end within 2 s" in desk.books.owed_leases()[0].problem
 
 
 @contextmanager

@@ -297,6 +297,7 @@ def test_a_pod_that_lives_is_of_this_boot_whatever_the_clock_said(rig: Rig, old:
 KILLED = """
 import os, sys
 from pathlib import Path
+from cni.migrate import sriov_state
 from tests.cni import tiny_node
 steps = int(sys.argv[2])
 def count(event, arguments):
@@ -305,6 +306,8 @@ def count(event, arguments):
         steps -= 1
         if steps < 0:
             os.kill(os.getpid(), 9)
+for model in (sriov_state._Device, sriov_state._Written, sriov_state._Rdma, sriov_state._Cache):
+    sriov_state._adapter(model)  # which opens modules of pydantic's
 with tiny_node.open_rig(Path(sys.argv[1])) as rig:
     sys.addaudithook(count)
     rig.attachments.adopter.adopt()

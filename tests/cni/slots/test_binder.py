@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import random
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent.errors import DeviceBusy, Unavailable
+from agent.errors import DeviceBusy, Unavailable, UnknownUnit
 from agent.kubelet.checkpoint import FILE
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
-from agent.model.allocation import NetnsId, Owner, PodRef, Undo
+from agent.model.allocation import Binding, NetnsId, Owner, PodRef, Undo
+from agent.model.topology import Locality
 from agent.reconcile import UNCLAIMED_SECONDS
 from agent.reconcile.grants import Release, decide
+from agent.reconcile.units import SlotView
+from proto.deviceplugin.v1beta1 import api_pb2
+from tests import descriptors
+from tests.agent.books import open_books
+from tests.agent.reconcile.scene import Scene
 from tests.cni.slots.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot, stock_of
+from tests.deviceplugin.dra.nodes import recorded_node
 from tests.deviceplugin.machines import change, gpu_uuid, node
 
 
@@ -259,3 +271,231 @@ def test_a_spec_that_cannot_be_written_leaves_nothing_bound(rig: Rig) -> None:
 def test_a_pod_without_a_name_has_no_slots(rig: Rig) -> None:
     rig.grant(POD, slot(0))
     assert rig.bind(call("c1", PodRef("", ""))) == {}
+
+
+# -------------------------------------------------------------------------------- what no call asks for any more, and
+
+
+def test_specs_are_made_to_fit_the_books(rig: Rig) -> None:
+    rig.grant(POD, slot(0), slot(1))
+    rig.bind(call("c1"))
+    written = [rig.spec(slot(n)) for n in range(2)]
+    rig.specs.remove(slot(0))
+    rig.specs.write("vf", slot(1), {"env": ["STALE=1"]})
+    rig.specs.write("vf", slot(2), {"env": ["NOBODYS=1"]})
+    silent = SlotView(time.time(), (), None, None)
+    assert set(rig.mend(silent)) == {("spec-write", slot(0)), ("spec-write", slot(1))}
+    assert [rig.spec(slot(n)) for n in range(2)] == written
+    assert rig.mend(rig.known()) == (("spec-remove", slot(2)),)
+    assert rig.mend(rig.known()) == ()
+    assert rig.specs.slots() == {slot(0), slot(1)}
+
+
+def test_a_resource_that_is_configured_no_more_is_named_with_what_helps(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    for others in (RESOURCES[1:], (replace(LATE, binding="early"), *RESOURCES[1:])):
+        rig.resources = others
+        with pytest.raises(
+            UnknownUnit, match=r"container worker has slots of rdma/vf.*put the resource back, or recre"
+        ):
+            rig.bind(call("c1"))
+        with pytest.raises(UnknownUnit):  # by a new agent too
+            rig.make().bind(call("c1"), lambda: True)
+    assert rig.ledger.bindings() == ()
+    rig.resources = RESOURCES
+    assert rig.bind(call("c1")).keys() == {slot(0)}
+
+
+def test_a_resource_that_leaves_the_configuration_while_its_devices_are_waited_for_is_named(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    for n, device in enumerate(rig.vfs):
+        rig.attach(device, call(f"old-{n}"))
+
+    def leave() -> bool:
+        rig.resources = RESOURCES[1:]
+        return True
+
+    with pytest.raises(UnknownUnit, match="put the resource back"):
+        rig.bind(call("c1"), leave)
+
+
+def test_pods_without_slots_start_whatever_became_of_late_binding(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    rig.resources = RESOURCES[1:]
+    assert rig.bind(call("c2", OTHER)) == {}
+    rig.ledger.release([slot(0)])
+    asked = rig.asked
+    assert rig.bind(call("c2", OTHER)) == {}
+    assert rig.asked == asked  # nobody has any slots
+
+
+def test_bindings_are_released_by_what_is_over_and_not_by_what_came_since(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
+    rig.grant(OTHER, slot(1))
+    rig.bind(call("c1"))
+    rig.bind(call("c2", OTHER))
+    released = rig.bound.release(lambda binding: binding.container_id == "c1")
+    assert [b.unit_id for b in released] == [slot(0)]
+    assert rig.specs.slots() == {slot(1)}
+    assert rig.bound.release(lambda binding: False) == ()
+
+
+def test_what_kubelets_checkpoint_counts_to_a_pod_is_told(rig: Rig) -> None:
+    rig.grant(POD, slot(0), slot(1))
+    rig.bind(call("c1"))
+    first, second = rig.ledger.bindings()
+    assert not rig.bound.is_noted(first)
+    entry = {"PodUID": POD.uid, "ContainerName": "worker", "ResourceName": "rdma/vf", "DeviceIDs": {"0": [slot(0)]}}
+    (rig.folder / FILE).parent.mkdir()
+    (rig.folder / FILE).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
+    assert rig.bound.is_noted(first)
+    assert not rig.bound.is_noted(second)
+    assert not rig.bound.is_noted(replace(first, pod=OTHER))
+    with descriptors.none_left():
+        assert rig.bound.is_noted(second)  # for all that can be told
+    # The reconciler goes by it where no runtime can be asked, and kubelet lists static pods alone.
+    scene = Scene(rig.ledger, rig.bound)
+    scene.sandboxes = Unavailable("nobody listens")
+    scene.pods = frozenset({("kube-system", "kube-proxy-gpu-7")})
+    scene.now += 3600
+    scene.run_once()
+    assert rig.ledger.bindings() == (first,)
+
+
+def test_a_binding_that_a_call_makes_its_own_while_it_is_judged_keeps_its_spec(rig: Rig) -> None:
+    rig.grant(POD, slot(0), slot(1))
+    rig.bind(call("c1", ifname="net1", device=slot(0)))
+
+    def judge(binding: Binding) -> bool:
+        if binding.unit_id == slot(1):
+            rig.bind(call("c1", ifname="net2", device=slot(1)))
+        return binding.unit_id == slot(1)
+
+    assert rig.bound.release(judge) == ()
+    assert rig.ledger.binding_of(slot(1)) is not None
+    assert rig.spec(slot(1)) is not None
+
+
+# -------------------------------------------------------------------------------- NICs beside GPUs that other vendors
+
+
+AMD_GPU = "amd.com/gpu"
+
+
+@pytest.fixture
+def amd(tmp_path: Path) -> Iterator[Rig]:
+    with open_books(tmp_path) as books:
+        yield Rig(tmp_path, books, stock_of(recorded_node("mi300x-8gpu")))
+
+
+def bound_near(rig: Rig, resource: str, gpus: tuple[str, ...], count: int) -> list[str]:
+    """Let a pod have these GPUs and so many slots; give what is bound, in the order of the slots."""
+    slots = tuple(slot(n) for n in range(count))
+    rig.grant(POD, *slots)
+    devices = (DeviceAssignment("rdma/vf", slots), DeviceAssignment(resource, gpus))
+    rig.pods[POD] = PodDevices(POD, (ContainerDevices("worker", devices),))
+    found = rig.bind(call("c1"))
+    return [found[each] for each in slots]
+
+
+def test_eight_of_eight_vfs_come_beside_the_gpus_that_amds_plugin_gave(amd: Rig) -> None:
+    distances = amd.stock.distances
+    gpus = [gpu.pci_address for gpu in amd.stock.snapshot.all_gpus]
+    assert len(gpus) == 8
+    assert amd.stock.snapshot.gpus == ()
+    given = tuple(random.Random(7).sample(gpus, 8))
+    vfs = bound_near(amd, AMD_GPU, given, 8)
+    beside = {gpu: [vf for vf in vfs if distances.distance(gpu, vf) is Locality.PXB] for gpu in gpus}
+    assert {gpu: len(near) for gpu, near in beside.items()} == dict.fromkeys(gpus, 1)
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_single_vf_is_beside_the_one_gpu(amd: Rig, number: int) -> None:
+    gpu = amd.stock.snapshot.all_gpus[number].pci_address
+    (vf,) = bound_near(amd, AMD_GPU, (gpu,), 1)
+    assert amd.stock.distances.distance(gpu, vf) is Locality.PXB
+
+
+def test_an_address_of_no_gpu_resource_draws_nothing_near(amd: Rig) -> None:
+    gpu = amd.stock.snapshot.all_gpus[5].pci_address
+    (vf,) = bound_near(amd, "example.com/disk", (gpu,), 1)
+    assert amd.stock.snapshot.by_address[vf].numa_node == 0, "the slot's own"
+
+
+def test_a_gpu_whose_id_says_nothing_draws_its_nic_to_the_numa_node_that_kubelet_tells(amd: Rig) -> None:
+    slots = tuple(slot(n) for n in range(3))
+    amd.grant(POD, *slots)
+    gaudis = [DeviceAssignment("habana.ai/gaudi", (f"AN2400{n}",), (node,)) for n, node in enumerate((1, 0, 1))]
+    amd.pods[POD] = PodDevices(POD, (ContainerDevices("worker", (DeviceAssignment("rdma/vf", slots), *gaudis)),))
+    bound = amd.bind(call("c1")).values()
+    assert sorted(amd.stock.snapshot.by_address[vf].numa_node for vf in bound) == [0, 1, 1]
+    assert len({amd.stock.distances.port(vf) for vf in bound}) == 3
+
+
+def test_kubelets_word_counts_nothing_against_a_known_address(amd: Rig) -> None:
+    slots = (slot(0),)
+    gpu = amd.stock.distances.gpus[6]
+    amd.grant(POD, *slots)
+    devices = (DeviceAssignment("rdma/vf", slots), DeviceAssignment(AMD_GPU, (gpu,), (0,)))
+    amd.pods[POD] = PodDevices(POD, (ContainerDevices("worker", devices),))
+    (vf,) = amd.bind(call("c1")).values()
+    assert amd.stock.distances.distance(gpu, vf) is Locality.PXB
+
+
+def response(*paths: str) -> str:
+    files = [api_pb2.DeviceSpec(host_path=path, container_path=path, permissions="rw") for path in paths]
+    return base64.b64encode(api_pb2.ContainerAllocateResponse(devices=files).SerializeToString()).decode()
+
+
+GAUDI, NPU = "habana.ai/gaudi", "example.com/npu"
+SEVENTH = response("/dev/kfd", "/dev/dri/card6", "/dev/dri/renderD134")
+
+
+@pytest.mark.parametrize(
+    ("resource", "entry", "near"),
+    [
+        (GAUDI, {"AllocResp": SEVENTH}, 6),
+        (NPU, {"AllocResp": SEVENTH}, 6),  # of no plugin that is known
+        (GAUDI, {"AllocResp": SEVENTH, "ResourceName": NPU}, None),
+        (GAUDI, {"AllocResp": SEVENTH, "ContainerName": "other"}, None),
+        (GAUDI, {"AllocResp": SEVENTH, "PodUID": "uid-b"}, None),
+        (GAUDI, {"AllocResp": response("/dev/vfio/6", "/dev/dri/card66", "/tmp/card6", "")}, None),
+        (GAUDI, {"AllocResp": "not Base64"}, None),
+        (GAUDI, {"AllocResp": base64.b64encode(b"no message").decode()}, None),
+        (GAUDI, {"AllocResp": ["a list"]}, None),
+        (GAUDI, {"DeviceIDs": 7}, None),
+    ],
+)
+def test_a_gpu_whose_id_says_nothing_is_found_by_the_device_files_that_kubelet_keeps(
+    amd: Rig, resource: str, entry: dict[str, Any], near: int | None
+) -> None:
+    own = {"PodUID": POD.uid, "ContainerName": "worker", "ResourceName": resource, "DeviceIDs": {"1": ["AN24001234"]}}
+    (amd.folder / FILE).parent.mkdir()
+    (amd.folder / FILE).write_text(json.dumps({"Data": {"PodDeviceEntries": [own | entry]}}))
+    (vf,) = bound_near(amd, resource, ("AN24001234",), 1)
+    distances = amd.stock.distances
+    beside = [n for n, gpu in enumerate(distances.gpus) if distances.distance(gpu, vf) is Locality.PXB]
+    assert beside == [near if near is not None else 0], "else the slot's own NUMA node, and there the first"
+
+
+def test_all_gpus_of_a_container_count_by_their_files_and_those_whose_id_is_known_by_that(amd: Rig) -> None:
+    gpus = amd.stock.distances.gpus
+    slots = tuple(slot(n) for n in range(3))
+    amd.grant(POD, *slots)
+    given = [
+        DeviceAssignment("rdma/vf", slots),
+        DeviceAssignment(GAUDI, ("A", "B")),
+        DeviceAssignment(AMD_GPU, gpus[1:2]),
+    ]
+    amd.pods[POD] = PodDevices(POD, (ContainerDevices("worker", tuple(given)),))
+    files = {GAUDI: response("/dev/dri/card7", "/dev/dri/card4"), AMD_GPU: response("/dev/dri/card0")}
+    listed = [
+        {"PodUID": POD.uid, "ContainerName": "worker", "ResourceName": name, "DeviceIDs": {}, "AllocResp": files[name]}
+        for name in files
+    ]
+    (amd.folder / FILE).parent.mkdir()
+    (amd.folder / FILE).write_text(json.dumps({"Data": {"PodDeviceEntries": listed}}))
+    distances = amd.stock.distances
+    bound = amd.bind(call("c1")).values()
+    beside = {n for vf in bound for n, gpu in enumerate(gpus) if distances.distance(gpu, vf) is Locality.PXB}
+    assert beside == {1, 4, 7}

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from agent.edits.cdi import SlotSpec
 from agent.errors import DeviceBusy
-from agent.kubelet.checkpoint import FILE
+from agent.kubelet.checkpoint import FILE, Entry
 from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
+from agent.model.allocation import PodRef
+from agent.model.device import Snapshot
 from agent.offer.selection import assign
 from agent.offer.units import Holdings, Inputs, Reading, make_offer
-from agent.reconcile.units import is_over
+from agent.reconcile import HeldUnit
+from agent.reconcile.units import SlotView, is_over
+from cni.slots.bound import Holder, slot_devices, slot_holders
 from tests.agent.books import open_books
 from tests.cni.slots.binding import OTHER, POD, RESOURCES, Rig, call, slot, snapshot_with_rdma, stock_of
+from tests.deviceplugin.machines import node
 
 RUNS = Sandbox("c1", POD, ready=True)
 OTHER_RUNS = Sandbox("c2", OTHER, ready=True)
@@ -195,3 +201,113 @@ def test_a_spec_that_tells_no_device_is_said_once_and_left_to_its_container(
     assert "recreate its pod" in said[0]
     assert [b.device for b in rig.ledger.bindings()] == [bound[slot(0)]]
     assert slot(1) in rig.specs.slots()
+
+
+# -------------------------------------------------------------------------------- whose the slots are that no books t
+
+
+UNNAMED = PodRef("default", "a")
+"""As PodResources tells of it."""
+HELD = HeldUnit(UNNAMED, "rdma/vf", slot(0), "worker")
+NOTED = Entry("uid-a", "setup", "rdma/vf", (slot(0),))
+
+
+def who(
+    held_units: Sequence[HeldUnit] | None = (),
+    sandboxes: Sequence[Sandbox] | None = None,
+    noted: Sequence[Entry] | None = (),
+    pods: Sequence[tuple[str, str]] = (("kube-system", "nodefabric"),),
+) -> Holder | None:
+    """Ask for the first slot's holder; None if it is nobody's."""
+    known = SlotView(20.0, (), None if held_units is None else set(pods), sandboxes, held_units)
+    return slot_holders([slot(0)], known, noted).get(slot(0))
+
+
+def spec(addresses: Sequence[str], *files: str) -> SlotSpec:
+    nodes = [{"path": path, "permissions": "rw"} for path in (*files, "/dev/infiniband/rdma_cm")]
+    return SlotSpec("vf", {"env": ["OTHER=1", f"PCIDEVICE_RDMA_VF={','.join(addresses)}"], "deviceNodes": nodes})
+
+
+def vfs_of(snapshot: Snapshot) -> list[str]:
+    return [device.address for device in snapshot.devices if device.is_vf]
+
+
+def test_a_slots_device_is_the_one_whose_files_its_spec_names() -> None:
+    snapshot = snapshot_with_rdma()
+    a, b, c, _ = vfs_of(snapshot)
+    told = [a, b, c]
+    specs = {
+        slot(0): spec(told, "/dev/infiniband/uverbs12"),
+        slot(1): spec(told, "/dev/infiniband/uverbs10"),
+        slot(2): spec(told, "/dev/infiniband/uverbs11"),
+    }
+    assert slot_devices(specs, snapshot, (), ()) == {slot(0): c, slot(1): a, slot(2): b}
+    one = {slot(0): specs[slot(0)]}
+    assert slot_devices(one, snapshot, (), [a]) == {slot(0): c}
+
+
+def test_without_files_a_slot_has_a_device_that_is_in_a_pod_then_one_of_its_own_numa_node() -> None:
+    snapshot = node(rails=2, vfs=2)
+    a, _, b, _ = vfs_of(snapshot)
+    far = "slot-rdma:vf-1-0"
+    bare = SlotSpec("vf", {"env": [f"PCIDEVICE_RDMA_VF={a},{b}"]})
+    assert slot_devices({slot(0): bare, far: bare}, snapshot, (), ()) == {slot(0): a, far: b}
+    assert slot_devices({far: bare}, snapshot, (), [a]) == {far: a}  # the other one has left already
+    assert slot_devices({far: bare}, snapshot, [a], ()) == {far: b}
+
+
+def test_a_device_is_no_two_slots() -> None:
+    snapshot = snapshot_with_rdma()
+    a, *_ = vfs_of(snapshot)
+    two = {slot(0): spec([a]), slot(1): spec([a])}
+    assert slot_devices(two, snapshot, (), ()) == {slot(0): a}
+    assert slot_devices(two, snapshot, [a], ()) == {}
+    pods = {slot(0): spec([a]), slot(1): SlotSpec("vf", {"env": [f"PCIDEVICE_RDMA_VIP={a}"]})}
+    assert len(slot_devices(pods, snapshot, (), ())) == 1
+
+
+def test_a_device_that_has_left_the_node_is_still_the_slots() -> None:
+    assert slot_devices({slot(0): spec(["0000:99:00.1"])}, Snapshot(), (), ()) == {slot(0): "0000:99:00.1"}
+
+
+def test_a_spec_that_names_no_device_gives_none() -> None:
+    for edits in (
+        {},
+        {"env": "PCIDEVICE_RDMA_VF=0000:99:00.1"},
+        {"env": [7, "PCIDEVICE_RDMA_VF=none"], "deviceNodes": [None]},
+        {"env": ["PCIDEVICE_RDMA_VF="]},
+    ):
+        assert slot_devices({slot(0): SlotSpec("vf", edits)}, Snapshot(), (), ()) == {}
+
+
+STOPPED = Sandbox("c0", POD, ready=False)
+
+
+@pytest.mark.parametrize(
+    ("held", "sandboxes", "noted", "expected"),
+    [
+        ([HELD], [STOPPED, RUNS], [], Holder(POD, "worker", "rdma/vf", "c1")),
+        ([HELD], [STOPPED], [], Holder(POD, "worker", "rdma/vf", "c0")),
+        ([HELD], None, [], Holder(UNNAMED, "worker", "rdma/vf")),  # the runtime cannot be asked
+        # A pod without a sandbox has no container, whatever kubelet counts to it.
+        ([HELD], [OTHER_RUNS], [NOTED], None),
+        ([], [OTHER_RUNS], [NOTED], None),
+        # An init container's slot is known from the checkpoint, by the pod's UID.
+        ([], [RUNS], [NOTED], Holder(POD, "setup", "rdma/vf", "c1")),
+        ([], None, [NOTED], Holder(container="setup", resource_name="rdma/vf")),
+        (None, [RUNS], [NOTED], Holder(POD, "setup", "rdma/vf", "c1")),
+        # Neither list of kubelet's has it, or kubelet is silent.
+        ([], [RUNS], [], None),
+        ([], None, None, None),
+        (None, None, [], Holder()),
+        (None, [RUNS], [], Holder()),
+    ],
+)
+def test_whose_a_slot_is_by_kubelet_its_notes_and_the_runtime(
+    held: list[HeldUnit] | None, sandboxes: list[Sandbox] | None, noted: list[Entry] | None, expected: Holder | None
+) -> None:
+    assert who(held, sandboxes, noted) == expected
+
+
+def test_nothing_is_believed_of_a_kubelet_that_knows_no_pods_at_all() -> None:
+    assert who([], noted=None, pods=()) == Holder()
