@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from agent.config import Placement
 from agent.errors import AgentError, HardwareError
@@ -67,8 +66,7 @@ class Inventory:
         """Is told which events cannot be heard, and None while all are."""
         self._poll_seconds = poll_seconds
         self._placement = Placement()
-        self._adapter_ids: AdapterIds | None = None
-        """Reads to which adapters functions belong; None before it is known where that is kept."""
+        self._adapter_ids = AdapterIds(self._read_adapter_id, self.rescan_soon)
         self.rescan_seconds = rescan_seconds
         self._clock = clock
         self.snapshot = Latest(Snapshot())
@@ -120,18 +118,11 @@ class Inventory:
             self._last_good = number
             return self.snapshot.value
 
-    def heed(self, placement: Placement, adapter_ids: Path | None = None) -> None:
-        """Go by what the configuration says of GPUs, from now on.
-
-        `adapter_ids` is the file of what was read of adapters since the last boot. Only the first call names it.
-        """
+    def heed(self, placement: Placement) -> None:
+        """Go by what the configuration says of GPUs, from now on."""
         if placement != self._placement:
             self._placement = placement
             self.rescan_soon("another configuration")
-        if self._adapter_ids is None:
-            self._adapter_ids = AdapterIds(self._read_adapter_id, self.rescan_soon, adapter_ids)
-            if self.snapshot.value.generation:
-                self._publish(self._adapter_ids.added_to(self.snapshot.value))
 
     def _look_at_all(self) -> Snapshot:
         """Scan, and add what the configuration says. A small look keeps that."""
@@ -145,7 +136,7 @@ class Inventory:
         return read_adapter_id(self._host.root, address)
 
     def _identified(self, found: Snapshot) -> Snapshot:
-        return found if self._adapter_ids is None else self._adapter_ids.added_to(found)
+        return self._adapter_ids.added_to(found)
 
     async def begin(self) -> Snapshot:
         """Hear the kernel from now on, and scan. `run` need not scan at once then. Raises what the host raises."""

@@ -28,7 +28,6 @@ from prometheus_client import CollectorRegistry
 from agent.config import Config
 from agent.config.files import Reloader, Sources
 from agent.errors import ConfigError
-from agent.hardware import adapter_ids
 from agent.hardware.host import Host, Watch
 from agent.health import HealthBook
 from agent.inventory import Inventory
@@ -201,7 +200,7 @@ class Agent:
         """Go by another configuration, as far as nobody has to wait for it."""
         config = self._config.value
         self._inventory.rescan_seconds = config.rescan_seconds
-        self._inventory.heed(config.placement, config.run_dir / adapter_ids.FILE)
+        self._inventory.heed(config.placement)
         self._report.health.settings = config.health
         self._taint.settings = config.restart
 

@@ -11,9 +11,9 @@ from agent.edits import cdi, device_info
 from agent.edits.build import GpuFilesOf
 from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.unit_specs import UnitSpecs
+from agent.hardware.lldp import Neighbour
 from agent.kubelet.cri import ContainerRuntime
 from agent.kubelet.podresources import KubeletAsker, PodResources
-from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer
 from agent.process.conditions import NO_ADD_NEEDS
 from agent.reconcile import Reconciler

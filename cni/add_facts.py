@@ -33,11 +33,11 @@ from agent.edits.cdi import SpecFiles
 from agent.edits.claim_specs import ClaimSpecs, requests_with_files
 from agent.edits.unit_specs import UnitSpecs
 from agent.errors import AgentError, HardwareError
+from agent.hardware.lldp import Neighbour
 from agent.hardware.sysfs.rdma import Gid, best_first, find_gids, roce_ports
 from agent.kubelet.podresources import AsksKubelet
 from agent.model.allocation import Attachment, AttachmentState, Claim, PodRef, UnitSpec, network_data
 from agent.model.device import LinkLayer, is_pci_address
-from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer
 from agent.state import Latest
 from cni.call import Node

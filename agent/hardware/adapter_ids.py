@@ -2,8 +2,7 @@
 
 Vital product data answers slowly, and on a broken card maybe never. So each function is read on a thread of its own,
 once for as long as it stays on the bus; again some times if that failed, as it does while firmware resets. Nobody waits
-for an answer: a snapshot has those that are there by then. What was read is kept in a file until the next boot, so that
-an agent that starts again knows it at once.
+for an answer: a snapshot has those that are there by then.
 
 What is read is keyword V3, which all functions of one NVIDIA adapter have in common. The format is that of the PCI
 local bus specification, appendix I: resources, each with a tag. Large tags have bit 7 set and two bytes of length,
@@ -13,8 +12,6 @@ two letters, one byte of length, and text.
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import threading
 import time
@@ -22,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from agent.errors import HardwareError
 from agent.hardware.sysfs.pci import PCI_DEVICES
@@ -101,17 +97,12 @@ def _adapter_id(fields: bytes) -> str:
     return ""
 
 
-FILE = "adapter-ids.json"
-"""What the file is called, in the folder for what a reboot ends."""
 READ_SECONDS = 5.0
 """After so long without an answer a function counts as one that does not answer. A later answer is taken, too."""
 AGAIN_SECONDS = 60.0
 """At least so long after a read that failed the function is read again."""
 MOST_READS = 10
 """After so many reads that failed it is given up."""
-MAX_BYTES = 1 << 20
-
-log = logging.getLogger(__name__)
 
 
 def _nobody(_: str, __: Change) -> None:
@@ -144,33 +135,27 @@ class AdapterIds:
         self,
         read: Callable[[str], str],
         on_answer: OnEvent = _nobody,
-        file: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         seconds: float = READ_SECONDS,
     ) -> None:
-        """`read` reads one function, may hang, and raises HardwareError; `file` is where answers are kept.
+        """`read` reads one function, may hang, and raises HardwareError.
 
         `on_answer` is called on other threads when a card has answered, or has not for so many `seconds`.
         """
         self._read = read
         self._on_answer = on_answer
-        self._file = file
         self._clock = clock
         self._seconds = seconds
         self._lock = threading.Condition()
-        self._known: dict[str, _Reading] | None = None
-        """By PCI address. None before the file was looked into, empty before a Data Direct function was seen."""
-        self._kept: Mapping[str, Any] = {}
-        """What the file says."""
+        self._known: dict[str, _Reading] = {}
+        """By PCI address; empty before a Data Direct function was seen."""
 
     def added_to(self, found: Snapshot) -> Snapshot:
         """Add the answers so far to a snapshot, and have read what is new in it.
 
-        No card is read on a host that has shown no Data Direct function since it booted.
+        No card is read on a host that has shown no Data Direct function.
         """
         with self._lock:
-            if self._known is None:
-                self._known = self._remembered(found.boot_id)
             if not self._known and not any(is_data_direct(device.vendor, device.device) for device in found.devices):
                 return found
             fresh = self._new_in(filter(may_have_adapter_id, found.devices), self._known)
@@ -181,7 +166,6 @@ class AdapterIds:
                 if (text := self._problem(reading))
             ]
             is_due = any(map(self._is_due, self._known.values()))
-            self._keep(found.boot_id, self._known)
         if fresh:
             name = f"vital product data of {len(fresh)} functions"
             threading.Thread(target=self._read_all, args=(fresh,), name=name, daemon=True).start()
@@ -191,7 +175,7 @@ class AdapterIds:
     def settle(self) -> None:
         """Wait until all functions have answered, or for `seconds`."""
         with self._lock:
-            self._lock.wait_for(lambda: not any(map(_is_waiting, (self._known or {}).values())), self._seconds)
+            self._lock.wait_for(lambda: not any(map(_is_waiting, self._known.values())), self._seconds)
 
     def _new_in(self, devices: Iterable[PciDevice], known: dict[str, _Reading]) -> dict[str, _Reading]:
         """Note what came and what has gone; give what is to be read."""
@@ -243,56 +227,6 @@ class AdapterIds:
         if _is_waiting(reading) and not self._is_due(reading):
             return f"does not answer within {self._seconds:g} s"
         return reading.problem
-
-    def _remembered(self, boot_id: str) -> dict[str, _Reading]:
-        """Read the file. One of another boot, or one that is broken, says nothing."""
-        if self._file is None or not boot_id:
-            return {}
-        try:
-            with self._file.open("rb") as file:
-                document = json.loads(file.read(MAX_BYTES))
-            if document["boot"] != boot_id:
-                return {}
-            found = {
-                str(address): _Reading(
-                    tuple(map(str, each["identity"])),
-                    bool(each["dataDirect"]),
-                    self._clock(),
-                    str(each["v3"]),
-                    is_gone=bool(each.get("gone")),
-                )
-                for address, each in document["functions"].items()
-            }
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            log.warning("%s cannot be read, so vital product data is read again: %s", self._file, error)
-            return {}
-        self._kept = document
-        return found
-
-    def _keep(self, boot_id: str, known: Mapping[str, _Reading]) -> None:
-        functions = {
-            address: {
-                "identity": reading.identity,
-                "dataDirect": reading.is_data_direct,
-                "v3": reading.answer,
-                "gone": reading.is_gone,
-            }
-            for address, reading in sorted(known.items())
-            if reading.answer is not None
-        }
-        document = json.loads(json.dumps({"boot": boot_id, "functions": functions}))
-        if self._file is None or not boot_id or document == self._kept:
-            return
-        self._kept = document
-        fresh = self._file.with_name(f".{self._file.name}.new")
-        try:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fresh.write_text(json.dumps(document))
-            os.rename(fresh, self._file)
-        except OSError as error:
-            log.info("%s cannot be written, so the next agent reads vital product data again: %s", self._file, error)
 
 
 def with_adapter_ids(found: Snapshot, root: Path, seconds: float = READ_SECONDS) -> Snapshot:

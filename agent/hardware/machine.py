@@ -11,7 +11,6 @@ from operator import attrgetter
 from pathlib import Path
 
 from agent.errors import HardwareError
-from agent.hardware.events.uevents import Uevents
 from agent.hardware.host import Link, RdmaLink, Watch
 from agent.hardware.netlink.default_routes import Ways, read_ways
 from agent.hardware.netlink.links import Netlink
@@ -23,10 +22,10 @@ from agent.hardware.sysfs import counters, pci
 from agent.hardware.sysfs import scan as sysfs
 from agent.hardware.sysfs.netdev import LOOPBACK, needed_ways, with_lower
 from agent.hardware.sysfs.read import Attributes, shown
+from agent.hardware.uevents import Uevents
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
-from agent.model.default_routes import DefaultRoute
-from agent.model.device import Gpu, Problem, Snapshot
+from agent.model.device import DefaultRoute, Gpu, Problem, Snapshot
 from agent.model.device_health import GpuEvent
 
 GPU_DRIVER = "nvidia"

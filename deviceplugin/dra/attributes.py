@@ -17,9 +17,9 @@ from functools import cached_property
 from typing import Any
 
 from agent.config import Dra, Resource
+from agent.hardware.lldp import Neighbour
 from agent.model.device import NO_NUMA_NODE, Gpu, LinkLayer, PciDevice, RdmaDevice, Snapshot, is_pci_address
 from agent.model.fields import at, objects_at
-from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer, Unit
 from agent.offer.units import guid_hex
 from agent.placement import Distances

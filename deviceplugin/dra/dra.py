@@ -26,9 +26,9 @@ from agent.state import Latest, first
 if TYPE_CHECKING:
     from agent.cluster.apiserver import ApiServer
     from agent.config import Config
+    from agent.hardware.lldp import Neighbour
     from agent.kubelet.podresources import AsksKubelet
     from agent.ledger import Ledger
-    from agent.model.lldp import Neighbour
     from agent.offer.offer import Offer
     from agent.report.report import Report
     from cni.held import ClaimReader

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from agent.config import Config
 from agent.edits.claim_specs import ClaimSpecs
+from agent.hardware.lldp import Neighbour
 from agent.kubelet.podresources import AsksKubelet
 from agent.ledger import Ledger
-from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer
 from agent.state import Latest, first
 from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts

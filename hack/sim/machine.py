@@ -12,7 +12,6 @@ from pathlib import Path
 
 from agent.errors import HardwareError
 from agent.hardware import recorded
-from agent.hardware.events.uevents import Uevents
 from agent.hardware.host import Link, RdmaLink, Watch
 from agent.hardware.machine import passing_on, with_newest_gpus
 from agent.hardware.netlink.links import Netlink
@@ -20,6 +19,7 @@ from agent.hardware.netlink.rtnetlink import IFLA_IFALIAS
 from agent.hardware.nvml.monitor import GpuMonitor, GpuWatch, Times
 from agent.hardware.sysfs import counters
 from agent.hardware.sysfs import scan as sysfs
+from agent.hardware.uevents import Uevents
 from agent.model.allocation import VfSettings
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters

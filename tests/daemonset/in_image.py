@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.hardware import netns
-from agent.hardware.events.lldp import LldpSockets
-from agent.hardware.events.uevents import Uevents
+from agent.hardware.lldp import LldpSockets
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.nvml.library import Nvml, is_installed
 from agent.hardware.rdma import RdmaNetlink
+from agent.hardware.uevents import Uevents
 from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
 from cni.install.folder import FolderChanges

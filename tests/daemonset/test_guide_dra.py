@@ -15,8 +15,8 @@ from agent import config
 from agent.cluster.claims import AttachedDevice
 from agent.config import Dra
 from agent.config.sections import CLAIM_KEYS, SAFE_KEYS
+from agent.hardware.lldp import Neighbour
 from agent.model.health import Reason
-from agent.model.lldp import Neighbour
 from agent.offer.units import plain_offer
 from deviceplugin.dra.allocation import Opaque, Result
 from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts

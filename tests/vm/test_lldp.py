@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from agent.hardware.events.lldp import LldpSockets
-from agent.model.lldp import GROUPS, parse_frame
+from agent.hardware.lldp import GROUPS, LldpSockets, parse_frame
 from tests.agent.hardware.frames import announcement, send
 from tests.vm.adapters import Pf
 

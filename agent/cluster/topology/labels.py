@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from agent.config.topology import NIC, OF_NIC, PLANE, RAIL, LabelRule
+from agent.hardware.lldp import Neighbour
 from agent.model.device import Gpu, PciDevice, Snapshot, is_accelerator
-from agent.model.lldp import Neighbour
 from agent.model.vf_identity import RailKey
 from agent.placement import Distances
 

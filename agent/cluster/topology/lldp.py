@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from agent.cluster.topology.labels import fabric_nics
 from agent.cluster.topology.view import View
 from agent.errors import DriverUnavailable
-from agent.hardware.events.lldp import LldpSockets
+from agent.hardware.lldp import LldpSockets, Neighbour, NotLldp, parse_frame
 from agent.model.device import LinkLayer, Snapshot
-from agent.model.lldp import Neighbour, NotLldp, parse_frame
 
 SETTLE_SECONDS = 90.0
 """Three announcements at the usual interval of 30 s (802.1AB, msgTxInterval)."""

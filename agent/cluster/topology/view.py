@@ -17,6 +17,7 @@ from agent.cluster.topology.publisher import Problems, owned_keys
 from agent.config.topology import Topology
 from agent.errors import Unavailable
 from agent.hardware.host import Host
+from agent.hardware.lldp import Neighbour
 from agent.hardware.sysfs.counters import read_port_counts, sums, with_busy_vfs
 from agent.kubelet import podresources as kubelet
 from agent.kubelet.kubelet_config import KubeletConfigFile, KubeletSettings
@@ -24,7 +25,6 @@ from agent.kubelet.podresources import DeviceAssignment, MemoryBlock, PodResourc
 from agent.ledger import Ledger
 from agent.model.counters import PortCount, VfCounters
 from agent.model.device import Snapshot
-from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer, Unit
 from agent.state import Latest
 

@@ -36,7 +36,7 @@ from agent.hardware.netlink.codec import (
     word,
 )
 from agent.hardware.netlink.rtnetlink import LINK, RTM_SETLINK, LinkMessage, LinkSocket, failed, translated
-from agent.model.default_routes import DefaultRoute, only_ways
+from agent.model.device import DefaultRoute, only_ways
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute

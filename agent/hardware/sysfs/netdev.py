@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agent.hardware.sysfs.read import Attributes, shown
-from agent.model.default_routes import DefaultRoute, only_ways
-from agent.model.device import LinkLayer, Netdev
+from agent.model.device import DefaultRoute, LinkLayer, Netdev, only_ways
 
 _LINK_LAYER_OF_TYPE = {"1": LinkLayer.ETHERNET, "32": LinkLayer.INFINIBAND}
 """ARPHRD_ETHER and ARPHRD_INFINIBAND (include/uapi/linux/if_arp.h)."""

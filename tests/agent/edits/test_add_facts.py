@@ -21,9 +21,9 @@ from agent.edits.add_facts import (
     wants_facts,
 )
 from agent.edits.build import helper_variables
+from agent.hardware.lldp import Neighbour
 from agent.model.allocation import NetworkData
 from agent.model.device import NumaNode, Snapshot
-from agent.model.lldp import Neighbour
 from agent.placement import Distances
 from tests.deviceplugin.dra.nodes import recorded_node
 from tests.deviceplugin.machines import gpu_uuid, node, rdma

@@ -6,7 +6,7 @@ import socket
 import struct
 import subprocess
 
-from agent.model.lldp import GROUPS
+from agent.hardware.lldp import GROUPS
 from tests.waiting import until
 
 

@@ -63,8 +63,8 @@ class Node:
     held: dict[str, threading.Event] = field(default_factory=dict)
     """Functions that answer when that is set."""
 
-    def reader(self, file: Path | None = None, seconds: float = 60.0) -> AdapterIds:
-        return AdapterIds(self.read, lambda _, change: self.told.append(change), file, seconds=seconds)
+    def reader(self, seconds: float = 60.0) -> AdapterIds:
+        return AdapterIds(self.read, lambda _, change: self.told.append(change), seconds=seconds)
 
     def read(self, address: str) -> str:
         if address in self.held:
@@ -222,41 +222,13 @@ def test_a_function_is_read_again_only_when_it_came_back(node: Node) -> None:
     assert settled(reader, whole).data_direct.unpaired == (FUNCTION,)
 
 
-def test_a_pf_whose_function_has_left_the_bus_is_not_taken_for_one_without(node: Node, tmp_path: Path) -> None:
-    file = tmp_path / "adapter-ids.json"
-    reader, whole = node.reader(file), node.scan()
+def test_a_pf_whose_function_has_left_the_bus_is_not_taken_for_one_without(node: Node) -> None:
+    reader, whole = node.reader(), node.scan()
     settled(reader, whole)
     bare = replace(whole, devices=tuple(d for d in whole.devices if d.address not in PAIRS.values()))
     assert reader.added_to(bare).data_direct.unknown == PAIRS.keys()
-    again = node.reader(file)
-    assert again.added_to(bare).data_direct.unknown == PAIRS.keys(), "nor by the next agent of this boot"
-    assert not node.reader(file).added_to(replace(bare, boot_id="another")).data_direct.unknown
-
-    original = vpd(node.root, FUNCTION).read_bytes()
     vpd(node.root, FUNCTION).write_bytes(write_adapter_id("another"))
-    assert settled(again, whole).data_direct.unpaired == (FUNCTION,), "what came back is read again"
-    again.added_to(bare)
-    vpd(node.root, FUNCTION).write_bytes(original)
-    assert settled(node.reader(file), whole).data_direct.of == PAIRS, "by the next agent, too"
-
-
-def test_the_next_agent_of_a_boot_reads_nothing_again(node: Node, tmp_path: Path) -> None:
-    file, found = tmp_path / "adapter-ids.json", node.scan()
-    settled(node.reader(file), found)
-    fifos = [hang(node.root, address) for pair in PAIRS.items() for address in pair]
-    assert node.reader(file).added_to(found).data_direct.of == PAIRS
-    assert not any(map(is_read, fifos))
-    assert not node.reader(file).added_to(replace(found, boot_id="another")).data_direct.of
-    for fifo in fifos:  # and each reading ends
-        until(partial(is_read, fifo))
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"boot": 1}', '{"boot": "BOOT", "functions": {"a": 1}}'])
-def test_a_file_that_says_nothing_is_written_again(node: Node, tmp_path: Path, text: str) -> None:
-    file, found = tmp_path / "adapter-ids.json", node.scan()
-    file.write_text(text.replace("BOOT", found.boot_id))
-    assert settled(node.reader(file), found).data_direct.of == PAIRS
-    assert node.reader(file).added_to(found).data_direct.of == PAIRS
+    assert settled(reader, whole).data_direct.unpaired == (FUNCTION,), "what came back is read again"
 
 
 ADDRESS = "0000:03:00.0"

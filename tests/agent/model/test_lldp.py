@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.lldp import GROUPS, MAX_TEXT, Neighbour, NotLldp, parse_frame
+from agent.hardware.lldp import GROUPS, MAX_TEXT, Neighbour, NotLldp, parse_frame
 
 SOURCE = bytes.fromhex("001c73aabbcc")
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.config import Dra, Resource
+from agent.hardware.lldp import Neighbour
 from agent.model.allocation import is_place
 from agent.model.device import LinkLayer, Snapshot
 from agent.model.health import Reason, unhealthy
-from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer, Unit
 from agent.offer.units import plain_offer
 from agent.placement import Distances

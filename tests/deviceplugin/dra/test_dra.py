@@ -16,12 +16,12 @@ from agent.cluster.claims import attached
 from agent.config import Config, HealthSettings, Resource, Topology
 from agent.config.topology import LabelRule, Labels
 from agent.errors import ConfigError
+from agent.hardware.lldp import Neighbour
 from agent.health import HealthBook
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import PodDevices
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
-from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.process.conditions import Conditions

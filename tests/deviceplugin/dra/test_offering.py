@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.config import Config
+from agent.hardware.lldp import Neighbour
 from agent.health import HealthBook
 from agent.model.device import Snapshot
-from agent.model.lldp import Neighbour
 from agent.offer.offer import Offer
 from agent.offer.offers import Offers
 from agent.offer.units import Reading, plain_offer

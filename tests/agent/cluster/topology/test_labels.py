@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agent.cluster.topology.labels import LabelFacts, fabric_nics, label_value, labels, rail_count
 from agent.config.topology import LabelRule
+from agent.hardware.lldp import Neighbour
 from agent.model.device import Gpu, LinkLayer, Netdev, PciDevice, Snapshot
-from agent.model.lldp import Neighbour
 from tests.agent.cluster.topology.adapters import ONE, TWO, adapter
 
 LABEL = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cluster.topology.lldp import MAX_SPEAKERS, SETTLE_SECONDS, Neighbours
-from agent.model.lldp import Neighbour
+from agent.hardware.lldp import Neighbour
 
 A, B = Neighbour("aa", "1", "leaf-a"), Neighbour("bb", "1", "leaf-b")
 NIC = "0000:3b:00.0"

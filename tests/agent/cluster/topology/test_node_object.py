@@ -13,8 +13,8 @@ from agent.cluster.topology.node_object import Bandwidth, NodeLabels, NodeObject
 from agent.cluster.topology.publisher import Problems
 from agent.cluster.topology.view import View
 from agent.config.topology import LabelRule, Labels, Topology
+from agent.hardware.lldp import Neighbour
 from agent.model.device import Snapshot
-from agent.model.lldp import Neighbour
 from agent.process.conditions import Conditions
 from agent.state import Latest
 from tests.agent.cluster.publications import NOTHING_HELD, node_of

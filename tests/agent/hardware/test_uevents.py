@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agent.errors import DriverUnavailable
-from agent.hardware.events.uevents import Uevents
 from agent.hardware.netlink.rtnetlink import IFLA_IFALIAS
+from agent.hardware.uevents import Uevents
 from agent.model.change import EVERYTHING, Change, of_function, of_netdev
 from hack.sim import uevents
 from tests import descriptors, sandbox
@@ -183,7 +183,7 @@ def heard_by_another_process(*, hidden: list[str], want: str) -> list[str]:
     """
     script = """if True:
         import sys, threading
-        from agent.hardware.events.uevents import Uevents
+        from agent.hardware.uevents import Uevents
         heard = threading.Event()
         watch = Uevents(lambda what, change: what == sys.argv[1] and heard.set(), virtual_links=True)
         print(list(watch.unheard), flush=True)

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.hardware.events.lldp import LldpSockets
-from agent.model.lldp import GROUPS, Neighbour, parse_frame
+from agent.hardware.lldp import GROUPS, LldpSockets, Neighbour, parse_frame
 from tests.agent.hardware.frames import announcement, await_up, run, send
 from tests.waiting import until
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.hardware.events.uevents import Uevent, change_of
+from agent.hardware.uevents import Uevent, change_of
 from agent.model.change import EVERYTHING, Change, of_function, of_netdev
 
 BRIDGE = "/devices/pci0000:3a/0000:3a:00.0"

@@ -1,1 +1,0 @@
-"""What is listened to: kernel uevents, link messages, LLDP frames."""
