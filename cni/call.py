@@ -146,11 +146,6 @@ def _has_newer_routes(ipam_section: Mapping[str, Any]) -> bool:
     return isinstance(routes, list) and any(isinstance(route, dict) and newer & route.keys() for route in routes)
 
 
-def ipam_call(request: Mapping[str, Any], container_id: str, ifname: str, netns_path: str) -> ipam.IpamCall:
-    """Make the call to an IPAM plugin from what the row holds."""
-    return ipam.IpamCall(container_id, ifname, netns_path, request["cni_args"], request["cni_path"])
-
-
 # ------------------------------------------------------------------------------------------------------ the node
 
 LOCK_SECONDS = 30.0

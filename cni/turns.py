@@ -33,8 +33,8 @@ class NotWanted(DeviceBusy):
     """Nobody waits for the call's answer any more."""
 
 
-def always() -> bool:
-    """Say that an answer is waited for."""
+def always(*_: object) -> bool:
+    """Say that an answer is waited for, or that a network is trusted."""
     return True
 
 
@@ -128,12 +128,8 @@ class Trust:
         return most if record.has_answered else Backoff(FRESH_SECONDS, most).after(record.kills + 1)
 
 
-def _always(network: Network, namespace: str) -> bool:
-    return True
-
-
 def too_many(
-    held: Sequence[Holder], wanted: Holder, rules: Rules, trusted: Callable[[Network, str], bool] = _always
+    held: Sequence[Holder], wanted: Holder, rules: Rules, trusted: Callable[[Network, str], bool] = always
 ) -> str | None:
     """Tell who may have no further place of this kind; None if all may.
 

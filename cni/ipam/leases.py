@@ -30,7 +30,7 @@ from agent.config.networks import NO_IPAM
 from agent.errors import DeviceBusy, IpamFailed
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, OwedLease
-from cni.call import Call, DeviceLocks, counted, counted_of, ipam_call, joined, leasing_networks, request_of
+from cni.call import Call, DeviceLocks, counted, counted_of, joined, leasing_networks, request_of
 from cni.found_vfs import UNKNOWN
 from cni.ipam import plugins as ipam
 from cni.ipam import program
@@ -295,8 +295,8 @@ class LeaseBook:
 
     def _call_of(self, row: Attachment | OwedLease) -> IpamCall:
         container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
-        made = ipam_call(row.request, container_id, row.ifname, row.netns_path)
-        return replace(made, cni_path=joined(made.cni_path, self._newest_path))
+        path = joined(row.request["cni_path"], self._newest_path)
+        return IpamCall(container_id, row.ifname, row.netns_path, row.request["cni_args"], path)
 
     @contextmanager
     def _turn(

@@ -22,7 +22,7 @@ from agent.model.allocation import Owner, Undo, VfSettings
 from agent.model.device import Snapshot
 from cni.call import Call, Node, request_of
 from cni.detach import NOWHERE
-from cni.found_vfs import NETNS_FOLDERS
+from cni.found_vfs import CNI_PATH, NETNS_FOLDERS
 from cni.migrate import adopted_rows, sriov_state
 from cni.migrate.sriov_state import Record, Unreadable, files_in
 from cni.modes import choice, guid, moving, pf
@@ -33,9 +33,7 @@ BEFORE = "before"
 """Stands for the ID of a boot that is over."""
 CLOCK_SECONDS = 300.0
 """So far the clock may have been put right since the boot."""
-CNI_PATH = "/opt/cni/bin:/usr/lib/cni"
 LOCK_SECONDS = 2.0
-MAX_TOLD = 1024
 
 log = logging.getLogger(__name__)
 
@@ -61,17 +59,13 @@ class Adopter:
         *,
         state: Path = sriov_state.STATE,
         run: Path = sriov_state.RUN,
-        cni_path: str = CNI_PATH,
         netns_folders: Sequence[Path] = NETNS_FOLDERS,
-        processes: Path = Path("/proc"),
     ) -> None:
-        """`state` and `run` are /var/lib/cni and /var/run/cni; `cni_path` is where IPAM plugins are found."""
+        """`state` and `run` are /var/lib/cni and /var/run/cni."""
         self._node = node
         self._state = state
         self._run = run
-        self._cni_path = cni_path
         self._netns_folders = tuple(netns_folders)
-        self._processes = processes
         self._told: set[str] = set()
         self.is_due = True
         """Whether something may wait to be adopted: so it is at a start, and until nothing waits any more."""
@@ -128,7 +122,7 @@ class Adopter:
             return []
 
     def _tell(self, what: str, text: str) -> None:
-        if what not in self._told and len(self._told) < MAX_TOLD:
+        if what not in self._told:
             self._told.add(what)
             log.warning("%s %s", what, text)
 
@@ -170,7 +164,7 @@ class Adopter:
                 link = self._link(record, descriptor)
                 undo = _undo_of(self._node.host, self._node.snapshot, record, link, descriptor)
         conf = record.conf
-        call = Call(record.container_id, record.ifname, None, path, record.pod, record.cni_args, self._cni_path, conf)
+        call = Call(record.container_id, record.ifname, None, path, record.pod, record.cni_args, CNI_PATH, conf)
         request = request_of(call, conf) | {
             adopted_rows.KEY: adopted_rows.remark(record.files, lock, record.netns_path)
         }
@@ -244,7 +238,7 @@ class Adopter:
         if record.netns_path:
             yield Path(record.netns_path)
         if not record.for_programs and self._node.host.find_netdev(record.device) is None:
-            yield from namespaces.living(self._netns_folders, self._processes).values()
+            yield from namespaces.living(self._netns_folders).values()
 
     def _link(self, record: Record, descriptor: int | None) -> Link | None:
         if (

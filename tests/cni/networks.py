@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from agent.config.networks import Network, network_of_keys
+from agent.config.networks import network_of_keys as network
 
 PREVIOUS: dict[str, Any] = {
     "cniVersion": "1.0.0",
@@ -15,7 +14,4 @@ PREVIOUS: dict[str, Any] = {
 }
 """What the cluster's network has answered about a pod."""
 
-
-def network(keys: Mapping[str, Any]) -> Network:
-    """Read an entry of `networks`."""
-    return network_of_keys(keys)
+__all__ = ("PREVIOUS", "network")

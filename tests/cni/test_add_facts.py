@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,6 +26,8 @@ from cni.call import Node, Observer
 from cni.slots.bound import BoundSlots
 from tests import gids
 from tests.cni import tiny_node
+from tests.cni.claiming import Scene as ClaimScene
+from tests.cni.claiming import of_share, of_vf
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
 from tests.cni.modes.rdma_node import rdma_name
@@ -289,3 +292,64 @@ def test_nics_that_came_with_one_gpu_have_one_number_in_the_file(tmp_path: Path)
     (path,) = files.write("c1", PodRef("default", "p"), ["NODEFABRIC_RAILS"], nics, sets).values()
     told = json.loads(Path(path).read_text())["rails"]
     assert {rail["nic"]["pciAddress"]: rail["rail"] for rail in told} == dict(zip(vfs, (0, 1, 2, 1), strict=True))
+
+
+# -------------------------------------------------------------------------------- devices that claims bring
+
+
+OF_CLAIM = {"env": ["UCX_NET_DEVICES=mlx5_1:1", "NODEFABRIC_RAILS=/run/nodefabric/rails.json"]}
+
+
+@pytest.fixture
+def claimed(own_network: None, tmp_path: Path) -> Iterator[ClaimScene]:
+    """A node with RDMA devices, whose resources tell."""
+    rdma_node.create(tmp_path, mode="shared")
+    with tiny_node.open_rig(tmp_path) as rig:
+        made = ClaimScene(rig)
+        config = made.config.value
+        made.config.set(replace(config, resources=tuple(replace(r, environment=("ucx",)) for r in config.resources)))
+        yield made
+
+
+def claim_edits(claimed: ClaimScene, claim: str) -> dict[str, Any]:
+    text = (claimed.rig.folder / f"cdi/nodefabric-claim-uid-{claim}.json").read_text()
+    (device,) = json.loads(text)["devices"]
+    return dict(device["containerEdits"])
+
+
+def rail_files(claimed: ClaimScene) -> list[str]:
+    return sorted(path.name for path in (claimed.rig.folder / "cdi").glob("*.rails"))
+
+
+def test_a_claims_containers_are_told_the_index_of_the_pods_address_and_the_next_pods_anew(claimed: ClaimScene) -> None:
+    rig = claimed.rig
+    network = {"name": "rails", "ipam": rig.stub_ipam(tiny_node.stub_answer("10.9.0.2/24"))}
+    claimed.claim("nics", of_vf(0, network=network, edits=OF_CLAIM), pods=("c1", "c2"))
+    table = rig.machine.root / "sys/class/infiniband" / rdma_name(0)
+    pod = rig.pod()
+    gids.enter(table, 4, "10.9.0.2/24", "net1")
+    claimed.start("c1", pod)
+    told = claim_edits(claimed, "nics")
+    assert told["env"] == [*OF_CLAIM["env"], "UCX_IB_GID_INDEX=4"]
+    (nic,) = json.loads(Path(told["mounts"][0]["hostPath"]).read_text())["rails"]
+    assert (nic["nic"]["interface"], nic["nic"]["addresses"]) == ("net1", ["10.9.0.2/24"])
+    claim = rig.ledger.claim("uid-nics")
+    assert claim is not None
+    assert claim.devices[0].edits == told  # so a spec that somebody removes comes back
+
+    rig.delete("c1", pod, ifname="eth0")
+    rig.await_back(0)
+    assert rail_files(claimed) == []
+    (table / "ports/1/gids/4").rename(table / "ports/1/gids/6")
+    gids.enter(table, 6, "10.9.0.2/24", "net1")
+    claimed.start("c2")
+    assert "UCX_IB_GID_INDEX=6" in claim_edits(claimed, "nics")["env"]
+    assert rail_files(claimed) == ["nodefabric-sandbox-c2.rails"]
+
+
+def test_a_claim_of_several_pods_tells_of_none(claimed: ClaimScene) -> None:
+    claimed.claim("shared", of_share(network={"mode": "macvlan"}, edits=OF_CLAIM), pods=("c1", "c2"), owned=False)
+    claimed.start("c1")
+    assert claim_edits(claimed, "shared")["mounts"]
+    claimed.start("c2")
+    assert claim_edits(claimed, "shared") == OF_CLAIM

@@ -140,14 +140,14 @@ def test_another_file_of_the_same_sum_does_not_stand_for_a_del(relay: Relay) -> 
         kept.unlink()
 
 
-def test_a_spool_that_nobody_reads_fills_up_to_a_limit(relay: Relay) -> None:
-    relay.spool.mkdir(parents=True)
+def test_a_spool_that_nobody_reads_fills_up_to_a_limit(sanitized_relay: Relay) -> None:
+    sanitized_relay.spool.mkdir(parents=True)
     for number in range(20_000):
-        os.close(os.open(relay.spool / str(number), os.O_CREAT | os.O_WRONLY))
-    error = relay.run("DEL", **POD).error
+        os.close(os.open(sanitized_relay.spool / str(number), os.O_CREAT | os.O_WRONLY))
+    error = sanitized_relay.run("DEL", **POD).error
     assert error["code"] == protocol.TRY_AGAIN_LATER
-    assert error["details"].startswith(f"{relay.spool}: holds 20000 files already")
-    assert len(relay.spooled()) == 20_000
+    assert error["details"].startswith(f"{sanitized_relay.spool}: holds 20000 files already")
+    assert len(sanitized_relay.spooled()) == 20_000
 
 
 def test_a_del_is_kept_with_as_much_configuration_as_the_agent_reads(relay: Relay) -> None:
