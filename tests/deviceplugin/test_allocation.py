@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.config import Resource
-from agent.errors import LedgerError, UnitUnhealthy, UnknownUnit
+from agent.errors import UnitUnhealthy, UnknownUnit
 from agent.ledger import Ledger
-from agent.model.allocation import Devices
 from agent.model.device import CharDevice, Snapshot
 from agent.offer.offer import Offer
 from agent.offer.selection import assign
@@ -77,12 +76,6 @@ def test_a_grant_is_in_the_ledger_before_the_answer(allocator: Allocator, ledger
     )
 
 
-def test_a_unit_can_be_granted_again(allocator: Allocator, ledger: Ledger) -> None:
-    allocate(allocator, "rdma/vf", "0000:12:00.1")
-    allocate(allocator, "rdma/vf", "0000:12:00.1")
-    assert len(ledger.grants()) == 1
-
-
 def test_several_containers_are_answered_one_by_one(allocator: Allocator, ledger: Ledger) -> None:
     answers = asyncio.run(allocator.allocate("rdma/vf", [["0000:12:00.1"], [], ["0000:22:00.1", "0000:22:00.2"]]))
     assert [dict(a.envs).get("PCIDEVICE_RDMA_VF") for a in answers] == [
@@ -119,12 +112,6 @@ def test_a_vf_that_vanished_is_unknown(allocator: Allocator) -> None:
         allocate(allocator, "rdma/vf", "0000:12:00.1")
 
 
-def test_a_withheld_device_is_refused(allocator: Allocator) -> None:
-    allocator.offer.set(offer(node(), {"0000:12:00.1": "vlan"}))
-    with pytest.raises(UnitUnhealthy, match="is withheld"):
-        allocate(allocator, "rdma/vf", "0000:12:00.1")
-
-
 def test_a_share_is_refused_that_a_claim_still_has_in_its_place(allocator: Allocator, ledger: Ledger) -> None:
     natural = assign(RESOURCES, node())
     allocator.offer.set(make_offer(Inputs(RESOURCES, node(), natural, Reading(shares_claimed={"0000:22:00.0": 3}))))
@@ -140,37 +127,6 @@ def test_a_link_that_is_down_does_not_fail_the_pod_for_good(allocator: Allocator
     assert not allocator.offer.value.by_id["0000:12:00.1"].health.healthy
     allocate(allocator, "rdma/vf", "0000:12:00.1")
     assert len(ledger.grants()) == 1
-
-
-def test_a_ledger_that_cannot_be_written_grants_nothing(clock: Clock) -> None:
-    class FullDisk:
-        def grant(self, resource_name: str, units: Mapping[str, Devices], specs: object = None) -> None:
-            raise LedgerError("/var/lib/nodefabric/ledger.db: database or disk is full")
-
-    with contextlib.closing(Allocator(Latest(Offer()), FullDisk(), clock)) as allocator:
-        allocator.offer.set(offer(node()))
-        with pytest.raises(LedgerError, match="disk is full"):
-            allocate(allocator, "rdma/vf", "0000:12:00.1")
-        assert allocator.prefer("nvidia.com/gpu", [gpu_uuid(0), gpu_uuid(1)], (), 1) == (gpu_uuid(0),)
-
-
-@pytest.mark.parametrize("rail", range(4))
-def test_a_nic_follows_the_gpu_granted_just_before(allocator: Allocator, rail: int) -> None:
-    allocate(allocator, "nvidia.com/gpu", gpu_uuid(rail))
-    (vf,) = allocator.prefer("rdma/vf", everything(allocator, "rdma/vf"), (), 1)
-    assert vf == f"0000:{0x12 + rail * 0x10:02x}:00.1"
-    allocate(allocator, "rdma/vf", vf)
-    (hca,) = allocator.prefer("rdma/hca", everything(allocator, "rdma/hca"), (), 1)
-    assert hca == f"hca-b83fd20300a0{rail:04x}-0"
-
-
-@pytest.mark.parametrize("rail", range(4))
-def test_a_gpu_follows_the_nics_granted_just_before(allocator: Allocator, rail: int) -> None:
-    allocate(allocator, "rdma/hca", f"hca-b83fd20300a0{rail:04x}-3")
-    (vf,) = allocator.prefer("rdma/vf", everything(allocator, "rdma/vf"), (), 1)
-    assert vf.startswith(f"0000:{0x12 + rail * 0x10:02x}:")
-    allocate(allocator, "rdma/vf", vf)
-    assert allocator.prefer("nvidia.com/gpu", everything(allocator, "nvidia.com/gpu"), (), 1) == (gpu_uuid(rail),)
 
 
 def test_a_grant_draws_only_one_partner_of_a_kind(allocator: Allocator) -> None:

@@ -23,14 +23,6 @@ def gpus_of(units: tuple[str, ...]) -> list[str]:
     return [unit.partition("::")[0] for unit in units]
 
 
-def test_replicas_go_to_the_gpu_that_fewest_share() -> None:
-    snapshot = node(rails=4)
-    uuids = [gpu.uuid for gpu in snapshot.gpus]
-    place = layout(snapshot, Resource(NAME, "gpu", replicas=4))
-    free = [f"{u}::{n}" for i, u in enumerate(uuids) for n in range({0: 2, 1: 3, 2: 4, 3: 1}[i])]
-    assert gpus_of(choose(place, free, (), 1)) == [uuids[2]]
-
-
 def test_pods_that_come_one_by_one_are_spread_evenly() -> None:
     snapshot = node(rails=4)
     place = layout(snapshot, Resource(NAME, "gpu", replicas=4))
@@ -41,25 +33,6 @@ def test_pods_that_come_one_by_one_are_spread_evenly() -> None:
         free.remove(unit)
         counts[unit.partition("::")[0]] += 1
         assert max(counts.values()) - min(counts.values()) <= 1, (given, counts)
-
-
-def test_a_container_with_several_replicas_gets_different_gpus() -> None:
-    snapshot = node(rails=4)
-    place = layout(snapshot, Resource(NAME, "gpu", replicas=3))
-    chosen = choose(place, list(place.rank), (), 4)
-    assert len(set(gpus_of(chosen))) == 4
-    more = choose(place, list(place.rank), (), 6)
-    assert sorted(gpus_of(more).count(u) for u in set(gpus_of(more))) == [1, 1, 2, 2]
-
-
-def test_what_must_be_included_comes_first_and_draws_others_elsewhere() -> None:
-    snapshot = node(rails=4)
-    uuids = [gpu.uuid for gpu in snapshot.gpus]
-    place = layout(snapshot, Resource(NAME, "gpu", replicas=3))
-    must = (f"{uuids[3]}::1",)
-    chosen = choose(place, list(place.rank), must, 2)
-    assert chosen[0] == must[0]
-    assert gpus_of(chosen)[1] != uuids[3]
 
 
 def test_slices_of_several_gpus_are_chosen_among() -> None:

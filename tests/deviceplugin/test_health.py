@@ -56,17 +56,6 @@ def test_a_flap_is_not_told_though_other_things_are(short_folder: Path) -> None:
     run(work())
 
 
-def test_a_hard_fault_is_told_at_once_and_its_end_too(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, health=book()) as r:
-            r.publish(change(node(), VF, driver=None))
-            await until(lambda: reasons(r) == {"NoDriver": 1} and r.allocatable()["rdma/vf"] == 15)
-            r.publish(node())
-            await until(lambda: r.allocatable()["rdma/vf"] == 16)
-
-    run(work())
-
-
 def test_vfs_and_shares_follow_a_pf_that_lost_its_driver(short_folder: Path) -> None:
     async def work() -> None:
         async with rig(short_folder, health=book()) as r:
@@ -139,17 +128,6 @@ def test_a_vf_that_another_resource_selects_by_its_driver_goes_there(short_folde
             r.publish(change(node(), VF, driver="vfio-pci", iommu_group=7))
             await until(lambda: r.allocatable() == {"rdma/vf": 15, "vfio/vf": 1})
             assert r.kubelet.devices.capacity() == {"rdma/vf": 15, "vfio/vf": 1}
-
-    run(work())
-
-
-def test_an_hca_whose_rdma_device_went_with_its_module_says_so(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, health=book()) as r:
-            r.publish(change(node(), PF, rdma_devices=()))
-            await until(lambda: reasons(r, "rdma/hca") == {"NoRdmaDevice": 4})
-            r.publish(node())
-            await until(lambda: r.allocatable()["rdma/hca"] == 16)
 
     run(work())
 

@@ -92,21 +92,3 @@ def test_whatever_becomes_of_the_hardware_no_second_pod_gets_a_nic_of_the_first(
             await work(r)
 
     run(whole())
-
-
-def test_after_a_restart_with_another_order_of_the_hardware_pods_keep_their_sets(short_folder: Path) -> None:
-    async def work() -> None:
-        first, later = short_folder / "1", short_folder / "2"
-        first.mkdir()
-        later.mkdir()
-        async with rig(first, snapshot=node(rails=2), resources=(PAIR,)) as r:
-            await r.run_pod("a", ONE)
-            before = r.ledger.grants()
-        (first / "ledger.db").rename(later / "ledger.db")
-        async with rig(later, snapshot=turned(node(rails=2)), resources=(PAIR,)) as r:
-            assert r.ledger.grants() == before
-            offered = {unit.unit_id: unit.devices for unit in r.plugins.units[PAIR.name]}
-            assert offered[before[0].unit_id] == before[0].devices
-            assert len({nic for its in offered.values() for nic in its}) == 4
-
-    run(work())

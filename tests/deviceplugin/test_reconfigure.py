@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import HealthSettings, RailNic, Resource, Select, parse_pf
+from agent.config import HealthSettings, Resource, Select, parse_pf
 from agent.health import HealthBook
-from agent.model.allocation import Binding, PodRef
 from agent.model.device_health import HealthPolicy
 from hack.sim.pods import Container
 from tests.awaiting import until
@@ -130,85 +129,6 @@ def test_a_vf_in_use_goes_to_another_resource_when_it_is_free(short_folder: Path
             assert held == {unit.unit_id for unit in r.plugins.units["a/low"]}
             r.ledger.release(held)
             await until(lambda: {n: len(u) for n, u in r.plugins.units.items()} == {"a/low": 1, "a/high": 3})
-
-    run(work())
-
-
-def test_a_vf_in_use_is_withheld_while_its_own_resource_is_gone(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, snapshot=node(rails=1), resources=(vfs("a/old", "rail0"),)) as r:
-            await r.run_pod("p", Container("main", (("a/old", 1),)))
-            (held,) = [grant.unit_id for grant in r.ledger.grants()]
-            await reconfigure(r, vfs("a/new", "rail0"))
-            assert reasons(r, "a/new") == {held: "Held"}
-            await until(lambda: r.allocatable().get("a/new") == 3)
-            r.ledger.release([held])
-            await until(lambda: r.allocatable()["a/new"] == 4)
-
-    run(work())
-
-
-def test_a_vf_in_use_makes_no_slot_when_its_resource_is_bound_late_from_now_on(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, snapshot=node(rails=1), resources=(VF,)) as r:
-            await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
-            held = [grant.unit_id for grant in r.ledger.grants()]
-            await reconfigure(r, replace(VF, binding="late"))
-            await until(lambda: r.allocatable() == {"rdma/vf": 3})
-            assert list(reasons(r, "rdma/vf").values()) == ["Held"]
-            r.ledger.release(held)
-            await until(lambda: r.allocatable() == {"rdma/vf": 4})
-
-    run(work())
-
-
-def test_the_vf_of_a_slot_in_use_is_withheld_when_its_resource_is_bound_early_from_now_on(short_folder: Path) -> None:
-    async def work() -> None:
-        late = replace(VF, binding="late")
-        async with rig(short_folder, snapshot=node(rails=1), resources=(late,)) as r:
-            await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
-            (slot,) = [grant.unit_id for grant in r.ledger.grants()]
-            device = r.plugins.allocator.offer.value.pools["rdma/vf"][0].device
-            pod = PodRef("default", "p", "uid-p")
-            binding = Binding(slot, "rdma/vf", "vf", device, "main", "c1", "net1", pod, {})
-            r.ledger.bind_slots([binding])
-            await reconfigure(r, VF)
-            assert reasons(r, "rdma/vf") == {device: "Held"}
-            await until(lambda: r.allocatable() == {"rdma/vf": 3})
-            r.ledger.unbind([binding])
-            r.ledger.release([slot])
-            await until(lambda: r.allocatable() == {"rdma/vf": 4})
-
-    run(work())
-
-
-def test_both_halves_of_a_rail_in_use_are_withheld_while_its_resource_is_gone(short_folder: Path) -> None:
-    async def work() -> None:
-        rails = Resource("a/rail", "rail", nic=RailNic("vf"))
-        async with rig(short_folder, snapshot=node(rails=2, vfs=2), resources=(rails,)) as r:
-            await r.run_pod("p", Container("main", (("a/rail", 1),)))
-            (rail,) = r.ledger.grants()
-            await reconfigure(r, GPU, VF)
-            assert reasons(r, "rdma/vf") == {rail.device: "Held"}
-            assert reasons(r, "nvidia.com/gpu") == {rail.unit_id.removeprefix("rail-"): "Held"}
-            r.ledger.release([rail.unit_id])
-            await until(lambda: r.allocatable() == {"a/rail": 0, "rdma/vf": 4, "nvidia.com/gpu": 2})
-
-    run(work())
-
-
-def test_the_halves_of_a_rail_in_use_are_withheld_from_what_its_name_means_now(short_folder: Path) -> None:
-    async def work() -> None:
-        rails = Resource("a/x", "rail", nic=RailNic("vf"))
-        async with rig(short_folder, snapshot=node(rails=2, vfs=2), resources=(rails,)) as r:
-            await r.run_pod("p", Container("main", (("a/x", 1),)))
-            (rail,) = r.ledger.grants()
-            await reconfigure(r, vfs("a/x", "rail0", "rail1"))
-            assert reasons(r, "a/x") == {rail.device: "Held"}
-            await reconfigure(r, replace(GPU, name="a/x"))
-            assert reasons(r, "a/x") == {rail.unit_id.removeprefix("rail-"): "Held"}
-            await reconfigure(r, rails)
-            assert reasons(r, "a/x") == {}
 
     run(work())
 

@@ -30,16 +30,6 @@ def read_only(own_network: None, short_folder: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(short_folder)], check=True)
 
 
-def test_only_sockets_of_ours_that_nobody_serves_are_removed(short_folder: Path) -> None:
-    ours, others = left_behind(short_folder / "nodefabric-a-1.sock"), left_behind(short_folder / "other.sock")
-    with socket.socket(socket.AF_UNIX) as alive:
-        alive.bind(str(short_folder / "nodefabric-b-1.sock"))
-        alive.listen()
-        sweep(short_folder)
-        assert (short_folder / "nodefabric-b-1.sock").exists()
-    assert (ours.exists(), others.exists()) == (False, True)
-
-
 def test_a_process_that_takes_no_connections_does_not_hold_up_the_start(short_folder: Path) -> None:
     path = short_folder / "nodefabric-a-1.sock"
     with ExitStack() as stack:

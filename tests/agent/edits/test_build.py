@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import ENVIRONMENTS, RailNic, Resource, Select, parse, parse_pf
+from agent.config import ENVIRONMENTS, RailNic, Resource, Select, parse_pf
 from agent.edits.build import (
     FILES,
     GpuFiles,
@@ -17,7 +17,7 @@ from agent.edits.build import (
     variables_of_container,
 )
 from agent.edits.cdi import ContainerEdits, DeviceNode
-from agent.errors import ConfigError, UnitUnhealthy
+from agent.errors import UnitUnhealthy
 from agent.model.device import Gpu, MigDevice, Snapshot
 from agent.model.health import HEALTHY
 from agent.model.mounts import Mount
@@ -25,7 +25,7 @@ from agent.offer.offer import Unit
 from agent.offer.units import plain_offer
 from deviceplugin.server import edits_message
 from hack.sim.pods import Container
-from tests.deviceplugin.machines import change, gpu_uuid, node, rdma
+from tests.deviceplugin.machines import change, node, rdma
 from tests.deviceplugin.rig import rig, run
 
 HCA = Resource("rdma/hca", "hca", shares=2)
@@ -111,17 +111,6 @@ def test_an_hca_without_uverbs_is_refused_with_the_remedy() -> None:
         build(HCA, some(HCA, snapshot, 0), snapshot, NOTHING)
 
 
-def test_gpus_are_named_by_cdi_where_the_node_has_their_spec() -> None:
-    snapshot = node(rails=2)
-    units = some(GPU, snapshot, 0, 1)
-    assert build(GPU, units, snapshot, GpuFiles(frozenset({gpu_uuid(0), gpu_uuid(1)}))) == ContainerEdits(
-        cdi_devices=(f"nvidia.com/gpu={gpu_uuid(0)}", f"nvidia.com/gpu={gpu_uuid(1)}")
-    )
-    assert build(GPU, units, snapshot, GpuFiles(frozenset({"all"}))) == ContainerEdits(
-        envs=(("NVIDIA_VISIBLE_DEVICES", f"{gpu_uuid(0)},{gpu_uuid(1)}"),)
-    )
-
-
 def test_the_variable_is_upper_case_without_dots_slashes_and_hyphens() -> None:
     assert pcidevice_name("intel.com/vf-rdma_1") == "PCIDEVICE_INTEL_COM_VF_RDMA_1"
 
@@ -189,21 +178,6 @@ def test_a_container_with_units_of_several_resources_gets_one_value_for_all() ->
         "NCCL_IB_HCA": "=mlx5_0,mlx5_1",
         "UCX_NET_DEVICES": "mlx5_1:1",
     }
-
-
-def test_two_resources_with_early_binding_may_not_set_one_variable() -> None:
-    first = "{name: a/b, kind: vf, environment: [nccl], select: {pf: [x]}}"
-    text = f"resources: [{first}, {{name: a/c, kind: hca, environment: [ucx, nccl]}}]"
-    with pytest.raises(ConfigError) as refused:
-        parse(text, "x")
-    (problem,) = refused.value.problems
-    assert problem.startswith("resources[1].environment: nccl is set by resources[0] (a/b) already")
-
-
-def test_resources_with_late_binding_may_set_one_variable() -> None:
-    late = "{name: a/%s, kind: vf, binding: late, environment: [nccl], select: {pf: [%s]}}"
-    early = "{name: a/d, kind: hca, environment: [nccl]}"
-    assert parse(f"resources: [{late % ('b', 'x')}, {late % ('c', 'y')}, {early}]", "x").resources
 
 
 SLICE = MigDevice("MIG-1", "1g.10gb", gpu_instance=7, compute_instance=1, memory_bytes=1, index=2)

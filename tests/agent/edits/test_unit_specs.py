@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.config.resources import RailNic
-from agent.edits.build import build, unit_specs
+from agent.edits.build import unit_specs
 from agent.edits.unit_specs import owners
 from agent.errors import LedgerError, Unavailable
 from agent.kubelet.checkpoint import Entry
@@ -89,20 +89,6 @@ def test_a_cxi_device_that_is_another_number_follows(rig: Rig) -> None:
     assert owners(later)["/dev/cxi0"] == {"0000:12:00.2"}
     rig.renew(later)
     assert rig.files(VF_UNIT) == ["/dev/cxi1"]
-
-
-def test_a_rail_keeps_the_nic_that_it_was_granted_with(rig: Rig) -> None:
-    rig.resources = (RAIL,)
-    unit = f"rail-{gpu_uuid(1)}"
-    offer = plain_offer(rig.resources, node())
-    found = offer.find(RAIL.name, unit)
-    assert found is not None
-    specs = unit_specs(RAIL, [found], offer.snapshot)
-    answer = build(RAIL, [found], offer.snapshot, specs=specs)
-    assert f"nodefabric.io/rail={unit}" in answer.cdi_devices
-    rig.specs.grant(RAIL.name, {unit: "0000:32:00.0"}, specs)  # the books gave it another one than a new offer would
-    rig.renew(permuted(node()))
-    assert rig.files(unit)[0] == "/dev/infiniband/uverbs3"
 
 
 def test_a_unit_whose_device_is_gone_has_no_spec_until_it_is_back(rig: Rig) -> None:
@@ -325,16 +311,6 @@ def test_a_rail_that_misses_one_of_its_nics_has_no_spec_until_it_is_back(rails_r
     assert rails_rig.there() == set()
     rails_rig.renew(replace(node(), generation=9))
     assert len(uverbs(rails_rig, unit)) == 2
-
-
-def test_lost_books_say_the_files_of_all_nics_again(rails_rig: Rig) -> None:
-    unit, nics = of_several(rails_rig)
-    said = rails_rig.said(unit)
-    rails_rig.ledger.release([unit])
-    rails_rig.ledger.grant(SEVERAL.name, {unit: nics})
-    offer = plain_offer(rails_rig.resources, node())
-    rails_rig.specs.adopt([Entry("uid", "main", SEVERAL.name, (unit,), "")], offer, rails_rig.resources)
-    assert rails_rig.said(unit) == said
 
 
 def test_a_nic_that_has_got_files_on_its_way_into_the_pod_keeps_these_beside_the_others(rails_rig: Rig) -> None:

@@ -73,11 +73,6 @@ def test_a_runtime_that_is_away_is_unavailable(socket: Path) -> None:
     assert runtime.problem == str(failed.value)
 
 
-def test_a_socket_of_something_else_is_unavailable(socket: Path) -> None:
-    with pytest.raises(Unavailable, match="UNIMPLEMENTED"):
-        asyncio.run(asked(socket, Version=two))
-
-
 def test_a_runtime_that_hangs_is_unavailable(socket: Path) -> None:
     with pytest.raises(Unavailable, match="did not answer in 1 s"):
         asyncio.run(asked(socket, 1.0, ListPodSandbox=hang))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.kubelet.kubelet_config import KubeletConfigFile, KubeletSettings, parse_cpus, read
+from agent.kubelet.kubelet_config import KubeletConfigFile, KubeletSettings, read
 
 FULL = """
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -90,15 +90,6 @@ def test_no_text_makes_reading_fail(tmp_path: Path, text: str) -> None:
     found = read(path)
     assert found == KubeletSettings(problem=found.problem)
     assert str(found.problem).startswith(f"{path}: ")
-
-
-def test_a_folder_in_its_place_is_named(tmp_path: Path) -> None:
-    assert "cannot be read" in str(read(tmp_path).problem)
-
-
-def test_cpu_lists() -> None:
-    assert parse_cpus("0-3,8, 10") == {0, 1, 2, 3, 8, 10}
-    assert parse_cpus("") == frozenset()
 
 
 def test_a_problem_is_logged_once_until_it_is_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -127,17 +127,6 @@ def test_who_follows_the_newest_answer_hears_what_others_asked() -> None:
     asyncio.run(work())
 
 
-def test_before_the_first_answer_none_serves() -> None:
-    async def work() -> None:
-        kubelet = Kubelet()
-        kubelet.is_away = True
-        with pytest.raises(Unavailable):
-            await kubelet.listing(-1e9)
-        assert kubelet.asked == 1
-
-    asyncio.run(work())
-
-
 def test_a_question_that_failed_before_keeps_nobody_from_asking() -> None:
     async def work() -> None:
         kubelet = Kubelet()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from agent.errors import DeviceBusy, LedgerError
-from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
 from tests.agent.books import POD, VF, attach, open_books, owner
 
@@ -71,12 +70,6 @@ def test_no_read_waits_for_a_write_that_is_under_way(tmp_path: Path) -> None:
         finally:
             done.set()
             writer.join()
-
-
-def test_binding_a_unit_that_was_never_granted_changes_nothing(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.bind(["u1"], POD)
-        assert books.grants() == ()
 
 
 def test_an_attachment_reads_back_as_it_was_written(tmp_path: Path) -> None:
@@ -228,14 +221,6 @@ def test_leases_without_a_row_are_owed_once_however_often_that_is_promised(tmp_p
         assert second.ifname == "net2"
 
 
-def test_quarantine_ends_when_told(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.quarantine(VF, "reason")
-        books.end_quarantine(VF)
-        books.end_quarantine(VF)
-        assert books.quarantines() == ()
-
-
 def test_listeners_hear_of_each_change_and_of_no_failure(tmp_path: Path) -> None:
     heard: list[str] = []
     with open_books(tmp_path) as books:
@@ -282,8 +267,3 @@ def test_the_ledger_may_be_used_from_many_threads(tmp_path: Path) -> None:
             thread.join()
         assert len(books.grants()) == 6
         assert books.attachments() == ()
-
-
-def test_opening_makes_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match=r"missing/ledger\.db"):
-        Ledger.open(tmp_path / "missing/ledger.db", "boot")

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.config import PfSelector, RailNic, Resource, Select, SharedPool, SriovPool, parse_pf
-from agent.errors import ConfigError
 from agent.model.device import Snapshot
-from agent.offer.selection import Assignment, assign, check_overlaps, errors
+from agent.offer.selection import Assignment, assign, errors
 from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import change, node, rdma
 
@@ -37,11 +35,6 @@ def test_the_first_resource_has_the_device_and_the_second_is_told() -> None:
     assert devices(found, "a/all") == ["0000:12:00.1", "0000:12:00.2", "0000:12:00.3"]
     assert devices(found, "a/some") == []
     assert [(o.device, o.owner, o.loser) for o in found.overlaps] == [("0000:12:00.2", "a/all", "a/some")]
-
-
-def test_an_overlap_is_refused_with_both_names_and_the_device() -> None:
-    with pytest.raises(ConfigError, match=r"a/some takes rail0: VF 1, which resources\[0\] \(a/all\) takes too"):
-        check_overlaps([vfs("a/all"), vfs("a/some", "rail0#1")], node(rails=1, vfs=3), "config.yaml")
 
 
 def test_an_hca_and_the_vfs_of_its_port_are_different_devices() -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from agent.config import HealthSettings, Resource, Select
+from agent.config import HealthSettings, Resource
 from agent.health import HealthBook
 from agent.model.health import Reason
 from agent.offer.offer import Offer
 from agent.offer.offers import Offers
 from agent.offer.units import Reading, plain_offer
-from tests.deviceplugin.machines import change, node, without
+from tests.deviceplugin.machines import node, without
 
 VF = Resource("rdma/vf", "vf", offer="dra")
 HCA = Resource("rdma/hca", "hca", shares=63, offer="dra")
@@ -70,32 +70,12 @@ def test_a_device_serves_one_resource_whichever_door_offers_it() -> None:
     assert offer.claimable["rdma/b"] == ()
 
 
-def test_devices_for_claims_have_health_like_units() -> None:
-    snapshot = change(node(rails=1, vfs=1), FIRST, driver=None)
-    assert [unit.health.reason for unit in plain_offer([VF], snapshot).offered["rdma/vf"]] == ["NoDriver"]
-
-
 def test_no_device_is_for_claims_while_the_books_cannot_be_written() -> None:
     book = HealthBook(HealthSettings(0, 0, 0))
     made = Offers(book, time.monotonic)
     book.withhold(Reason.BOOKS_UNWRITABLE)
     offer = made.make((VF, HCA), node(rails=1, vfs=1), Reading())
     assert {u.health.reason for units in offer.claimable.values() for u in units} == {"BooksUnwritable"}
-
-
-@pytest.mark.parametrize("binding", ["early", "late"])
-def test_a_vf_that_a_pod_was_granted_before_is_marked_until_the_grant_ends(binding: str) -> None:
-    made, snapshot = offers(Clock()), node(rails=1, vfs=2)
-    used = Reading(
-        holders={FIRST: "rdma/vf"}, forms={FIRST: ("rdma/vf", "itself")}, granted={FIRST: 1, "0000:99:00.0": 1}
-    )
-    resources = (replace(VF, binding=binding),)
-    offer = made.make(resources, snapshot, used)
-    assert offer.granted == {FIRST: 1}
-    assert [(u.device, u.health.reason) for u in offer.claimable["rdma/vf"]] == [(FIRST, "Held"), ("0000:12:00.2", "")]
-    after = made.make(resources, snapshot, Reading())
-    assert after.granted == {}
-    assert all(unit.health.healthy for unit in after.claimable["rdma/vf"])
 
 
 def test_shares_that_pods_were_granted_before_are_counted_as_they_end() -> None:
@@ -132,22 +112,6 @@ def test_a_device_that_is_gone_is_told_for_a_while_and_as_long_as_a_pod_has_it(b
     clock.now += GONE_SECONDS
     assert gone(made.make(resources, after, used)) == ([FIRST], frozenset({FIRST}))
     assert gone(made.make(resources, after, Reading())) == ([], frozenset())
-
-
-def test_a_device_that_a_resource_selects_no_more_is_not_missed() -> None:
-    made, snapshot = offers(Clock()), node(rails=1, vfs=1)
-    made.make((VF,), snapshot, Reading())
-    offer = made.make((replace(VF, select=Select(vendors=(1,))),), snapshot, Reading())
-    assert offer.claimable["rdma/vf"] == ()
-
-
-def test_a_vf_that_a_claim_has_is_held_when_kubelet_is_offered_the_resource_again() -> None:
-    made, snapshot = offers(Clock()), node(rails=1, vfs=2)
-    used = Reading(holders={FIRST: "rdma/vf"}, forms={FIRST: ("rdma/vf", "claim")})
-    before = made.make((VF,), snapshot, used)
-    assert all(unit.health.healthy for unit in before.claimable["rdma/vf"])
-    after = made.make((replace(VF, offer="devicePlugin"),), snapshot, used)
-    assert [(u.device, u.health.reason) for u in after.units["rdma/vf"]] == [(FIRST, "Held"), ("0000:12:00.2", "")]
 
 
 def test_as_many_shares_as_claims_have_are_held_when_kubelet_is_offered_the_adapter_again() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from agent.config import Resource
-from agent.model.device import Gpu, MigDevice, Snapshot
+from agent.model.device import MigDevice, Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from agent.model.unit_id import MAX_UNIT_ID
-from agent.offer.gpu_units import profile_resource, with_profiles
+from agent.offer.gpu_units import with_profiles
 from agent.offer.units import plain_offer
 from tests.deviceplugin.machines import node
 
@@ -119,33 +119,3 @@ def test_a_quarantined_gpu_is_withheld_with_its_slices() -> None:
     resources = with_profiles([Resource(NAME, "gpu", mig="single")], snapshot, ())
     [unit] = plain_offer(resources, snapshot, {uuid("GPU", 0): "test"}).offered[NAME]
     assert unit.health == unhealthy("Quarantined")
-
-
-def test_a_selector_takes_gpus_with_their_slices() -> None:
-    snapshot = machine((mig(1),), (mig(2),))
-    base = Resource(NAME, "gpu", mig="mixed")
-    one = replace(base, select=replace(base.select, pci_addresses=(snapshot.gpus[1].pci_address,)))
-    resources = with_profiles([one], snapshot, ())
-    assert [u.unit_id for u in plain_offer(resources, snapshot).offered["nvidia.com/mig-1g.10gb"]] == [uuid("MIG", 2)]
-
-
-def test_a_profiles_resource_is_called_as_nvidias_plugin_calls_it() -> None:
-    assert profile_resource("nvidia.com/gpu", "1c.3g.40gb") == "nvidia.com/mig-1c.3g.40gb"
-    assert profile_resource("example.org/fast-gpu", "1g.10gb+me") == "example.org/mig-1g.10gb.me"
-
-
-def test_gpus_of_the_recorded_node_have_their_uuids_as_ids() -> None:
-    snapshot = node()
-    assert [u.unit_id for u in plain_offer([Resource(NAME, "gpu")], snapshot).offered[NAME]] == [
-        gpu.uuid for gpu in snapshot.gpus if isinstance(gpu, Gpu)
-    ]
-
-
-def test_a_rail_follows_its_gpu() -> None:
-    snapshot = node(rails=2)
-    resource = Resource("rdma/rail", "rail")
-    before = plain_offer([resource], snapshot).offered["rdma/rail"]
-    ill = replace(snapshot.gpus[0], ailments=("GpuLost",))
-    units = plain_offer([resource], replace(snapshot, gpus=(ill, *snapshot.gpus[1:]))).offered["rdma/rail"]
-    assert [u.unit_id for u in units] == [u.unit_id for u in before]
-    assert {u.gpu: u.health for u in units} == {ill.uuid: unhealthy("GpuLost"), snapshot.gpus[1].uuid: HEALTHY}

@@ -27,11 +27,6 @@ def in_a_pod(snapshot: Snapshot) -> Snapshot:
     return change(snapshot, VF, netdevs=())
 
 
-def test_nothing_new_makes_the_same_offer() -> None:
-    made, snapshot = offers(), node()
-    assert made.make(RESOURCES, snapshot, BOOKS) == made.make(RESOURCES, snapshot, BOOKS)
-
-
 def test_a_vf_that_goes_into_a_pod_and_comes_back_leaves_the_lists_as_they_are() -> None:
     made = offers()
     first, second, third = (made.make(RESOURCES, snapshot, BOOKS) for snapshot in (node(), in_a_pod(node()), node()))
@@ -46,14 +41,6 @@ def test_vfs_of_an_adapter_that_a_pod_has_whole_are_for_no_other_pod() -> None:
     assert changed == {VF: "ParentDown"}
     after = made.make(RESOURCES, snapshot, BOOKS)
     assert after.units == before.units
-
-
-def test_a_selector_that_asks_for_names_has_its_lists_made_anew() -> None:
-    made = offers()
-    by_name = (Resource("rdma/vf", "vf", select=Select(netdevs=("rail0v0",))),)
-    first = made.make(by_name, node(), BOOKS)
-    second = made.make(by_name, change(node(), VF, netdevs=(netdev("elsewhere"),)), BOOKS)
-    assert [len(offer.units["rdma/vf"]) for offer in (first, second)] == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from agent.config import Resource
 from agent.health import HealthBook
-from agent.model.health import Reason
 from agent.model.unit_id import slot_id
 from agent.offer.offer import Offer
 from agent.offer.offers import Offers
@@ -24,19 +23,6 @@ def offers() -> Offers:
 
 def made(maker: Offers, held: Holdings) -> Offer:
     return maker.make(RESOURCES, SNAPSHOT, Reading(held=held))
-
-
-def test_slots_that_come_free_stay_withheld_while_the_books_cannot_be_written() -> None:
-    health = HealthBook()
-    maker = Offers(health, lambda: 0.0)
-    made(maker, Holdings(frozenset({SLOT}), {SLOT: VFS[0]}))
-    health.withhold(Reason.BOOKS_UNWRITABLE)
-    for held in (Holdings(frozenset({SLOT}), {SLOT: VFS[0]}), Holdings(frozenset({SLOT})), NOTHING_HELD):
-        offer = made(maker, held)
-        assert {unit.health.reason for unit in offer.units["rdma/vf"]} == {Reason.BOOKS_UNWRITABLE}
-    health.withhold(None)
-    offer = made(maker, NOTHING_HELD)
-    assert all(unit.health.healthy for unit in offer.units["rdma/vf"])
 
 
 def test_kubelet_is_told_nothing_where_nothing_changes_for_it() -> None:

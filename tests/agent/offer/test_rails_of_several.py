@@ -225,19 +225,6 @@ def test_another_number_is_for_rails_that_nobody_has(tmp_path: Path) -> None:
         assert [len(u.devices) for u in made.units[PAIR.name]] == [2, 2]
 
 
-def test_a_rail_that_missed_a_nic_has_another_once_its_pod_has_ended(tmp_path: Path) -> None:
-    snapshot, unit = node(rails=2, vfs=4), f"rail-{gpu_uuid(0)}"
-    maker = Offers(HealthBook(), time.monotonic)
-    with open_books(tmp_path) as books:
-        books.grant(PAIR.name, {unit: rails(PAIR, snapshot)[0].devices})
-        less = without(snapshot, books.grants()[0].devices[1])
-        made = listed(maker, PAIR, less, books)
-        assert [u.health.healthy for u in made.units[PAIR.name]] == [False, True]
-        books.release([unit])
-        made = listed(maker, PAIR, less, books)
-        assert [u.health.healthy for u in made.units[PAIR.name]] == [True, True]
-
-
 def test_a_rail_that_was_granted_while_another_list_was_made_keeps_its_set_at_the_next_look(tmp_path: Path) -> None:
     snapshot, unit = node(rails=2, vfs=3), f"rail-{gpu_uuid(0)}"
     maker = Offers(HealthBook(), time.monotonic)
@@ -254,16 +241,6 @@ def test_a_rail_that_was_granted_while_another_list_was_made_keeps_its_set_at_th
         assert found[unit] == held
         assert len({nic for nics in found.values() for nic in nics}) == 4
         assert listed(maker, PAIR, snapshot, books) == made
-
-
-def test_a_rail_that_is_incomplete_stays_listed_with_the_reason() -> None:
-    snapshot, maker = scanned("p5-8gpu-32efa"), Offers(HealthBook(), time.monotonic)
-    with TemporaryDirectory() as folder, open_books(Path(folder)) as books:
-        made = listed(maker, P5, snapshot, books)
-        lost = made.units[P5.name][5]
-        made = listed(maker, P5, without(snapshot, lost.devices[3]), books)
-        ill = [unit for unit in made.units[P5.name] if not unit.health.healthy]
-        assert [(unit.unit_id, unit.health.reason) for unit in ill] == [(lost.unit_id, Reason.DEVICE_GONE)]
 
 
 def test_all_nics_of_a_rail_are_what_its_resource_offers() -> None:

@@ -39,12 +39,6 @@ def test_slots_are_called_the_same_whatever_the_addresses() -> None:
     assert list_slots(LATE, renumbered) == list_slots(LATE, [device(n) for n in range(4)])
 
 
-def test_as_many_are_healthy_as_devices_are_there() -> None:
-    units = list_slots(LATE, [device(0), device(1, reason="LinkDown"), device(2, node=1)])
-    assert shown(units) == [("0-0", True), ("0-1", False), ("1-0", True)]
-    assert units[1].health.reason == "LinkDown"
-
-
 def test_a_granted_slot_is_the_last_to_be_called_unhealthy() -> None:
     held = Holdings(frozenset({slot_id(LATE.name, 0, 1)}))
     units = list_slots(LATE, [device(0, reason="NoDriver"), device(1)], held)

@@ -15,7 +15,7 @@ from agent.offer.explanation import explain_all
 from agent.offer.offer import Offer, Unit
 from agent.offer.selection import check_overlaps
 from agent.offer.units import plain_offer
-from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, rdma, without
+from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, rdma
 
 HCA = Resource("rdma/hca", "hca", shares=3)
 VF = Resource("rdma/vf", "vf")
@@ -100,23 +100,6 @@ def test_vf_and_gpu_units_are_named_by_address_and_uuid() -> None:
     assert [u.numa_node for u in units(GPU, node(rails=2))] == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["rail1", "0000:22:00.0"])
-def test_a_pf_is_selected_by_interface_or_address_with_vf_indices(name: str) -> None:
-    resource = vf(pf=(parse_pf(f"{name}#0-1,3"),))
-    assert devices(resource, node()) == ["0000:22:00.1", "0000:22:00.2", "0000:22:00.4"]
-
-
-def test_two_entries_for_one_pf_add_up() -> None:
-    resource = vf(pf=(parse_pf("rail0#0"), parse_pf("rail0#2")))
-    assert devices(resource, node()) == ["0000:12:00.1", "0000:12:00.3"]
-
-
-def test_fields_are_anded_and_entries_are_ored() -> None:
-    both = vf(vendors=(0x15B3, 0x8086), devices=(0x1021,), pf=(parse_pf("rail0"),))
-    assert len(devices(both, node())) == 4
-    assert devices(vf(vendors=(0x15B3,), devices=(0x1572,)), node()) == []
-
-
 def test_a_vf_stays_selected_while_its_interface_sits_in_a_pod() -> None:
     snapshot = change(node(rails=1), "0000:12:00.1", netdevs=(), rdma_devices=())
     for resource in (
@@ -160,11 +143,6 @@ def test_a_quarantined_pf_leaves_its_vfs_alone() -> None:
     assert all(u.health.healthy for u in units(VF, node(rails=1), quarantined={"0000:12:00.0": "x"}))
 
 
-def test_a_device_that_is_gone_leaves_the_list() -> None:
-    assert "0000:12:00.2" not in devices(VF, without(node(rails=1), "0000:12:00.2"))
-    assert units(VF, node(rails=1, vfs=0)) == ()
-
-
 def test_an_overlap_names_both_resources_and_the_device() -> None:
     resources = [vf(pf=(parse_pf("rail0#0-2"),)), replace(VF, name="rdma/other", select=Select(vendors=(0x15B3,)))]
     with pytest.raises(ConfigError) as failure:
@@ -174,16 +152,6 @@ def test_an_overlap_names_both_resources_and_the_device() -> None:
         "resources[1].select: rdma/other takes rail0: VFs 0–2, which resources[0] (rdma/vf) takes too:"
         " narrow one of the two selectors"
     )
-
-
-def test_an_hca_and_the_vfs_of_its_port_do_not_overlap() -> None:
-    check_overlaps([HCA, VF, GPU], node(), "config.yaml")
-
-
-def test_a_device_that_came_to_overlap_later_stays_with_the_first_resource() -> None:
-    found = plain_offer([VF, replace(VF, name="rdma/other")], node(rails=1)).offered
-    assert len(found["rdma/vf"]) == 4
-    assert found["rdma/other"] == ()
 
 
 def test_explain_tells_what_each_selector_finds_by_itself() -> None:

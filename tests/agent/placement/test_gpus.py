@@ -27,49 +27,6 @@ def sockets(per_socket: int = 4, *, switch: int = 1) -> Host:
     return host
 
 
-def test_nvlinks_count_before_anything_else() -> None:
-    host = Host()
-    for number, links in enumerate([(), (), (), ((0, 12),)]):
-        host.gpu((f"pci0000:{number}0", "p"), number // 2, nvlinks=links)
-    distances = Distances(host.snapshot())
-    assert numbers(choose_gpus(distances, distances.gpus, (), 2)) == [0, 3]
-
-
-def test_without_nvlinks_gpus_of_one_switch_belong_together() -> None:
-    distances = Distances(sockets(switch=2).snapshot())
-    free = [uuid(n) for n in (1, 2, 3, 6)]
-    assert numbers(choose_gpus(distances, free, (), 2)) == [2, 3]
-
-
-def test_a_switch_that_is_begun_is_used_up_first() -> None:
-    distances = Distances(sockets(switch=2).snapshot())
-    free = [uuid(n) for n in (0, 1, 2, 3, 4, 5, 6)]
-    assert numbers(choose_gpus(distances, free, (), 1)) == [6]
-
-
-def test_a_whole_numa_node_is_kept_whole() -> None:
-    distances = Distances(sockets().snapshot())
-    free = [uuid(n) for n in (0, 1, 2, 3, 5, 7)]
-    assert numbers(choose_gpus(distances, free, (), 2)) == [5, 7]
-    assert numbers(choose_gpus(distances, free, (), 3)) == [0, 1, 2]
-
-
-def test_gpus_are_taken_where_their_nic_is_free() -> None:
-    host = sockets()
-    nics = [host.nic((f"pci0000:{n:02x}", "p", "s", "n"), n // 4) for n in range(8)]
-    distances = Distances(host.snapshot())
-    assert numbers(choose_gpus(distances, distances.gpus, (), 2, [nics[1], nics[6]])) == [1, 6]
-    assert numbers(choose_gpus(distances, distances.gpus, (), 3, [nics[5], nics[6]])) == [4, 5, 6]
-
-
-def test_two_gpus_that_share_a_port_are_not_taken_while_others_have_one_each() -> None:
-    host = sockets(switch=2)
-    nics = [host.nic((f"pci0000:{n:02x}", "p", "s", "n"), n // 2) for n in range(4)]
-    distances = Distances(host.snapshot())
-    found = choose_gpus(distances, distances.gpus, (), 4, nics)
-    assert [n // 2 for n in numbers(found)] == [0, 1, 2, 3]
-
-
 def test_gpus_without_nics_are_found_as_well() -> None:
     distances = Distances(sockets().snapshot())
     assert numbers(choose_gpus(distances, distances.gpus, (), 4)) == [0, 1, 2, 3]
@@ -119,13 +76,6 @@ def test_slices_of_one_gpu_are_used_up_before_another_is_cut_into() -> None:
     free = ["MIG-0-0", "MIG-0-1", "MIG-0-2", "MIG-1-1", "MIG-1-2", "MIG-2-0", "MIG-2-1", "MIG-2-2"]
     assert choose_gpus(distances, free, (), 1) == ("MIG-1-1",)
     assert {distances.gpu(name) for name in choose_gpus(distances, free, (), 3)} <= {uuid(0), uuid(2)}
-
-
-def test_the_order_of_what_is_free_does_not_matter() -> None:
-    distances = Distances(sockets(switch=2).snapshot())
-    free = list(distances.gpus)
-    for size in range(1, 9):
-        assert choose_gpus(distances, free, (), size) == choose_gpus(distances, free[::-1], (), size)
 
 
 @pytest.mark.parametrize("name", ["v100-16gpu", "a100-8gpu-4nic", "b200-8gpu-2nic", "efa", "one-numa-node"])

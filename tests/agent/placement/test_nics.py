@@ -1,63 +1,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 
-from agent.model.device import NumaNode, Snapshot
-from agent.model.topology import Locality
-from agent.placement import Distances, choose_pairs, for_pairs, match_nics
-from agent.placement.distances import FINE
-from agent.placement.nics import spans
-from tests.agent.placement.hosts import AnyDistances, Host, uuid
+from agent.placement import Distances, for_pairs, match_nics
+from tests.agent.placement.hosts import Host
 
 
 def names(distances: Distances, gpus: list[str], nics: tuple[str, ...]) -> list[str]:
     return [distances.distance(g, n).name for g, n in zip(gpus, nics, strict=True)]
-
-
-def test_a_host_without_a_switch_pairs_by_host_bridge() -> None:
-    host = Host()
-    gpus = [host.gpu((f"pci0000:{b}0", "g"), b // 2) for b in range(4)]
-    nics = [host.nic((f"pci0000:{b}0", "n"), b // 2) for b in (3, 1)]
-    distances = Distances(host.snapshot())
-    assert match_nics(distances, [gpus[1], gpus[3]], nics, 2) == (nics[1], nics[0])
-    assert names(distances, [gpus[0]], match_nics(distances, [gpus[0]], nics, 1)) == ["NODE"]
-
-
-def test_the_worst_pair_counts_before_the_sum() -> None:
-    host = Host()
-    gpus = [host.gpu((f"pci0000:{n}0",)) for n in range(2)]
-    nics = [host.nic((f"pci0000:{n}1",)) for n in range(2)]
-    places = {(0, 0): Locality.PIX, (0, 1): Locality.NODE, (1, 0): Locality.NODE, (1, 1): Locality.SYS}
-    drawn = {frozenset((gpus[g], nics[n])): place for (g, n), place in places.items()}
-    distances = AnyDistances(host.snapshot(), drawn)
-    assert match_nics(distances, gpus, nics, 2, spare_gpus=[]) == (nics[1], nics[0])
-    assert spans(distances, [(gpus, 2)], dict.fromkeys(nics, 1)) == (Locality.NODE * FINE, Locality.NODE * FINE)
-
-
-def test_no_gpu_loses_its_only_near_nic_to_one_that_comes_first() -> None:
-    host = Host()
-    first = host.gpu(("pci0000:00", "p", "s", "a"), 0)
-    second = host.gpu(("pci0000:00", "q", "a"), 0)
-    beside = host.nic(("pci0000:00", "p", "s", "b"), 0)
-    other = host.nic(("pci0000:40", "p"), 0)
-    far = host.nic(("pci0000:80", "p"), 1)
-    distances = Distances(host.snapshot())
-    assert match_nics(distances, [second, first], [beside, other, far], 2) == (other, beside)
-    assert match_nics(distances, [second, first], [beside, far], 2) == (far, beside)
-
-
-def test_two_nics_of_one_switch_go_to_its_two_gpus() -> None:
-    host = Host()
-    gpus = [host.gpu((f"pci0000:{s}0", "p", "s", f"g{i}"), s) for s in (0, 1) for i in (0, 1)]
-    nics = [host.nic((f"pci0000:{s}0", "p", "s", f"n{i}"), s, vfs=4) for s in (0, 1) for i in (0, 1)]
-    snapshot = host.snapshot()
-    distances = Distances(snapshot)
-    vfs = [d.address for d in snapshot.devices if d.is_vf]
-    found = match_nics(distances, gpus, vfs, 4)
-    assert names(distances, gpus, found) == ["PIX"] * 4
-    assert sorted(map(distances.port, found)) == sorted(nics)
 
 
 def test_a_nic_that_is_a_free_gpus_nearest_is_left_when_an_equal_one_is_there() -> None:
@@ -70,16 +20,6 @@ def test_a_nic_that_is_a_free_gpus_nearest_is_left_when_an_equal_one_is_there() 
     assert match_nics(distances, [mine], [rail, lone], 1) == (lone,)
     # Nobody can get that GPU: no rail to keep whole.
     assert match_nics(distances, [mine], [rail, lone], 1, spare_gpus=[]) == (rail,)
-
-
-def test_the_less_loaded_of_equal_ports_is_taken() -> None:
-    host = Host()
-    gpu = host.gpu(("pci0000:00", "p", "s", "g"), 0)
-    nics = [host.nic(("pci0000:00", "p", "s", f"n{i}"), 0, vfs=3) for i in range(2)]
-    snapshot = host.snapshot()
-    distances = Distances(snapshot)
-    vfs = [d.address for d in snapshot.devices if d.is_vf]
-    assert distances.port(match_nics(distances, [gpu], vfs, 1, {nics[0]: 2, nics[1]: 1})[0]) == nics[1]
 
 
 def test_several_nics_for_one_gpu_are_on_both_ports() -> None:
@@ -109,17 +49,6 @@ def test_one_nic_for_several_gpus_is_near_to_all_of_them() -> None:
     nics = [host.nic((f"pci0000:{b}0", "p", "s", "n"), b // 2) for b in range(4)]
     distances = Distances(host.snapshot())
     assert match_nics(distances, [gpus[2], gpus[3], gpus[0]], nics, 1)[0] in nics[2:]
-
-
-def test_gpus_without_a_nic_near_get_the_nearest_that_is_left() -> None:
-    host = Host()
-    gpus = [host.gpu((f"pci0000:{b}0", "p"), b // 2) for b in range(4)]
-    nic = host.nic(("pci0000:70", "p"), 1, vfs=4)
-    snapshot = host.snapshot()
-    distances = Distances(snapshot)
-    found = match_nics(distances, gpus, [d.address for d in snapshot.devices if d.is_vf], 4)
-    assert set(map(distances.port, found)) == {nic}
-    assert names(distances, gpus, found) == ["SYS", "SYS", "NODE", "NODE"]
 
 
 def test_a_nic_is_found_without_any_gpu() -> None:
@@ -172,38 +101,6 @@ def test_vfs_of_a_port_are_taken_in_the_order_of_their_index() -> None:
     snapshot = host.snapshot()
     vfs = [d.address for d in sorted(snapshot.devices, key=lambda d: d.vf_index or 0) if d.is_vf]
     assert match_nics(Distances(snapshot), [gpu], vfs[::-1], 12) == tuple(vfs)
-
-
-def test_equal_localities_are_told_apart_by_the_distance_of_numa_nodes() -> None:
-    rows = ((10, 32, 12), (32, 10, 32), (12, 32, 10))
-    host = Host(numa_nodes=tuple(NumaNode(n, (n,), 1, distances=row) for n, row in enumerate(rows)))
-    gpu = host.gpu(("pci0000:00", "p"), 0)
-    far = host.nic(("pci0000:40", "p"), 1)
-    near = host.nic(("pci0000:80", "p"), 2)
-    distances = Distances(host.snapshot())
-    assert distances.distance(gpu, far) is distances.distance(gpu, near) is Locality.SYS
-    assert match_nics(distances, [uuid(0)], [far, near], 1) == (near,)
-
-
-def test_a_nic_with_fewer_bridges_between_is_taken_before_one_with_more(
-    node_snapshot: Callable[[str], Snapshot],
-) -> None:
-    distances = Distances(node_snapshot("mi250-8gpu"))
-    ports = [nic for nic in node_snapshot("mi250-8gpu").by_address.values() if nic.sriov_totalvfs]
-    free = [vf for nic in ports for vf in nic.vfs]
-    for gpu in distances.gpus:
-        (nic,) = match_nics(distances, [gpu], free, 1, {ports[0].address: 3, ports[2].address: 3})
-        assert distances.span(gpu, distances.port(nic)) == Locality.PXB * FINE + 4
-
-
-def test_gpus_are_taken_whose_nics_have_fewer_bridges_between(node_snapshot: Callable[[str], Snapshot]) -> None:
-    snapshot = node_snapshot("mi250-8gpu")
-    unlinked = replace(snapshot, accelerators=tuple(replace(gpu, nvlinks=()) for gpu in snapshot.accelerators))
-    distances = Distances(unlinked)
-    free = [nic.vfs[0] for nic in snapshot.devices if nic.sriov_totalvfs]
-    for size in (2, 4):
-        found = choose_pairs(distances, distances.gpus, free, size)
-        assert [distances.span(gpu, distances.port(nic)) % FINE for gpu, nic in found] == [4] * size
 
 
 def test_of_what_is_joined_in_pairs_half_is_of_one_port_at_most() -> None:

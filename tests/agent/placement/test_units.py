@@ -28,32 +28,6 @@ def ids(options: list[Option]) -> list[str]:
     return [o.unit_id for o in options]
 
 
-def test_a_vf_stands_beside_the_gpu() -> None:
-    snapshot = node()
-    for rail in range(4):
-        found = choose(Layout(Distances(snapshot), vfs(snapshot)), ids(vfs(snapshot)), (), 1, (gpu_uuid(rail),))
-        assert found == (f"0000:{0x12 + rail * 0x10:02x}:00.1",)
-
-
-def test_a_gpu_stands_beside_the_vf_or_hca() -> None:
-    snapshot = node()
-    for nic in ("0000:32:00.2", "0000:32:00.0"):
-        assert choose(Layout(Distances(snapshot), gpus(snapshot)), ids(gpus(snapshot)), (), 1, (nic,)) == (gpu_uuid(2),)
-
-
-def test_each_gpu_gets_a_nic_of_its_own() -> None:
-    snapshot = node()
-    near = (gpu_uuid(3), gpu_uuid(1))
-    found = choose(Layout(Distances(snapshot), vfs(snapshot)), ids(vfs(snapshot)), (), 2, near)
-    assert found == ("0000:42:00.1", "0000:22:00.1")
-
-
-def test_with_the_best_nic_taken_the_same_socket_is_next() -> None:
-    snapshot = node()
-    free = [i for i in ids(vfs(snapshot)) if not i.startswith("0000:22:")]
-    assert choose(Layout(Distances(snapshot), vfs(snapshot)), free, (), 1, (gpu_uuid(1),)) == ("0000:12:00.1",)
-
-
 def test_without_spread_one_adapter_is_filled_before_another() -> None:
     snapshot = node()
     options = vfs(snapshot)
@@ -104,12 +78,6 @@ def test_shares_are_taken_in_natural_order() -> None:
     snapshot = node(rails=1)
     free = [f"hca-0000:12:00.0-{n}" for n in (10, 9, 2, 11)]
     assert choose(Layout(Distances(snapshot), shares(snapshot)), free, (), 1) == ("hca-0000:12:00.0-2",)
-
-
-def test_gpus_without_a_nic_to_be_near_to_are_near_each_other() -> None:
-    snapshot = node()
-    free = [gpu_uuid(0), gpu_uuid(2), gpu_uuid(3)]
-    assert choose(Layout(Distances(snapshot), gpus(snapshot)), free, (gpu_uuid(3),), 2) == (gpu_uuid(3), gpu_uuid(2))
 
 
 def test_what_must_be_included_counts_and_comes_first() -> None:

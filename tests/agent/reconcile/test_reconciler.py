@@ -74,13 +74,6 @@ def test_leases_are_no_part_of_what_the_start_waits_for(scene: Scene) -> None:
     assert scene.counted == [("lease-return", "owed")]
 
 
-def test_leases_that_cannot_be_struck_off_are_asked_for_again(scene: Scene) -> None:
-    scene.hands.lease_error = LedgerError("disk full")
-    scene.run_once()
-    scene.run_once()
-    assert scene.hands.asked_for_leases == 2
-
-
 def test_a_device_leaves_quarantine_once_its_attachment_is_gone(scene: Scene) -> None:
     row = attach(scene.books, VF, owner())
     scene.hands.errors[VF] = HardwareError("stuck")
@@ -122,11 +115,6 @@ def test_a_clock_that_is_set_back_keeps_nothing_waiting(scene: Scene) -> None:
     scene.now -= 365 * 86400
     scene.run_once()
     assert scene.hands.healed == [VF]
-    assert scene.complaints == [None]
-
-
-def test_books_that_can_be_written_again_are_told(scene: Scene) -> None:
-    scene.run_once()
     assert scene.complaints == [None]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from agent.errors import Unavailable
 from agent.kubelet.cri import Sandbox
-from agent.model.allocation import PodRef
 from agent.reconcile import UNCLAIMED_SECONDS, HeldUnit
 from tests.agent.books import POD, VF, attach, open_books, owner
 from tests.agent.claimed import prepare
@@ -56,14 +55,6 @@ def test_a_clock_that_is_set_back_leaves_no_grant_for_the_time_between(tmp_path:
         scene.now += UNCLAIMED_SECONDS + 1
         scene.run_once()
         assert [grant.unit_id for grant in books.grants()] == [OTHER_VF]
-
-
-def test_the_grant_of_a_device_in_a_pod_stays_whatever_kubelet_has_forgotten(scene: Scene) -> None:
-    scene.books.grant("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF})
-    attach(scene.books, VF, owner())
-    scene.now += UNCLAIMED_SECONDS + 1
-    scene.run_once()
-    assert [grant.unit_id for grant in scene.books.grants()] == [VF]
 
 
 def test_a_kubelet_that_does_not_answer_frees_nothing(scene: Scene) -> None:
@@ -126,15 +117,6 @@ def test_who_did_not_answer_is_asked_again_soon_though_nothing_happens(scene: Sc
 
     asyncio.run(reconcile())
     assert [grant.pod for grant in scene.books.grants()] == [POD]
-
-
-def test_a_grant_goes_to_the_pod_that_claims_it_now(scene: Scene) -> None:
-    scene.books.grant("rdma/vf", {VF: VF})
-    scene.books.bind([VF], POD)
-    scene.now += 1
-    scene.held_units = [HeldUnit(PodRef("default", "next"), "rdma/vf", VF)]
-    scene.run_once()
-    assert [grant.pod for grant in scene.books.grants()] == [PodRef("default", "next")]
 
 
 def test_a_pod_is_known_to_kubelet_or_to_the_runtime_or_to_nobody(scene: Scene) -> None:
