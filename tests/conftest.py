@@ -6,6 +6,8 @@ forbids namespaces; it then has a network namespace to itself. All other tests s
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -44,6 +46,24 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, content.encode(errors="replace").decode()) for name, content in report.sections]
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, and fail it for a task that died unseen."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    unseen: list[str] = []
+
+    async def watched() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, seen: unseen.append(f"{seen['message']}: {seen.get('exception')}"))
+        await pyfuncitem.obj(**arguments)
+
+    asyncio.run(watched())
+    assert unseen == []
+    return True
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from hack.sim.pods import Container
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, node, without
-from tests.deviceplugin.rig import Rig, rig, run
+from tests.deviceplugin.rig import Rig, rig
 
 VF = "0000:12:00.1"
 FILES = ("uverbs4", "umad4", "issm4")
@@ -59,54 +59,46 @@ async def allocate(r: Rig, resource: str, *ids: str) -> api_pb2.ContainerAllocat
         return (await api_pb2_grpc.DevicePluginStub(channel).Allocate(request)).container_responses[0]
 
 
-def test_a_container_gets_what_the_sriov_plugin_gives(short_folder: Path) -> None:
+async def test_a_container_gets_what_the_sriov_plugin_gives(short_folder: Path) -> None:
     pool = {"resourceName": "vf_rdma", "selectors": {"pfNames": ["rail0"], "isRdma": True}}
-
-    async def work() -> None:
-        async with rig(short_folder, snapshot=rdma_vf(node(rails=1)), resources=sriov(pool)) as r:
-            answer = await allocate(r, "intel.com/vf_rdma", VF)
-            info = (
-                '{"0000:12:00.1":{"generic":{"deviceID":"0000:12:00.1"},"rdma":{"issm":"/dev/infiniband/issm4",'
-                '"rdma_cm":"/dev/infiniband/rdma_cm","rdma_dev":"mlx5_4","umad":"/dev/infiniband/umad4",'
-                '"uverbs":"/dev/infiniband/uverbs4"}}}'
-            )
-            assert dict(answer.envs) == {
-                "PCIDEVICE_INTEL_COM_VF_RDMA": VF,
-                "PCIDEVICE_INTEL_COM_VF_RDMA_INFO": info,
-            }
-            assert [(d.container_path, d.host_path, d.permissions) for d in answer.devices] == [
-                (f"/dev/infiniband/{name}", f"/dev/infiniband/{name}", "rw")
-                for name in ("issm4", "umad4", "uverbs4", "rdma_cm")
-            ]
-            assert not answer.annotations
-            assert [grant.unit_id for grant in r.ledger.grants()] == [VF]
-
-    run(work())
+    async with rig(short_folder, snapshot=rdma_vf(node(rails=1)), resources=sriov(pool)) as r:
+        answer = await allocate(r, "intel.com/vf_rdma", VF)
+        info = (
+            '{"0000:12:00.1":{"generic":{"deviceID":"0000:12:00.1"},"rdma":{"issm":"/dev/infiniband/issm4",'
+            '"rdma_cm":"/dev/infiniband/rdma_cm","rdma_dev":"mlx5_4","umad":"/dev/infiniband/umad4",'
+            '"uverbs":"/dev/infiniband/uverbs4"}}}'
+        )
+        assert dict(answer.envs) == {
+            "PCIDEVICE_INTEL_COM_VF_RDMA": VF,
+            "PCIDEVICE_INTEL_COM_VF_RDMA_INFO": info,
+        }
+        assert [(d.container_path, d.host_path, d.permissions) for d in answer.devices] == [
+            (f"/dev/infiniband/{name}", f"/dev/infiniband/{name}", "rw")
+            for name in ("issm4", "umad4", "uverbs4", "rdma_cm")
+        ]
+        assert not answer.annotations
+        assert [grant.unit_id for grant in r.ledger.grants()] == [VF]
 
 
-def test_with_cdi_a_container_gets_an_annotation_in_place_of_files(short_folder: Path) -> None:
+async def test_with_cdi_a_container_gets_an_annotation_in_place_of_files(short_folder: Path) -> None:
     pool = {"resourceName": "vf_rdma", "selectors": {"pfNames": ["rail0"], "isRdma": True}}
-
-    async def work() -> None:
-        resources = sriov(pool, use_cdi=True)
-        async with rig(short_folder, snapshot=rdma_vf(node(rails=1)), resources=resources) as r:
-            answer = await allocate(r, "intel.com/vf_rdma", VF)
-            assert dict(answer.annotations) == {"cdi.k8s.io/intel.com_net-pci": f"intel.com/net-pci={VF}"}
-            assert [device.name for device in answer.cdi_devices] == [f"intel.com/net-pci={VF}"]
-            assert not answer.devices
-            assert "PCIDEVICE_INTEL_COM_VF_RDMA_INFO" in answer.envs
-            (spec,) = [json.loads(path.read_text()) for path in (short_folder / "cdi").iterdir()]
-            assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", "intel.com/net-pci")
-            (device,) = spec["devices"]
-            assert device["name"] == VF
-            assert [node["path"] for node in device["containerEdits"]["deviceNodes"]] == [
-                f"/dev/infiniband/{name}" for name in ("issm4", "umad4", "uverbs4", "rdma_cm")
-            ]
-
-    run(work())
+    resources = sriov(pool, use_cdi=True)
+    async with rig(short_folder, snapshot=rdma_vf(node(rails=1)), resources=resources) as r:
+        answer = await allocate(r, "intel.com/vf_rdma", VF)
+        assert dict(answer.annotations) == {"cdi.k8s.io/intel.com_net-pci": f"intel.com/net-pci={VF}"}
+        assert [device.name for device in answer.cdi_devices] == [f"intel.com/net-pci={VF}"]
+        assert not answer.devices
+        assert "PCIDEVICE_INTEL_COM_VF_RDMA_INFO" in answer.envs
+        (spec,) = [json.loads(path.read_text()) for path in (short_folder / "cdi").iterdir()]
+        assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", "intel.com/net-pci")
+        (device,) = spec["devices"]
+        assert device["name"] == VF
+        assert [node["path"] for node in device["containerEdits"]["deviceNodes"]] == [
+            f"/dev/infiniband/{name}" for name in ("issm4", "umad4", "uverbs4", "rdma_cm")
+        ]
 
 
-def test_cdi_names_follow_the_hardware_and_go_with_the_pool(short_folder: Path) -> None:
+async def test_cdi_names_follow_the_hardware_and_go_with_the_pool(short_folder: Path) -> None:
     pool = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}
 
     def names() -> dict[str, set[str]]:
@@ -117,65 +109,54 @@ def test_cdi_names_follow_the_hardware_and_go_with_the_pool(short_folder: Path) 
             found[spec["kind"]] = {device["name"] for device in spec["devices"]}
         return found
 
-    async def work() -> None:
-        both = (
-            *sriov(pool, use_cdi=True),
-            *shared({"resourceName": "a", "rdmaHcaMax": 3, "devices": ["rail1"]}, use_cdi=True),
-        )
-        async with rig(short_folder, snapshot=node(rails=2, vfs=2), resources=both) as r:
-            assert names() == {
-                "intel.com/net-pci": {"0000:12:00.1", "0000:12:00.2"},
-                "nvidia.com/net-rdma": {"0000:22:00.0"},
-            }
-            r.publish(without(r.snapshot.value, "0000:12:00.1"))
-            await until(lambda: names()["intel.com/net-pci"] == {"0000:12:00.2"})
-            foreign = short_folder / "cdi/nvidia.com_hca.yaml"
-            foreign.write_text('{"kind": "x/y", "devices": []}')
-            await r.reconfigure(*both[:1])
-            assert names().keys() == {"intel.com/net-pci", "x/y"}
-
-    run(work())
+    both = (
+        *sriov(pool, use_cdi=True),
+        *shared({"resourceName": "a", "rdmaHcaMax": 3, "devices": ["rail1"]}, use_cdi=True),
+    )
+    async with rig(short_folder, snapshot=node(rails=2, vfs=2), resources=both) as r:
+        assert names() == {
+            "intel.com/net-pci": {"0000:12:00.1", "0000:12:00.2"},
+            "nvidia.com/net-rdma": {"0000:22:00.0"},
+        }
+        r.publish(without(r.snapshot.value, "0000:12:00.1"))
+        await until(lambda: names()["intel.com/net-pci"] == {"0000:12:00.2"})
+        foreign = short_folder / "cdi/nvidia.com_hca.yaml"
+        foreign.write_text('{"kind": "x/y", "devices": []}')
+        await r.reconfigure(*both[:1])
+        assert names().keys() == {"intel.com/net-pci", "x/y"}
 
 
-def test_cdi_specs_that_could_not_be_written_or_were_removed_come_by_themselves(short_folder: Path) -> None:
+async def test_cdi_specs_that_could_not_be_written_or_were_removed_come_by_themselves(short_folder: Path) -> None:
     pool, folder = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}, short_folder / "cdi"
     folder.write_text("in the way")
-
-    async def work() -> None:
-        async with rig(short_folder, snapshot=node(rails=1, vfs=1), resources=sriov(pool, use_cdi=True)):
-            folder.unlink()
-            await until(lambda: folder.is_dir() and [path for path in folder.iterdir() if path.suffix == ".json"])
-            (spec,) = folder.iterdir()
-            text = spec.read_text()
-            assert VF in text
-            spec.unlink()
-            await until(spec.exists)
-            spec.write_text("{}")
-            await until(lambda: spec.read_text() == text)
-
-    run(work())
+    async with rig(short_folder, snapshot=node(rails=1, vfs=1), resources=sriov(pool, use_cdi=True)):
+        folder.unlink()
+        await until(lambda: folder.is_dir() and [path for path in folder.iterdir() if path.suffix == ".json"])
+        (spec,) = folder.iterdir()
+        text = spec.read_text()
+        assert VF in text
+        spec.unlink()
+        await until(spec.exists)
+        spec.write_text("{}")
+        await until(lambda: spec.read_text() == text)
 
 
-def test_a_cdi_spec_that_was_removed_comes_as_soon_as_somebody_says_so(short_folder: Path) -> None:
+async def test_a_cdi_spec_that_was_removed_comes_as_soon_as_somebody_says_so(short_folder: Path) -> None:
     pool, folder = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}, short_folder / "cdi"
-
-    async def work() -> None:
-        resources = sriov(pool, use_cdi=True)
-        async with rig(short_folder, snapshot=node(rails=1, vfs=1), resources=resources, files_seconds=3600) as made:
-            (spec,) = folder.iterdir()
-            spec.unlink()
-            made.plugins.look_again()
-            await until(spec.exists)
-            spec.unlink()
-            folder.rmdir()
-            folder.write_text("in the way")
-            made.plugins.look_again()
-            await until(lambda: f"cannot be written to {folder}" in (made.plugins.specs_problem or ""))
-            folder.unlink()
-            made.plugins.look_again()
-            await until(lambda: spec.exists() and made.plugins.specs_problem is None)
-
-    run(work())
+    resources = sriov(pool, use_cdi=True)
+    async with rig(short_folder, snapshot=node(rails=1, vfs=1), resources=resources, files_seconds=3600) as made:
+        (spec,) = folder.iterdir()
+        spec.unlink()
+        made.plugins.look_again()
+        await until(spec.exists)
+        spec.unlink()
+        folder.rmdir()
+        folder.write_text("in the way")
+        made.plugins.look_again()
+        await until(lambda: f"cannot be written to {folder}" in (made.plugins.specs_problem or ""))
+        folder.unlink()
+        made.plugins.look_again()
+        await until(lambda: spec.exists() and made.plugins.specs_problem is None)
 
 
 def test_rdma_files_come_only_where_the_pool_asks_for_rdma() -> None:
@@ -272,50 +253,42 @@ def test_a_pool_may_hide_numa_nodes() -> None:
     assert {unit.numa_node for unit in units} == {-1}
 
 
-def test_shared_pools_count_to_their_number_whatever_their_adapters(short_folder: Path) -> None:
+async def test_shared_pools_count_to_their_number_whatever_their_adapters(short_folder: Path) -> None:
     pools = (
         {"resourceName": "a", "rdmaHcaMax": 3, "selectors": {"vendors": ["15b3"]}},
         {"resourceName": "b", "rdmaHcaMax": 5, "selectors": {"ifNames": ["rail1"]}},
         {"resourceName": "c", "rdmaHcaMax": 7, "selectors": {"vendors": ["8086"]}},
     )
-
-    async def work() -> None:
-        async with rig(short_folder, snapshot=node(rails=2, vfs=0), resources=shared(*pools)) as r:
-            assert r.allocatable() == {"rdma/a": 3, "rdma/b": 5, "rdma/c": 0}
-            listed = {name: [unit.unit_id for unit in units] for name, units in r.plugins.units.items()}
-            assert listed["rdma/a"] == ["0", "1", "2"]
-            for name, hcas in (("rdma/a", (0, 1)), ("rdma/b", (1,))):
-                answer = await allocate(r, name, "2")
-                paths = [f"/dev/infiniband/{kind}{hca}" for hca in hcas for kind in ("issm", "umad", "uverbs")]
-                assert [d.container_path for d in answer.devices] == [*paths, "/dev/infiniband/rdma_cm"]
-                assert {d.permissions for d in answer.devices} == {"rwm"}
-                assert not answer.envs
-            pod = await r.run_pod("p", Container("main", (("rdma/a", 1), ("rdma/b", 1))))
-            assert pod["phase"] == "Running"
-            assert r.ledger.grants() == ()
-            with pytest.raises(grpc.aio.AioRpcError, match="4 is not among the 3 units"):
-                await allocate(r, "rdma/a", "4")
-
-    run(work())
+    async with rig(short_folder, snapshot=node(rails=2, vfs=0), resources=shared(*pools)) as r:
+        assert r.allocatable() == {"rdma/a": 3, "rdma/b": 5, "rdma/c": 0}
+        listed = {name: [unit.unit_id for unit in units] for name, units in r.plugins.units.items()}
+        assert listed["rdma/a"] == ["0", "1", "2"]
+        for name, hcas in (("rdma/a", (0, 1)), ("rdma/b", (1,))):
+            answer = await allocate(r, name, "2")
+            paths = [f"/dev/infiniband/{kind}{hca}" for hca in hcas for kind in ("issm", "umad", "uverbs")]
+            assert [d.container_path for d in answer.devices] == [*paths, "/dev/infiniband/rdma_cm"]
+            assert {d.permissions for d in answer.devices} == {"rwm"}
+            assert not answer.envs
+        pod = await r.run_pod("p", Container("main", (("rdma/a", 1), ("rdma/b", 1))))
+        assert pod["phase"] == "Running"
+        assert r.ledger.grants() == ()
+        with pytest.raises(grpc.aio.AioRpcError, match="4 is not among the 3 units"):
+            await allocate(r, "rdma/a", "4")
 
 
-def test_a_shared_pool_is_ill_only_if_all_its_adapters_are(short_folder: Path) -> None:
+async def test_a_shared_pool_is_ill_only_if_all_its_adapters_are(short_folder: Path) -> None:
     pool = {"resourceName": "a", "rdmaHcaMax": 3, "selectors": {"vendors": ["15b3"]}}
-
-    async def work() -> None:
-        snapshot = node(rails=2, vfs=0)
-        async with rig(short_folder, snapshot=snapshot, resources=shared(pool)) as r:
-            pf = snapshot.by_address["0000:12:00.0"]
-            bare = replace(pf.rdma_devices[0], char_devices=())
-            snapshot = change(snapshot, "0000:12:00.0", rdma_devices=(bare,))
-            r.publish(snapshot)
-            await until(lambda: r.plugins.allocator.offer.value.snapshot.generation == 2)
-            assert r.allocatable() == {"rdma/a": 3}
-            r.publish(replace(snapshot, rdma_exclusive=True))
-            await until(lambda: r.allocatable() == {"rdma/a": 0})
-            assert {unit.health.reason for unit in r.plugins.units["rdma/a"]} <= {"NoCharDevice", "ExclusiveRdma"}
-
-    run(work())
+    snapshot = node(rails=2, vfs=0)
+    async with rig(short_folder, snapshot=snapshot, resources=shared(pool)) as r:
+        pf = snapshot.by_address["0000:12:00.0"]
+        bare = replace(pf.rdma_devices[0], char_devices=())
+        snapshot = change(snapshot, "0000:12:00.0", rdma_devices=(bare,))
+        r.publish(snapshot)
+        await until(lambda: r.plugins.allocator.offer.value.snapshot.generation == 2)
+        assert r.allocatable() == {"rdma/a": 3}
+        r.publish(replace(snapshot, rdma_exclusive=True))
+        await until(lambda: r.allocatable() == {"rdma/a": 0})
+        assert {unit.health.reason for unit in r.plugins.units["rdma/a"]} <= {"NoCharDevice", "ExclusiveRdma"}
 
 
 def test_with_cdi_a_shared_pool_names_its_adapters() -> None:

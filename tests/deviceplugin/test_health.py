@@ -14,7 +14,7 @@ from agent.model.health import Reason
 from hack.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
-from tests.deviceplugin.rig import Rig, rig, run
+from tests.deviceplugin.rig import Rig, rig
 
 PF, VF = "0000:12:00.0", "0000:12:00.1"
 NEVER = 3600.0
@@ -33,144 +33,110 @@ def book(down: float = NEVER, up: float = NEVER, gone: float = NEVER) -> HealthB
     return HealthBook(HealthSettings(down_seconds=down, up_seconds=up, gone_seconds=gone))
 
 
-def test_a_link_that_stays_down_is_told_without_another_event(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, snapshot=link(True), health=book(down=0.3, up=0.3)) as r:
-            r.publish(link(False))
-            await until(lambda: r.allocatable()["rdma/vf"] == 12)
-            assert reasons(r) == {"LinkDown": 4}
-            r.publish(link(True))
-            await until(lambda: r.allocatable()["rdma/vf"] == 16)
-
-    run(work())
+async def test_a_link_that_stays_down_is_told_without_another_event(short_folder: Path) -> None:
+    async with rig(short_folder, snapshot=link(True), health=book(down=0.3, up=0.3)) as r:
+        r.publish(link(False))
+        await until(lambda: r.allocatable()["rdma/vf"] == 12)
+        assert reasons(r) == {"LinkDown": 4}
+        r.publish(link(True))
+        await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
 
-def test_a_flap_is_not_told_though_other_things_are(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, snapshot=link(True), health=book()) as r:
-            r.publish(link(False))
-            r.publish(change(link(False), "0000:22:00.1", driver=None))
-            await until(lambda: r.allocatable()["rdma/vf"] == 15)
-            assert reasons(r) == {"NoDriver": 1}
-
-    run(work())
+async def test_a_flap_is_not_told_though_other_things_are(short_folder: Path) -> None:
+    async with rig(short_folder, snapshot=link(True), health=book()) as r:
+        r.publish(link(False))
+        r.publish(change(link(False), "0000:22:00.1", driver=None))
+        await until(lambda: r.allocatable()["rdma/vf"] == 15)
+        assert reasons(r) == {"NoDriver": 1}
 
 
-def test_vfs_and_shares_follow_a_pf_that_lost_its_driver(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, health=book()) as r:
-            r.publish(change(node(), PF, driver=None, netdevs=(), rdma_devices=()))
-            await until(lambda: r.allocatable()["rdma/vf"] == 12 and r.allocatable()["rdma/hca"] == 12)
-            assert (reasons(r), reasons(r, "rdma/hca")) == ({"ParentDown": 4}, {"NoDriver": 4})
-            assert r.kubelet.devices.capacity()["rdma/hca"] == 16
-            r.publish(node())
-            await until(lambda: r.allocatable()["rdma/vf"] == 16 and r.allocatable()["rdma/hca"] == 16)
-
-    run(work())
+async def test_vfs_and_shares_follow_a_pf_that_lost_its_driver(short_folder: Path) -> None:
+    async with rig(short_folder, health=book()) as r:
+        r.publish(change(node(), PF, driver=None, netdevs=(), rdma_devices=()))
+        await until(lambda: r.allocatable()["rdma/vf"] == 12 and r.allocatable()["rdma/hca"] == 12)
+        assert (reasons(r), reasons(r, "rdma/hca")) == ({"ParentDown": 4}, {"NoDriver": 4})
+        assert r.kubelet.devices.capacity()["rdma/hca"] == 16
+        r.publish(node())
+        await until(lambda: r.allocatable()["rdma/vf"] == 16 and r.allocatable()["rdma/hca"] == 16)
 
 
-def test_vfs_that_vanish_stay_in_the_list_for_a_while_and_come_back(short_folder: Path) -> None:
-    async def work() -> None:
-        health = book()
-        async with rig(short_folder, health=health) as r:
-            r.publish(node(vfs=2))
-            await until(lambda: r.allocatable()["rdma/vf"] == 8)
-            assert r.kubelet.devices.capacity()["rdma/vf"] == 16
-            assert reasons(r) == {"DeviceGone": 8}
-            health.settings = replace(health.settings, gone_seconds=0.5)
-            await until(lambda: r.kubelet.devices.capacity()["rdma/vf"] == 8)  # time alone
-            r.publish(node())
-            await until(lambda: r.allocatable()["rdma/vf"] == 16)
-            assert reasons(r) == {}
-
-    run(work())
+async def test_vfs_that_vanish_stay_in_the_list_for_a_while_and_come_back(short_folder: Path) -> None:
+    health = book()
+    async with rig(short_folder, health=health) as r:
+        r.publish(node(vfs=2))
+        await until(lambda: r.allocatable()["rdma/vf"] == 8)
+        assert r.kubelet.devices.capacity()["rdma/vf"] == 16
+        assert reasons(r) == {"DeviceGone": 8}
+        health.settings = replace(health.settings, gone_seconds=0.5)
+        await until(lambda: r.kubelet.devices.capacity()["rdma/vf"] == 8)  # time alone
+        r.publish(node())
+        await until(lambda: r.allocatable()["rdma/vf"] == 16)
+        assert reasons(r) == {}
 
 
-def test_a_device_that_vanished_from_under_a_pod_is_listed_until_the_pod_has_ended(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, health=book(gone=0.1)) as r:
-            await r.run_pod("a", Container("c", (("rdma/vf", 1),)))
-            (grant,) = r.ledger.grants()
-            r.publish(without(node(), grant.device))
-            await until(lambda: reasons(r) == {"DeviceGone": 1})
-            await asyncio.sleep(0.3)
-            r.publish(without(node(), grant.device, "0000:22:00.1"))
-            await until(lambda: reasons(r) == {"DeviceGone": 1} and len(r.plugins.units["rdma/vf"]) == 15)
-            await asyncio.to_thread(r.ledger.release, (grant.unit_id,))
-            await until(lambda: reasons(r) == {} and r.kubelet.devices.capacity()["rdma/vf"] == 14)
-
-    run(work())
+async def test_a_device_that_vanished_from_under_a_pod_is_listed_until_the_pod_has_ended(short_folder: Path) -> None:
+    async with rig(short_folder, health=book(gone=0.1)) as r:
+        await r.run_pod("a", Container("c", (("rdma/vf", 1),)))
+        (grant,) = r.ledger.grants()
+        r.publish(without(node(), grant.device))
+        await until(lambda: reasons(r) == {"DeviceGone": 1})
+        await asyncio.sleep(0.3)
+        r.publish(without(node(), grant.device, "0000:22:00.1"))
+        await until(lambda: reasons(r) == {"DeviceGone": 1} and len(r.plugins.units["rdma/vf"]) == 15)
+        await asyncio.to_thread(r.ledger.release, (grant.unit_id,))
+        await until(lambda: reasons(r) == {} and r.kubelet.devices.capacity()["rdma/vf"] == 14)
 
 
-def test_a_vf_bound_to_another_driver_than_its_resource_selects_says_so(short_folder: Path) -> None:
+async def test_a_vf_bound_to_another_driver_than_its_resource_selects_says_so(short_folder: Path) -> None:
     resources = (Resource("rdma/vf", "vf", select=Select(drivers=("mlx5_core",))),)
-
-    async def work() -> None:
-        async with rig(short_folder, resources=resources, health=book()) as r:
-            r.publish(change(node(), VF, driver="vfio-pci"))
-            await until(lambda: reasons(r) == {"WrongDriver": 1})
-            r.publish(change(node(), VF, driver=None))
-            await until(lambda: reasons(r) == {"NoDriver": 1})
-            r.publish(node())
-            await until(lambda: r.allocatable()["rdma/vf"] == 16)
-
-    run(work())
+    async with rig(short_folder, resources=resources, health=book()) as r:
+        r.publish(change(node(), VF, driver="vfio-pci"))
+        await until(lambda: reasons(r) == {"WrongDriver": 1})
+        r.publish(change(node(), VF, driver=None))
+        await until(lambda: reasons(r) == {"NoDriver": 1})
+        r.publish(node())
+        await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
 
-def test_a_vf_that_another_resource_selects_by_its_driver_goes_there(short_folder: Path) -> None:
+async def test_a_vf_that_another_resource_selects_by_its_driver_goes_there(short_folder: Path) -> None:
     resources = (
         Resource("rdma/vf", "vf", select=Select(drivers=("mlx5_core",))),
         Resource("vfio/vf", "vf", select=Select(drivers=("vfio-pci",))),
     )
-
-    async def work() -> None:
-        async with rig(short_folder, resources=resources, health=book()) as r:
-            r.publish(change(node(), VF, driver="vfio-pci", iommu_group=7))
-            await until(lambda: r.allocatable() == {"rdma/vf": 15, "vfio/vf": 1})
-            assert r.kubelet.devices.capacity() == {"rdma/vf": 15, "vfio/vf": 1}
-
-    run(work())
+    async with rig(short_folder, resources=resources, health=book()) as r:
+        r.publish(change(node(), VF, driver="vfio-pci", iommu_group=7))
+        await until(lambda: r.allocatable() == {"rdma/vf": 15, "vfio/vf": 1})
+        assert r.kubelet.devices.capacity() == {"rdma/vf": 15, "vfio/vf": 1}
 
 
-def test_an_error_of_a_gpu_is_told_though_nothing_else_changed(short_folder: Path) -> None:
+async def test_an_error_of_a_gpu_is_told_though_nothing_else_changed(short_folder: Path) -> None:
     health = HealthBook(HealthSettings(xid_quiet_seconds=NEVER))
-
-    async def work() -> None:
-        async with rig(short_folder, health=health) as r:
-            loop = asyncio.get_running_loop()
-            event = GpuEvent(74, asyncio.get_running_loop().time(), gpu_uuid(1))
-            await loop.run_in_executor(None, health.gpu_event, event)
-            await until(lambda: r.allocatable()["nvidia.com/gpu"] == 3)
-            assert reasons(r, "nvidia.com/gpu") == {"XidTransient": 1}
-            health.settings = HealthSettings(xid_quiet_seconds=0.5)
-            await until(lambda: r.allocatable()["nvidia.com/gpu"] == 4)  # time alone
-
-    run(work())
+    async with rig(short_folder, health=health) as r:
+        loop = asyncio.get_running_loop()
+        event = GpuEvent(74, asyncio.get_running_loop().time(), gpu_uuid(1))
+        await loop.run_in_executor(None, health.gpu_event, event)
+        await until(lambda: r.allocatable()["nvidia.com/gpu"] == 3)
+        assert reasons(r, "nvidia.com/gpu") == {"XidTransient": 1}
+        health.settings = HealthSettings(xid_quiet_seconds=0.5)
+        await until(lambda: r.allocatable()["nvidia.com/gpu"] == 4)  # time alone
 
 
-def test_a_gpu_that_left_the_bus_is_gone_and_comes_back(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, health=book()) as r:
-            left = without(node(), "0000:14:00.0")
-            r.publish(replace(left, gpus=left.gpus[1:]))
-            await until(lambda: reasons(r, "nvidia.com/gpu") == {"DeviceGone": 1})
-            await until(lambda: r.allocatable()["nvidia.com/gpu"] == 3)
-            r.publish(node())
-            await until(lambda: r.allocatable()["nvidia.com/gpu"] == 4)
-
-    run(work())
+async def test_a_gpu_that_left_the_bus_is_gone_and_comes_back(short_folder: Path) -> None:
+    async with rig(short_folder, health=book()) as r:
+        left = without(node(), "0000:14:00.0")
+        r.publish(replace(left, gpus=left.gpus[1:]))
+        await until(lambda: reasons(r, "nvidia.com/gpu") == {"DeviceGone": 1})
+        await until(lambda: r.allocatable()["nvidia.com/gpu"] == 3)
+        r.publish(node())
+        await until(lambda: r.allocatable()["nvidia.com/gpu"] == 4)
 
 
-def test_books_that_cannot_be_written_keep_kubelet_from_sending_pods_here(short_folder: Path) -> None:
+async def test_books_that_cannot_be_written_keep_kubelet_from_sending_pods_here(short_folder: Path) -> None:
     health = book()
-
-    async def work() -> None:
-        async with rig(short_folder, health=health) as r:
-            health.withhold(Reason.BOOKS_UNWRITABLE)
-            await until(lambda: set(r.allocatable().values()) == {0})
-            assert reasons(r) == {"BooksUnwritable": 16}
-            assert r.kubelet.devices.capacity()["rdma/vf"] == 16
-            health.withhold(None)
-            await until(lambda: r.allocatable()["rdma/vf"] == 16)
-
-    run(work())
+    async with rig(short_folder, health=health) as r:
+        health.withhold(Reason.BOOKS_UNWRITABLE)
+        await until(lambda: set(r.allocatable().values()) == {0})
+        assert reasons(r) == {"BooksUnwritable": 16}
+        assert r.kubelet.devices.capacity()["rdma/vf"] == 16
+        health.withhold(None)
+        await until(lambda: r.allocatable()["rdma/vf"] == 16)

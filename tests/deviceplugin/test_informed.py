@@ -21,83 +21,61 @@ def names(folder: Path) -> list[str]:
     return sorted(os.listdir(found)) if found.exists() else []
 
 
-def test_a_granted_vf_has_its_file_when_kubelet_has_its_answer(short_folder: Path) -> None:
-    async def scene() -> None:
-        async with rig(short_folder, device_info=short_folder / "devinfo") as r:
-            await r.run_pod("a", POD)
-            (grant,) = r.ledger.grants()
-            assert names(short_folder) == [f"rdma-vf-{grant.unit_id}-device.json"]
-            document = json.loads((short_folder / "devinfo/dp" / names(short_folder)[0]).read_text())
-            assert document["pci"]["pci-address"] == grant.device
-            assert document["pci"]["pf-pci-address"]
-
-    asyncio.run(scene())
+async def test_a_granted_vf_has_its_file_when_kubelet_has_its_answer(short_folder: Path) -> None:
+    async with rig(short_folder, device_info=short_folder / "devinfo") as r:
+        await r.run_pod("a", POD)
+        (grant,) = r.ledger.grants()
+        assert names(short_folder) == [f"rdma-vf-{grant.unit_id}-device.json"]
+        document = json.loads((short_folder / "devinfo/dp" / names(short_folder)[0]).read_text())
+        assert document["pci"]["pci-address"] == grant.device
+        assert document["pci"]["pf-pci-address"]
 
 
-def test_other_resources_have_none(short_folder: Path) -> None:
-    async def scene() -> None:
-        async with rig(short_folder, device_info=short_folder / "devinfo") as r:
-            await r.run_pod("a", Container("main", (("nvidia.com/gpu", 1), ("rdma/hca", 1))))
-            assert names(short_folder) == []
-
-    asyncio.run(scene())
+async def test_other_resources_have_none(short_folder: Path) -> None:
+    async with rig(short_folder, device_info=short_folder / "devinfo") as r:
+        await r.run_pod("a", Container("main", (("nvidia.com/gpu", 1), ("rdma/hca", 1))))
+        assert names(short_folder) == []
 
 
-def test_slots_have_none_since_nobody_knows_yet_what_is_behind_them(short_folder: Path) -> None:
-    async def scene() -> None:
-        late = Resource("rdma/vf", "vf", binding="late")
-        async with rig(short_folder, resources=(late,), device_info=short_folder / "devinfo") as r:
-            await r.run_pod("a", POD)
-            assert len(r.ledger.grants()) == 1
-            assert names(short_folder) == []
-
-    asyncio.run(scene())
+async def test_slots_have_none_since_nobody_knows_yet_what_is_behind_them(short_folder: Path) -> None:
+    late = Resource("rdma/vf", "vf", binding="late")
+    async with rig(short_folder, resources=(late,), device_info=short_folder / "devinfo") as r:
+        await r.run_pod("a", POD)
+        assert len(r.ledger.grants()) == 1
+        assert names(short_folder) == []
 
 
-def test_a_file_stays_until_the_vf_is_neither_granted_nor_in_a_pod(short_folder: Path) -> None:
-    async def scene() -> None:
-        async with rig(short_folder, device_info=short_folder / "devinfo") as r:
-            await r.run_pod("a", POD)
-            (grant,) = r.ledger.grants()
-            row = await asyncio.to_thread(attach, r.ledger, grant.device, owner("c1"))
-            await asyncio.to_thread(r.ledger.release, [grant.unit_id])
-            await r.run_pod("b", POD)
-            await until(lambda: len(names(short_folder)) == 2)
-            assert f"rdma-vf-{grant.device}-device.json" in names(short_folder)
-            await asyncio.to_thread(r.ledger.release, [g.unit_id for g in r.ledger.grants()])
-            await until(lambda: len(names(short_folder)) == 1)
-            assert len(names(short_folder)) == 1
-            await asyncio.to_thread(r.ledger.finish_detach, row)
-            await until(lambda: names(short_folder) == [])
-
-    asyncio.run(scene())
+async def test_a_file_stays_until_the_vf_is_neither_granted_nor_in_a_pod(short_folder: Path) -> None:
+    async with rig(short_folder, device_info=short_folder / "devinfo") as r:
+        await r.run_pod("a", POD)
+        (grant,) = r.ledger.grants()
+        row = await asyncio.to_thread(attach, r.ledger, grant.device, owner("c1"))
+        await asyncio.to_thread(r.ledger.release, [grant.unit_id])
+        await r.run_pod("b", POD)
+        await until(lambda: len(names(short_folder)) == 2)
+        assert f"rdma-vf-{grant.device}-device.json" in names(short_folder)
+        await asyncio.to_thread(r.ledger.release, [g.unit_id for g in r.ledger.grants()])
+        await until(lambda: len(names(short_folder)) == 1)
+        assert len(names(short_folder)) == 1
+        await asyncio.to_thread(r.ledger.finish_detach, row)
+        await until(lambda: names(short_folder) == [])
 
 
-def test_a_bonds_row_makes_no_folders(short_folder: Path) -> None:
-    async def scene() -> None:
-        async with rig(short_folder, device_info=short_folder / "devinfo") as r:
-            await r.run_pod("a", POD)
-            (grant,) = r.ledger.grants()
-            await asyncio.to_thread(attach, r.ledger, f"{grant.device}+0000:ff:00.1/c1/net1", owner("c1"))
-            before = names(short_folder)
-            (short_folder / "devinfo/dp" / before[0]).unlink()
-            await until(lambda: names(short_folder) != [])
-            assert names(short_folder) == before
-
-    asyncio.run(scene())
+async def test_a_bonds_row_makes_no_folders(short_folder: Path) -> None:
+    async with rig(short_folder, device_info=short_folder / "devinfo") as r:
+        await r.run_pod("a", POD)
+        (grant,) = r.ledger.grants()
+        await asyncio.to_thread(attach, r.ledger, f"{grant.device}+0000:ff:00.1/c1/net1", owner("c1"))
+        before = names(short_folder)
+        (short_folder / "devinfo/dp" / before[0]).unlink()
+        await until(lambda: names(short_folder) != [])
+        assert names(short_folder) == before
 
 
-def test_the_files_of_granted_vfs_are_made_again_at_start(short_folder: Path) -> None:
-    async def scene() -> str:
-        async with rig(short_folder, device_info=short_folder / "devinfo") as r:
-            await r.run_pod("a", POD)
-            return names(short_folder)[0]
-
-    name = asyncio.run(scene())
+async def test_the_files_of_granted_vfs_are_made_again_at_start(short_folder: Path) -> None:
+    async with rig(short_folder, device_info=short_folder / "devinfo") as r:
+        await r.run_pod("a", POD)
+        (name,) = names(short_folder)
     (short_folder / "devinfo/dp" / name).unlink()
-
-    async def again() -> None:
-        async with rig(short_folder, device_info=short_folder / "devinfo"):
-            await until(lambda: names(short_folder) == [name])
-
-    asyncio.run(again())
+    async with rig(short_folder, device_info=short_folder / "devinfo"):
+        await until(lambda: names(short_folder) == [name])

@@ -19,80 +19,65 @@ GPU = RESOURCES[2]
 THREE = Container("main", (("rdma/hca", 1), ("rdma/vf", 1), ("nvidia.com/gpu", 1)))
 
 
-def test_every_resource_is_served_before_it_registers(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder) as r:
-            assert r.allocatable() == {"nvidia.com/gpu": 4, "rdma/hca": 16, "rdma/vf": 16}
-            for resource in RESOURCES:
-                calls = [c.name for c in r.kubelet.registry.calls if c.resource_name == resource.name]
-                assert calls == ["Register", "GetDevicePluginOptions", "ListAndWatch"]
-
-    run(work())
+async def test_every_resource_is_served_before_it_registers(short_folder: Path) -> None:
+    async with rig(short_folder) as r:
+        assert r.allocatable() == {"nvidia.com/gpu": 4, "rdma/hca": 16, "rdma/vf": 16}
+        for resource in RESOURCES:
+            calls = [c.name for c in r.kubelet.registry.calls if c.resource_name == resource.name]
+            assert calls == ["Register", "GetDevicePluginOptions", "ListAndWatch"]
 
 
-def test_a_resource_without_devices_is_registered_with_an_empty_list(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, snapshot=node(vfs=0), resources=VF_ONLY) as r:
-            assert r.plugins.ready
-            assert r.allocatable() == {"rdma/vf": 0}
-
-    run(work())
+async def test_a_resource_without_devices_is_registered_with_an_empty_list(short_folder: Path) -> None:
+    async with rig(short_folder, snapshot=node(vfs=0), resources=VF_ONLY) as r:
+        assert r.plugins.ready
+        assert r.allocatable() == {"rdma/vf": 0}
 
 
-def test_the_numa_node_is_told_and_an_unknown_one_is_not(short_folder: Path) -> None:
-    async def work() -> None:
-        snapshot = change(node(rails=2, vfs=1), "0000:12:00.1", numa_node=NO_NUMA_NODE)
-        snapshot = change(snapshot, "0000:12:00.0", numa_node=NO_NUMA_NODE)
-        async with rig(short_folder, snapshot=snapshot, resources=VF_ONLY) as r:
-            known = r.kubelet.devices.resources["rdma/vf"].devices
-            assert not known["0000:12:00.1"].HasField("topology")
-            assert [n.ID for n in known["0000:22:00.1"].topology.nodes] == [1]
-
-    run(work())
+async def test_the_numa_node_is_told_and_an_unknown_one_is_not(short_folder: Path) -> None:
+    snapshot = change(node(rails=2, vfs=1), "0000:12:00.1", numa_node=NO_NUMA_NODE)
+    snapshot = change(snapshot, "0000:12:00.0", numa_node=NO_NUMA_NODE)
+    async with rig(short_folder, snapshot=snapshot, resources=VF_ONLY) as r:
+        known = r.kubelet.devices.resources["rdma/vf"].devices
+        assert not known["0000:12:00.1"].HasField("topology")
+        assert [n.ID for n in known["0000:22:00.1"].topology.nodes] == [1]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_pod_gets_its_nics_beside_its_gpu_in_whatever_order_kubelet_asks(short_folder: Path, seed: int) -> None:
-    async def work() -> None:
-        async with rig(short_folder, seed=seed) as r:
-            for number in range(4):
-                pod = await r.run_pod(f"p{number}", THREE)
-                assert pod["phase"] == "Running", pod["message"]
-                (main,) = pod["containers"]
-                (vf,) = main["devices"]["rdma/vf"]
-                (hca,) = main["devices"]["rdma/hca"]
-                (gpu,) = main["devices"]["nvidia.com/gpu"]
-                rail = int(vf[5:7], 16) // 0x10 - 1
-                assert gpu == gpu_uuid(rail)
-                assert hca.startswith(f"hca-b83fd20300a0{rail:04x}-")
-                assert [d["host"] for d in main["device_nodes"]] == [
-                    "/dev/infiniband/rdma_cm",
-                    f"/dev/infiniband/uverbs{rail}",
-                ]
-                assert main["envs"] == {"NVIDIA_VISIBLE_DEVICES": gpu, "PCIDEVICE_RDMA_VF": vf}
-            assert len(r.ledger.grants()) == 12
-
-    run(work())
+async def test_a_pod_gets_its_nics_beside_its_gpu_in_whatever_order_kubelet_asks(short_folder: Path, seed: int) -> None:
+    async with rig(short_folder, seed=seed) as r:
+        for number in range(4):
+            pod = await r.run_pod(f"p{number}", THREE)
+            assert pod["phase"] == "Running", pod["message"]
+            (main,) = pod["containers"]
+            (vf,) = main["devices"]["rdma/vf"]
+            (hca,) = main["devices"]["rdma/hca"]
+            (gpu,) = main["devices"]["nvidia.com/gpu"]
+            rail = int(vf[5:7], 16) // 0x10 - 1
+            assert gpu == gpu_uuid(rail)
+            assert hca.startswith(f"hca-b83fd20300a0{rail:04x}-")
+            assert [d["host"] for d in main["device_nodes"]] == [
+                "/dev/infiniband/rdma_cm",
+                f"/dev/infiniband/uverbs{rail}",
+            ]
+            assert main["envs"] == {"NVIDIA_VISIBLE_DEVICES": gpu, "PCIDEVICE_RDMA_VF": vf}
+        assert len(r.ledger.grants()) == 12
 
 
-def test_an_init_containers_units_are_granted_again(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, resources=VF_ONLY) as r:
-            pod = await r.run_pod(
-                "p",
-                Container("c1", (("rdma/vf", 1),)),
-                Container("c2", (("rdma/vf", 2),)),
-                init=(Container("i1", (("rdma/vf", 2),)),),
-            )
-            held = {c["name"]: set(c["devices"]["rdma/vf"]) for c in pod["containers"]}
-            assert held["c1"] < held["i1"]
-            assert len(held["c2"] & held["i1"]) == 1
-            first, second = r.calls("GetPreferredAllocation")
-            assert (first.must_include, first.size) == ((), 2)
-            assert (set(second.must_include), second.size) == (held["i1"] - held["c1"], 2)
-            assert len(r.ledger.grants()) == 3
-
-    run(work())
+async def test_an_init_containers_units_are_granted_again(short_folder: Path) -> None:
+    async with rig(short_folder, resources=VF_ONLY) as r:
+        pod = await r.run_pod(
+            "p",
+            Container("c1", (("rdma/vf", 1),)),
+            Container("c2", (("rdma/vf", 2),)),
+            init=(Container("i1", (("rdma/vf", 2),)),),
+        )
+        held = {c["name"]: set(c["devices"]["rdma/vf"]) for c in pod["containers"]}
+        assert held["c1"] < held["i1"]
+        assert len(held["c2"] & held["i1"]) == 1
+        first, second = r.calls("GetPreferredAllocation")
+        assert (first.must_include, first.size) == ((), 2)
+        assert (set(second.must_include), second.size) == (held["i1"] - held["c1"], 2)
+        assert len(r.ledger.grants()) == 3
 
 
 def test_the_numbers_of_rails_outlive_the_agent_and_an_adapter_that_is_gone_at_its_start(short_folder: Path) -> None:
@@ -123,37 +108,28 @@ def test_a_cdi_spec_that_comes_after_the_gpus_is_heeded_though_no_hardware_chang
     run(work())
 
 
-def test_a_quarantine_shows_at_once_and_so_does_its_end(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder) as r:
-            await asyncio.to_thread(r.ledger.quarantine, "0000:12:00.1", "vlan could not be reset")
-            await until(lambda: r.allocatable()["rdma/vf"] == 15)
-            await asyncio.to_thread(r.ledger.end_quarantine, "0000:12:00.1")
-            await until(lambda: r.allocatable()["rdma/vf"] == 16)
-
-    run(work())
+async def test_a_quarantine_shows_at_once_and_so_does_its_end(short_folder: Path) -> None:
+    async with rig(short_folder) as r:
+        await asyncio.to_thread(r.ledger.quarantine, "0000:12:00.1", "vlan could not be reset")
+        await until(lambda: r.allocatable()["rdma/vf"] == 15)
+        await asyncio.to_thread(r.ledger.end_quarantine, "0000:12:00.1")
+        await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
 
-def test_a_thousand_units_are_listed_and_preferred(short_folder: Path) -> None:
-    async def work() -> None:
-        resources = (Resource("rdma/hca", "hca", shares=250),)
-        async with rig(short_folder, resources=resources) as r:
-            assert r.allocatable() == {"rdma/hca": 1000}
-            pod = await r.run_pod("p", Container("c", (("rdma/hca", 8),)))
-            assert len(pod["containers"][0]["device_nodes"]) == 5
-
-    run(work())
+async def test_a_thousand_units_are_listed_and_preferred(short_folder: Path) -> None:
+    resources = (Resource("rdma/hca", "hca", shares=250),)
+    async with rig(short_folder, resources=resources) as r:
+        assert r.allocatable() == {"rdma/hca": 1000}
+        pod = await r.run_pod("p", Container("c", (("rdma/hca", 8),)))
+        assert len(pod["containers"][0]["device_nodes"]) == 5
 
 
-def test_a_burst_of_changes_ends_with_the_newest_list(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, resources=VF_ONLY) as r:
-            for round_ in range(60):
-                r.publish(node(vfs=round_ % 7))
-            r.publish(node(vfs=5))
-            await until(lambda: r.allocatable() == {"rdma/vf": 20})
-
-    run(work())
+async def test_a_burst_of_changes_ends_with_the_newest_list(short_folder: Path) -> None:
+    async with rig(short_folder, resources=VF_ONLY) as r:
+        for round_ in range(60):
+            r.publish(node(vfs=round_ % 7))
+        r.publish(node(vfs=5))
+        await until(lambda: r.allocatable() == {"rdma/vf": 20})
 
 
 def test_closing_tells_kubelet_and_leaves_neither_sockets_nor_tracebacks(

@@ -37,21 +37,18 @@ async def plugin_stub(rig: Rig, resource: str):  # type: ignore[no-untyped-def]
         ("0000:12:00.1", grpc.StatusCode.FAILED_PRECONDITION, "UnitUnhealthy: .* is withheld"),
     ],
 )
-def test_an_impossible_allocation_is_told_apart(
+async def test_an_impossible_allocation_is_told_apart(
     short_folder: Path, unit_id: str, code: grpc.StatusCode, text: str
 ) -> None:
-    async def work() -> None:
-        async with rig(short_folder) as r:
-            await asyncio.to_thread(r.ledger.quarantine, "0000:12:00.1", "vlan could not be reset")
-            await until(lambda: r.allocatable()["rdma/vf"] == 15)
-            async with plugin_stub(r, "rdma/vf") as stub:
-                request = api_pb2.ContainerAllocateRequest(devices_ids=[unit_id])
-                with pytest.raises(grpc.aio.AioRpcError) as failure:
-                    await stub.Allocate(api_pb2.AllocateRequest(container_requests=[request]))
-            assert failure.value.code() is code
-            assert re.match(text, failure.value.details() or "")
-
-    run(work())
+    async with rig(short_folder) as r:
+        await asyncio.to_thread(r.ledger.quarantine, "0000:12:00.1", "vlan could not be reset")
+        await until(lambda: r.allocatable()["rdma/vf"] == 15)
+        async with plugin_stub(r, "rdma/vf") as stub:
+            request = api_pb2.ContainerAllocateRequest(devices_ids=[unit_id])
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await stub.Allocate(api_pb2.AllocateRequest(container_requests=[request]))
+        assert failure.value.code() is code
+        assert re.match(text, failure.value.details() or "")
 
 
 class Broken(Ledger):
@@ -73,20 +70,19 @@ class Broken(Ledger):
         (ZeroDivisionError("surprise"), "code = INTERNAL desc = ZeroDivisionError: surprise"),
     ],
 )
-def test_a_failing_ledger_fails_the_request_and_nothing_else(short_folder: Path, error: Exception, text: str) -> None:
-    async def work() -> None:
-        book = Broken.open(short_folder / "broken.db", "boot")
-        book.error = error
-        with contextlib.closing(book):
-            async with rig(short_folder, resources=VF_ONLY, book=book) as r:
-                for name in ("one", "two"):
-                    pod = await r.run_pod(name, Container("c", (("rdma/vf", 1),)))
-                    assert (pod["phase"], pod["reason"]) == ("Failed", "UnexpectedAdmissionError")
-                    assert re.search(text, pod["message"])
-                assert r.plugins.ready
-                assert r.allocatable() == {"rdma/vf": 16}
-
-    run(work())
+async def test_a_failing_ledger_fails_the_request_and_nothing_else(
+    short_folder: Path, error: Exception, text: str
+) -> None:
+    book = Broken.open(short_folder / "broken.db", "boot")
+    book.error = error
+    with contextlib.closing(book):
+        async with rig(short_folder, resources=VF_ONLY, book=book) as r:
+            for name in ("one", "two"):
+                pod = await r.run_pod(name, Container("c", (("rdma/vf", 1),)))
+                assert (pod["phase"], pod["reason"]) == ("Failed", "UnexpectedAdmissionError")
+                assert re.search(text, pod["message"])
+            assert r.plugins.ready
+            assert r.allocatable() == {"rdma/vf": 16}
 
 
 @pytest.fixture
@@ -97,26 +93,23 @@ def tiny_disk(tmp_path: Path, own_network: None) -> Iterator[Path]:
     subprocess.run(["umount", tmp_path], check=True)
 
 
-def test_a_full_disk_under_the_ledger_refuses_grants_and_heals(short_folder: Path, tiny_disk: Path) -> None:
-    async def work() -> None:
-        ledger = Ledger.open(tiny_disk / "ledger.db", "boot")
-        with contextlib.closing(ledger):
-            async with rig(short_folder, resources=VF_ONLY, book=ledger) as r:
-                filler = tiny_disk / "filler"
-                with contextlib.suppress(OSError), filler.open("wb") as file:
-                    while True:
-                        file.write(b"x" * 4096)
-                        file.flush()
-                pods = [await r.run_pod(f"p{n}", Container("c", (("rdma/vf", 1),))) for n in range(16)]
-                failed = [p for p in pods if p["phase"] == "Failed"]
-                assert failed
-                assert "code = UNAVAILABLE desc = LedgerError" in failed[0]["message"]
-                assert r.plugins.ready
-                filler.unlink()
-                healed = await r.run_pod("healed", Container("c", (("rdma/vf", 1),)))
-                assert healed["phase"] == "Running"
-
-    run(work())
+async def test_a_full_disk_under_the_ledger_refuses_grants_and_heals(short_folder: Path, tiny_disk: Path) -> None:
+    ledger = Ledger.open(tiny_disk / "ledger.db", "boot")
+    with contextlib.closing(ledger):
+        async with rig(short_folder, resources=VF_ONLY, book=ledger) as r:
+            filler = tiny_disk / "filler"
+            with contextlib.suppress(OSError), filler.open("wb") as file:
+                while True:
+                    file.write(b"x" * 4096)
+                    file.flush()
+            pods = [await r.run_pod(f"p{n}", Container("c", (("rdma/vf", 1),))) for n in range(16)]
+            failed = [p for p in pods if p["phase"] == "Failed"]
+            assert failed
+            assert "code = UNAVAILABLE desc = LedgerError" in failed[0]["message"]
+            assert r.plugins.ready
+            filler.unlink()
+            healed = await r.run_pod("healed", Container("c", (("rdma/vf", 1),)))
+            assert healed["phase"] == "Running"
 
 
 def test_each_call_is_observed_with_its_resource_and_error(short_folder: Path) -> None:

@@ -47,32 +47,26 @@ def problem_of(plugins: DevicePlugins) -> str:
     return status.registration.problem
 
 
-def test_plugins_register_again_after_kubelet_has_restarted(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder) as r:
-            before = {s.registration.socket for s in r.plugins.status()}
-            await r.kubelet.restart()
-            assert r.allocatable() == {"nvidia.com/gpu": 0, "rdma/hca": 0, "rdma/vf": 0}
-            await until(lambda: r.allocatable() == {"nvidia.com/gpu": 4, "rdma/hca": 16, "rdma/vf": 16})
-            await until(lambda: r.plugins.ready)
-            after = {s.registration.socket for s in r.plugins.status()}
-            assert not before & after
-            assert {p.name for p in r.plugins.folder.glob("*.sock")} == {*after, "kubelet.sock"}
-
-    run(work())
+async def test_plugins_register_again_after_kubelet_has_restarted(short_folder: Path) -> None:
+    async with rig(short_folder) as r:
+        before = {s.registration.socket for s in r.plugins.status()}
+        await r.kubelet.restart()
+        assert r.allocatable() == {"nvidia.com/gpu": 0, "rdma/hca": 0, "rdma/vf": 0}
+        await until(lambda: r.allocatable() == {"nvidia.com/gpu": 4, "rdma/hca": 16, "rdma/vf": 16})
+        await until(lambda: r.plugins.ready)
+        after = {s.registration.socket for s in r.plugins.status()}
+        assert not before & after
+        assert {p.name for p in r.plugins.folder.glob("*.sock")} == {*after, "kubelet.sock"}
 
 
-def test_running_pods_keep_their_units_over_a_kubelet_restart(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, resources=VF_ONLY) as r:
-            first = await r.run_pod("first", Container("c", (("rdma/vf", 8),)))
-            await r.kubelet.restart()
-            await until(lambda: r.allocatable() == {"rdma/vf": 16})
-            second = await r.run_pod("second", Container("c", (("rdma/vf", 8),)))
-            both = [*first["containers"][0]["devices"]["rdma/vf"], *second["containers"][0]["devices"]["rdma/vf"]]
-            assert len(set(both)) == 16
-
-    run(work())
+async def test_running_pods_keep_their_units_over_a_kubelet_restart(short_folder: Path) -> None:
+    async with rig(short_folder, resources=VF_ONLY) as r:
+        first = await r.run_pod("first", Container("c", (("rdma/vf", 8),)))
+        await r.kubelet.restart()
+        await until(lambda: r.allocatable() == {"rdma/vf": 16})
+        second = await r.run_pod("second", Container("c", (("rdma/vf", 8),)))
+        both = [*first["containers"][0]["devices"]["rdma/vf"], *second["containers"][0]["devices"]["rdma/vf"]]
+        assert len(set(both)) == 16
 
 
 def test_a_kubelet_that_is_not_there_is_waited_for_and_logged_once(
@@ -106,86 +100,68 @@ def test_a_missing_kubelet_folder_is_waited_for_and_named(short_folder: Path, ca
     assert sum(said in r.message for r in caplog.records) == 1
 
 
-def test_a_kubelet_folder_with_too_long_a_name_is_named_with_the_remedy(short_folder: Path) -> None:
-    async def work() -> None:
-        folder = short_folder / ("x" * 80)
-        (folder / "device-plugins").mkdir(parents=True)
-        async with early(short_folder, folder) as (plugins, _):
-            await until(lambda: "set a shorter kubeletDir" in problem_of(plugins))
-
-    run(work())
+async def test_a_kubelet_folder_with_too_long_a_name_is_named_with_the_remedy(short_folder: Path) -> None:
+    folder = short_folder / ("x" * 80)
+    (folder / "device-plugins").mkdir(parents=True)
+    async with early(short_folder, folder) as (plugins, _):
+        await until(lambda: "set a shorter kubeletDir" in problem_of(plugins))
 
 
-def test_a_stale_kubelet_socket_is_retried_until_kubelet_is_back(short_folder: Path) -> None:
-    async def work() -> None:
-        folder = short_folder / "device-plugins"
-        folder.mkdir()
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(folder / "kubelet.sock"))
-        async with early(short_folder, short_folder) as (plugins, start_kubelet):
-            await until(lambda: "did not register" in problem_of(plugins))
-            await start_kubelet()
-            await until(lambda: plugins.ready)
-
-    run(work())
+async def test_a_stale_kubelet_socket_is_retried_until_kubelet_is_back(short_folder: Path) -> None:
+    folder = short_folder / "device-plugins"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / "kubelet.sock"))
+    async with early(short_folder, short_folder) as (plugins, start_kubelet):
+        await until(lambda: "did not register" in problem_of(plugins))
+        await start_kubelet()
+        await until(lambda: plugins.ready)
 
 
-def test_a_removed_socket_file_is_replaced_and_registered_again(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder) as r:
-            old = next(s.registration for s in r.plugins.status() if s.resource_name == "rdma/vf")
-            (r.plugins.folder / old.socket).unlink()
-            await until(lambda: len(r.calls("Register")) == 4)
-            # Ready is told by the open stream; kubelet reads its first list a moment later.
-            await until(lambda: r.allocatable() == {"nvidia.com/gpu": 4, "rdma/hca": 16, "rdma/vf": 16})
-            new = next(s.registration for s in r.plugins.status() if s.resource_name == "rdma/vf")
-            assert new.socket != old.socket
-            assert (r.plugins.folder / new.socket).exists()
-
-    run(work())
+async def test_a_removed_socket_file_is_replaced_and_registered_again(short_folder: Path) -> None:
+    async with rig(short_folder) as r:
+        old = next(s.registration for s in r.plugins.status() if s.resource_name == "rdma/vf")
+        (r.plugins.folder / old.socket).unlink()
+        await until(lambda: len(r.calls("Register")) == 4)
+        # Ready is told by the open stream; kubelet reads its first list a moment later.
+        await until(lambda: r.allocatable() == {"nvidia.com/gpu": 4, "rdma/hca": 16, "rdma/vf": 16})
+        new = next(s.registration for s in r.plugins.status() if s.resource_name == "rdma/vf")
+        assert new.socket != old.socket
+        assert (r.plugins.folder / new.socket).exists()
 
 
-def test_the_old_stream_has_ended_before_the_next_registration(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, resources=VF_ONLY) as r:
-            for round_ in range(1, 4):
-                (r.plugins.folder / r.plugins.status()[0].registration.socket).unlink()
-                await until(lambda n=round_: len(r.calls("ListAndWatch")) == n + 1)  # type: ignore[misc]
-                await until(lambda: r.plugins.ready)
-            names = [c.name for c in r.calls("Register", "stream ended")]
-            assert names == ["Register"] + ["stream ended", "Register"] * 3
-            await until(lambda: r.allocatable() == {"rdma/vf": 16})
-
-    run(work())
+async def test_the_old_stream_has_ended_before_the_next_registration(short_folder: Path) -> None:
+    async with rig(short_folder, resources=VF_ONLY) as r:
+        for round_ in range(1, 4):
+            (r.plugins.folder / r.plugins.status()[0].registration.socket).unlink()
+            await until(lambda n=round_: len(r.calls("ListAndWatch")) == n + 1)  # type: ignore[misc]
+            await until(lambda: r.plugins.ready)
+        names = [c.name for c in r.calls("Register", "stream ended")]
+        assert names == ["Register"] + ["stream ended", "Register"] * 3
+        await until(lambda: r.allocatable() == {"rdma/vf": 16})
 
 
-def test_a_stream_that_kubelet_ends_is_registered_again(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, resources=VF_ONLY) as r:
-            client = r.kubelet.registry.client("rdma/vf")
-            assert client is not None
-            await client.close()
-            await until(lambda: len(r.calls("ListAndWatch")) == 2)
-            await until(lambda: r.allocatable() == {"rdma/vf": 16})
-
-    run(work())
+async def test_a_stream_that_kubelet_ends_is_registered_again(short_folder: Path) -> None:
+    async with rig(short_folder, resources=VF_ONLY) as r:
+        client = r.kubelet.registry.client("rdma/vf")
+        assert client is not None
+        await client.close()
+        await until(lambda: len(r.calls("ListAndWatch")) == 2)
+        await until(lambda: r.allocatable() == {"rdma/vf": 16})
 
 
-def test_sockets_that_a_killed_process_left_are_swept_and_live_ones_are_not(short_folder: Path) -> None:
-    async def work() -> None:
-        folder = short_folder / "device-plugins"
-        folder.mkdir()
-        dead, foreign = folder / "nodefabric-rdma-vf-00000000.sock", folder / "other.sock"
-        for path in (dead, foreign):
-            with socket.socket(socket.AF_UNIX) as left:
-                left.bind(str(path))
-        with socket.socket(socket.AF_UNIX) as live:
-            live.bind(str(folder / "nodefabric-rdma-vf-11111111.sock"))
-            live.listen()
-            async with early(short_folder, short_folder) as (plugins, _):
-                await until(lambda: plugins.status()[0].registration.socket)
-                own = plugins.status()[0].registration.socket
-                assert {p.name for p in folder.iterdir()} == {"nodefabric-rdma-vf-11111111.sock", "other.sock", own}
-            assert {p.name for p in folder.iterdir()} == {"nodefabric-rdma-vf-11111111.sock", "other.sock"}
-
-    run(work())
+async def test_sockets_that_a_killed_process_left_are_swept_and_live_ones_are_not(short_folder: Path) -> None:
+    folder = short_folder / "device-plugins"
+    folder.mkdir()
+    dead, foreign = folder / "nodefabric-rdma-vf-00000000.sock", folder / "other.sock"
+    for path in (dead, foreign):
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as live:
+        live.bind(str(folder / "nodefabric-rdma-vf-11111111.sock"))
+        live.listen()
+        async with early(short_folder, short_folder) as (plugins, _):
+            await until(lambda: plugins.status()[0].registration.socket)
+            own = plugins.status()[0].registration.socket
+            assert {p.name for p in folder.iterdir()} == {"nodefabric-rdma-vf-11111111.sock", "other.sock", own}
+        assert {p.name for p in folder.iterdir()} == {"nodefabric-rdma-vf-11111111.sock", "other.sock"}

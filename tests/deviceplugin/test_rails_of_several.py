@@ -12,7 +12,7 @@ from hack.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.dra.nodes import recorded_node
 from tests.deviceplugin.machines import node, without
-from tests.deviceplugin.rig import Rig, rig, run
+from tests.deviceplugin.rig import Rig, rig
 
 PAIR = Resource("rdma/rail", "rail", nic=RailNic("vf", count=2))
 P5 = Resource("rdma/rail", "rail", nic=RailNic("hca", Select(vendors=(0x1D0F,)), count=4, shares=1))
@@ -41,34 +41,28 @@ def turned(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, devices=tuple(devices))
 
 
-def test_a_container_is_told_of_all_nics_and_the_row_has_them(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, snapshot=node(rails=2), resources=(PAIR,)) as r:
-            pod = await r.run_pod("p", Container("main", (("rdma/rail", 2),)))
-            assert [len(grant.devices) for grant in r.ledger.grants()] == [2, 2]
-            assert pod["containers"][0]["envs"]["PCIDEVICE_RDMA_RAIL"].split(",") == nics(r.ledger)
-            assert len(set(nics(r.ledger))) == 4
-
-    run(work())
+async def test_a_container_is_told_of_all_nics_and_the_row_has_them(short_folder: Path) -> None:
+    async with rig(short_folder, snapshot=node(rails=2), resources=(PAIR,)) as r:
+        pod = await r.run_pod("p", Container("main", (("rdma/rail", 2),)))
+        assert [len(grant.devices) for grant in r.ledger.grants()] == [2, 2]
+        assert pod["containers"][0]["envs"]["PCIDEVICE_RDMA_RAIL"].split(",") == nics(r.ledger)
+        assert len(set(nics(r.ledger))) == 4
 
 
-def test_each_of_eight_pods_has_four_of_the_32_adapters_of_a_p5(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, snapshot=recorded_node("p5-8gpu-32efa"), resources=(P5,)) as r:
-            assert r.allocatable() == {"rdma/rail": 8}
-            files: list[str] = []
-            for n in range(8):
-                pod = await r.run_pod(f"p{n}", ONE)
-                assert pod["phase"] == "Running"
-                nodes = pod["containers"][0]["device_nodes"]
-                files += [node["host"] for node in nodes if "uverbs" in node["host"]]
-            assert len(set(nics(r.ledger))) == 32
-            assert len(files) == len(set(files)) == 32
-
-    run(work())
+async def test_each_of_eight_pods_has_four_of_the_32_adapters_of_a_p5(short_folder: Path) -> None:
+    async with rig(short_folder, snapshot=recorded_node("p5-8gpu-32efa"), resources=(P5,)) as r:
+        assert r.allocatable() == {"rdma/rail": 8}
+        files: list[str] = []
+        for n in range(8):
+            pod = await r.run_pod(f"p{n}", ONE)
+            assert pod["phase"] == "Running"
+            nodes = pod["containers"][0]["device_nodes"]
+            files += [node["host"] for node in nodes if "uverbs" in node["host"]]
+        assert len(set(nics(r.ledger))) == 32
+        assert len(files) == len(set(files)) == 32
 
 
-def test_whatever_becomes_of_the_hardware_no_second_pod_gets_a_nic_of_the_first(short_folder: Path) -> None:
+async def test_whatever_becomes_of_the_hardware_no_second_pod_gets_a_nic_of_the_first(short_folder: Path) -> None:
     async def work(r: Rig) -> None:
         await r.run_pod("a", ONE)
         (mine,) = (grant.devices for grant in r.ledger.grants())
@@ -87,8 +81,5 @@ def test_whatever_becomes_of_the_hardware_no_second_pod_gets_a_nic_of_the_first(
             await r.kubelet.delete("default/b")
             r.ledger.release([unit for unit, its in grants.items() if its != mine])
 
-    async def whole() -> None:
-        async with rig(short_folder, snapshot=node(rails=2), resources=(PAIR,)) as r:
-            await work(r)
-
-    run(whole())
+    async with rig(short_folder, snapshot=node(rails=2), resources=(PAIR,)) as r:
+        await work(r)

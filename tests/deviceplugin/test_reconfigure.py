@@ -33,56 +33,44 @@ def reasons(r: Rig, name: str) -> dict[str, str]:
     return {unit.unit_id: unit.health.reason for unit in r.plugins.units[name] if not unit.health.healthy}
 
 
-def test_a_new_resource_is_offered_and_the_others_keep_their_streams(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, resources=(VF,)) as r:
-            registered = len(r.calls("Register"))
-            await reconfigure(r, VF, HCA)
-            await until(lambda: r.allocatable() == {"rdma/hca": 16, "rdma/vf": 16})
-            new = r.calls("Register")[registered:]
-            assert [call.resource_name for call in new] == ["rdma/hca"]
-            assert [status.resource_name for status in r.plugins.status()] == ["rdma/vf", "rdma/hca"]
-            await until(lambda: r.plugins.ready)
-
-    run(work())
+async def test_a_new_resource_is_offered_and_the_others_keep_their_streams(short_folder: Path) -> None:
+    async with rig(short_folder, resources=(VF,)) as r:
+        registered = len(r.calls("Register"))
+        await reconfigure(r, VF, HCA)
+        await until(lambda: r.allocatable() == {"rdma/hca": 16, "rdma/vf": 16})
+        new = r.calls("Register")[registered:]
+        assert [call.resource_name for call in new] == ["rdma/hca"]
+        assert [status.resource_name for status in r.plugins.status()] == ["rdma/vf", "rdma/hca"]
+        await until(lambda: r.plugins.ready)
 
 
-def test_a_resource_that_is_gone_is_no_longer_served_and_leaves_no_socket(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, resources=(VF, HCA)) as r:
-            await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
-            await reconfigure(r, HCA)
-            await until(lambda: r.allocatable()["rdma/vf"] == 0)
-            await until(lambda: len(list(r.plugins.folder.glob("nodefabric-*.sock"))) == 1)
-            assert [grant.resource_name for grant in r.ledger.grants()] == ["rdma/vf"]
-            assert (await r.run_pod("q", Container("main", (("rdma/vf", 1),))))["phase"] == "Failed"
-            await reconfigure(r, HCA, VF)
-            await until(lambda: r.allocatable()["rdma/vf"] == 16)
-
-    run(work())
+async def test_a_resource_that_is_gone_is_no_longer_served_and_leaves_no_socket(short_folder: Path) -> None:
+    async with rig(short_folder, resources=(VF, HCA)) as r:
+        await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
+        await reconfigure(r, HCA)
+        await until(lambda: r.allocatable()["rdma/vf"] == 0)
+        await until(lambda: len(list(r.plugins.folder.glob("nodefabric-*.sock"))) == 1)
+        assert [grant.resource_name for grant in r.ledger.grants()] == ["rdma/vf"]
+        assert (await r.run_pod("q", Container("main", (("rdma/vf", 1),))))["phase"] == "Failed"
+        await reconfigure(r, HCA, VF)
+        await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
 
-def test_a_resource_that_comes_back_while_its_server_ends_is_served_again(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, resources=(VF, HCA)) as r:
-            registered = len(r.calls("Register"))
-            await reconfigure(r, HCA)
-            await reconfigure(r, HCA, VF)
-            await until(lambda: [call.resource_name for call in r.calls("Register")[registered:]] == ["rdma/vf"])
-            await until(lambda: r.plugins.ready)
-            await until(lambda: r.allocatable()["rdma/vf"] == 16)
-
-    run(work())
+async def test_a_resource_that_comes_back_while_its_server_ends_is_served_again(short_folder: Path) -> None:
+    async with rig(short_folder, resources=(VF, HCA)) as r:
+        registered = len(r.calls("Register"))
+        await reconfigure(r, HCA)
+        await reconfigure(r, HCA, VF)
+        await until(lambda: [call.resource_name for call in r.calls("Register")[registered:]] == ["rdma/vf"])
+        await until(lambda: r.plugins.ready)
+        await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
 
-def test_a_changed_selector_changes_the_list(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, resources=(vfs("rdma/vf", "rail0"), replace(HCA, shares=1))) as r:
-            await reconfigure(r, vfs("rdma/vf", "rail0#0", "rail1"), replace(HCA, shares=3))
-            await until(lambda: r.allocatable() == {"rdma/hca": 12, "rdma/vf": 5})
-            assert len(r.calls("Register")) == 2
-
-    run(work())
+async def test_a_changed_selector_changes_the_list(short_folder: Path) -> None:
+    async with rig(short_folder, resources=(vfs("rdma/vf", "rail0"), replace(HCA, shares=1))) as r:
+        await reconfigure(r, vfs("rdma/vf", "rail0#0", "rail1"), replace(HCA, shares=3))
+        await until(lambda: r.allocatable() == {"rdma/hca": 12, "rdma/vf": 5})
+        assert len(r.calls("Register")) == 2
 
 
 class Interrupted(HealthBook):
@@ -97,54 +85,45 @@ class Interrupted(HealthBook):
         return super().policy()
 
 
-def test_a_device_that_leaves_while_the_configuration_changes_stays_listed(short_folder: Path) -> None:
-    async def work() -> None:
-        health, loop = Interrupted(HealthSettings(0, 0, 300)), asyncio.get_running_loop()
-        async with rig(short_folder, resources=(VF,), health=health) as r:
-            gone = r.plugins.units["rdma/vf"][0].device
-            changing: list[asyncio.Task[None]] = []
+async def test_a_device_that_leaves_while_the_configuration_changes_stays_listed(short_folder: Path) -> None:
+    health, loop = Interrupted(HealthSettings(0, 0, 300)), asyncio.get_running_loop()
+    async with rig(short_folder, resources=(VF,), health=health) as r:
+        gone = r.plugins.units["rdma/vf"][0].device
+        changing: list[asyncio.Task[None]] = []
 
-            async def begin() -> None:
-                changing.append(asyncio.create_task(reconfigure(r, VF, HCA)))
-                await asyncio.sleep(0)  # until it has the new resources
+        async def begin() -> None:
+            changing.append(asyncio.create_task(reconfigure(r, VF, HCA)))
+            await asyncio.sleep(0)  # until it has the new resources
 
-            health.during = lambda: asyncio.run_coroutine_threadsafe(begin(), loop).result(10)
-            r.publish(without(node(), gone))
-            await until(lambda: bool(changing))
-            await changing[0]
-            await until(lambda: reasons(r, "rdma/vf") == {gone: "DeviceGone"})
-
-    run(work())
+        health.during = lambda: asyncio.run_coroutine_threadsafe(begin(), loop).result(10)
+        r.publish(without(node(), gone))
+        await until(lambda: bool(changing))
+        await changing[0]
+        await until(lambda: reasons(r, "rdma/vf") == {gone: "DeviceGone"})
 
 
-def test_a_vf_in_use_goes_to_another_resource_when_it_is_free(short_folder: Path) -> None:
-    async def work() -> None:
-        low, high = vfs("a/low", "rail0#0-1"), vfs("a/high", "rail0#2-3")
-        async with rig(short_folder, snapshot=node(rails=1), resources=(low, high)) as r:
-            await r.run_pod("p", Container("main", (("a/low", 2),)))
-            await reconfigure(r, vfs("a/low", "rail0#0"), vfs("a/high", "rail0#1-3"))
-            listed = {name: len(units) for name, units in r.plugins.units.items()}
-            assert listed == {"a/low": 2, "a/high": 2}
-            held = {grant.unit_id for grant in r.ledger.grants()}
-            assert held == {unit.unit_id for unit in r.plugins.units["a/low"]}
-            r.ledger.release(held)
-            await until(lambda: {n: len(u) for n, u in r.plugins.units.items()} == {"a/low": 1, "a/high": 3})
-
-    run(work())
+async def test_a_vf_in_use_goes_to_another_resource_when_it_is_free(short_folder: Path) -> None:
+    low, high = vfs("a/low", "rail0#0-1"), vfs("a/high", "rail0#2-3")
+    async with rig(short_folder, snapshot=node(rails=1), resources=(low, high)) as r:
+        await r.run_pod("p", Container("main", (("a/low", 2),)))
+        await reconfigure(r, vfs("a/low", "rail0#0"), vfs("a/high", "rail0#1-3"))
+        listed = {name: len(units) for name, units in r.plugins.units.items()}
+        assert listed == {"a/low": 2, "a/high": 2}
+        held = {grant.unit_id for grant in r.ledger.grants()}
+        assert held == {unit.unit_id for unit in r.plugins.units["a/low"]}
+        r.ledger.release(held)
+        await until(lambda: {n: len(u) for n, u in r.plugins.units.items()} == {"a/low": 1, "a/high": 3})
 
 
-def test_what_pods_hold_is_known_to_an_agent_that_starts_with_another_configuration(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, snapshot=node(rails=1), resources=(vfs("a/old", "rail0"),)) as r:
-            await r.run_pod("p", Container("main", (("a/old", 1),)))
-            held = [grant.unit_id for grant in r.ledger.grants()]
-        later = short_folder / "later"
-        later.mkdir()
-        shutil.copy(short_folder / "ledger.db", later)
-        async with rig(later, snapshot=node(rails=1), resources=(vfs("a/new", "rail0"),)) as r:
-            assert reasons(r, "a/new") == dict.fromkeys(held, "Held")
-
-    run(work())
+async def test_what_pods_hold_is_known_to_an_agent_that_starts_with_another_configuration(short_folder: Path) -> None:
+    async with rig(short_folder, snapshot=node(rails=1), resources=(vfs("a/old", "rail0"),)) as r:
+        await r.run_pod("p", Container("main", (("a/old", 1),)))
+        held = [grant.unit_id for grant in r.ledger.grants()]
+    later = short_folder / "later"
+    later.mkdir()
+    shutil.copy(short_folder / "ledger.db", later)
+    async with rig(later, snapshot=node(rails=1), resources=(vfs("a/new", "rail0"),)) as r:
+        assert reasons(r, "a/new") == dict.fromkeys(held, "Held")
 
 
 def test_an_overlap_that_turns_up_later_is_told_and_the_first_resource_has_the_device(
@@ -167,43 +146,34 @@ def test_an_overlap_that_turns_up_later_is_told_and_the_first_resource_has_the_d
     assert "a/rail1 selects 0000:22:00.1, which a/named has already" in caplog.text
 
 
-def test_configurations_in_quick_succession_end_with_the_last(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, resources=(VF,)) as r:
-            await asyncio.gather(
-                *(reconfigure(r, *resources) for resources in ((HCA,), (VF, HCA), (GPU,), (VF, GPU), (HCA, GPU)))
-            )
-            assert set(r.plugins.units) == {"rdma/hca", "nvidia.com/gpu"}
-            await until(lambda: r.plugins.ready)
-            await until(lambda: r.allocatable() == {"rdma/hca": 16, "nvidia.com/gpu": 4, "rdma/vf": 0})
-
-    run(work())
+async def test_configurations_in_quick_succession_end_with_the_last(short_folder: Path) -> None:
+    async with rig(short_folder, resources=(VF,)) as r:
+        await asyncio.gather(
+            *(reconfigure(r, *resources) for resources in ((HCA,), (VF, HCA), (GPU,), (VF, GPU), (HCA, GPU)))
+        )
+        assert set(r.plugins.units) == {"rdma/hca", "nvidia.com/gpu"}
+        await until(lambda: r.plugins.ready)
+        await until(lambda: r.allocatable() == {"rdma/hca": 16, "nvidia.com/gpu": 4, "rdma/vf": 0})
 
 
-def test_a_reconfiguration_while_closing_does_not_hang(short_folder: Path) -> None:
-    async def work() -> None:
-        async with rig(short_folder, resources=(VF,)) as r:
-            closing = asyncio.create_task(r.plugins.close())
-            async with asyncio.timeout(10):
-                await reconfigure(r, HCA)
-                await closing
-
-    run(work())
+async def test_a_reconfiguration_while_closing_does_not_hang(short_folder: Path) -> None:
+    async with rig(short_folder, resources=(VF,)) as r:
+        closing = asyncio.create_task(r.plugins.close())
+        async with asyncio.timeout(10):
+            await reconfigure(r, HCA)
+            await closing
 
 
-def test_a_resource_that_claims_are_for_is_served_no_more_and_what_pods_have_of_it_is_marked(
+async def test_a_resource_that_claims_are_for_is_served_no_more_and_what_pods_have_of_it_is_marked(
     short_folder: Path,
 ) -> None:
-    async def work() -> None:
-        async with rig(short_folder, snapshot=node(rails=1, vfs=2), resources=(VF, HCA)) as r:
-            await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
-            [grant] = r.ledger.grants()
-            await reconfigure(r, replace(VF, offer="dra"), HCA)
-            await until(lambda: r.allocatable() == {"rdma/hca": 4, "rdma/vf": 0})
-            assert [status.resource_name for status in r.plugins.status()] == ["rdma/hca"]
-            assert r.plugins.units.keys() == {"rdma/vf", "rdma/hca"}
-            assert reasons(r, "rdma/vf") == {grant.unit_id: "Held"}
-            await reconfigure(r, VF, HCA)
-            await until(lambda: r.allocatable()["rdma/vf"] == 2)
-
-    run(work())
+    async with rig(short_folder, snapshot=node(rails=1, vfs=2), resources=(VF, HCA)) as r:
+        await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
+        [grant] = r.ledger.grants()
+        await reconfigure(r, replace(VF, offer="dra"), HCA)
+        await until(lambda: r.allocatable() == {"rdma/hca": 4, "rdma/vf": 0})
+        assert [status.resource_name for status in r.plugins.status()] == ["rdma/hca"]
+        assert r.plugins.units.keys() == {"rdma/vf", "rdma/hca"}
+        assert reasons(r, "rdma/vf") == {grant.unit_id: "Held"}
+        await reconfigure(r, VF, HCA)
+        await until(lambda: r.allocatable()["rdma/vf"] == 2)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
+
+import pytest
 
 from agent.errors import Unavailable
 from agent.kubelet.podresources import PodDevices, PodResources
@@ -73,86 +75,66 @@ class Scene:
 QUICK = UsageTimes(settle=0.0, pause=0.0)
 
 
-def played(work: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
-    async def play() -> None:
-        await work(Scene())
-
-    asyncio.run(play())
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
 
 
-def test_kubelet_is_asked_at_the_start_and_after_each_change() -> None:
-    async def work(scene: Scene) -> None:
-        async with scene.usage(node(), QUICK):
-            await until(lambda: scene.heard == [("pod-1", 100.0)])
-            scene.kubelet.now = 107.0
-            scene.books.change()
-            await until(lambda: scene.heard[1:] == [("pod-2", 107.0)])
-
-    played(work)
+async def test_kubelet_is_asked_at_the_start_and_after_each_change(scene: Scene) -> None:
+    async with scene.usage(node(), QUICK):
+        await until(lambda: scene.heard == [("pod-1", 100.0)])
+        scene.kubelet.now = 107.0
+        scene.books.change()
+        await until(lambda: scene.heard[1:] == [("pod-2", 107.0)])
 
 
-def test_a_kubelet_that_is_away_is_asked_at_the_next_change() -> None:
-    async def work(scene: Scene) -> None:
-        scene.kubelet.is_away = True
-        async with scene.usage(node(), QUICK):
-            await until(lambda: scene.kubelet.asked == 1)
-            scene.kubelet.is_away, scene.kubelet.now = False, 107.0
-            await asyncio.sleep(0.01)
-            scene.books.change()
-            await until(lambda: scene.heard == [("pod-2", 107.0)])
-
-    played(work)
+async def test_a_kubelet_that_is_away_is_asked_at_the_next_change(scene: Scene) -> None:
+    scene.kubelet.is_away = True
+    async with scene.usage(node(), QUICK):
+        await until(lambda: scene.kubelet.asked == 1)
+        scene.kubelet.is_away, scene.kubelet.now = False, 107.0
+        await asyncio.sleep(0.01)
+        scene.books.change()
+        await until(lambda: scene.heard == [("pod-2", 107.0)])
 
 
-def test_what_somebody_else_asked_after_a_change_is_taken_in_and_kubelet_not_asked_again() -> None:
-    async def work(scene: Scene) -> None:
-        async with scene.usage(node(), UsageTimes(settle=0.2, pause=0.0)):
-            await until(lambda: len(scene.heard) == 1)
-            await asyncio.sleep(0.01)
-            scene.books.change()
-            await asyncio.sleep(0.01)
-            scene.kubelet.now += 2 * SHOWN_SECONDS
-            await scene.kubelet.listing()
-            await until(lambda: [name for name, _ in scene.heard] == ["pod-1", "pod-2"])
-            await asyncio.sleep(0.4)
-            assert scene.kubelet.asked == 2
-
-    played(work)
+async def test_what_somebody_else_asked_after_a_change_is_taken_in_and_kubelet_not_asked_again(scene: Scene) -> None:
+    async with scene.usage(node(), UsageTimes(settle=0.2, pause=0.0)):
+        await until(lambda: len(scene.heard) == 1)
+        await asyncio.sleep(0.01)
+        scene.books.change()
+        await asyncio.sleep(0.01)
+        scene.kubelet.now += 2 * SHOWN_SECONDS
+        await scene.kubelet.listing()
+        await until(lambda: [name for name, _ in scene.heard] == ["pod-1", "pod-2"])
+        await asyncio.sleep(0.4)
+        assert scene.kubelet.asked == 2
 
 
-def test_an_answer_from_before_the_change_will_not_do() -> None:
-    async def work(scene: Scene) -> None:
-        async with scene.usage(node(), UsageTimes(settle=0.05, pause=0.0)):
-            await until(lambda: len(scene.heard) == 1)
-            scene.kubelet.now = 101.0
-            await scene.kubelet.listing()
-            scene.kubelet.now = 102.0
-            scene.books.change()
-            await until(lambda: scene.heard[-1] == ("pod-3", 102.0))
-
-    played(work)
+async def test_an_answer_from_before_the_change_will_not_do(scene: Scene) -> None:
+    async with scene.usage(node(), UsageTimes(settle=0.05, pause=0.0)):
+        await until(lambda: len(scene.heard) == 1)
+        scene.kubelet.now = 101.0
+        await scene.kubelet.listing()
+        scene.kubelet.now = 102.0
+        scene.books.change()
+        await until(lambda: scene.heard[-1] == ("pod-3", 102.0))
 
 
-def test_kubelet_is_not_asked_on_a_node_without_gpus() -> None:
-    async def work(scene: Scene) -> None:
-        async with scene.usage(Snapshot(), QUICK):
-            scene.books.change()
-            await asyncio.sleep(0.05)
-            await scene.kubelet.listing()
-            await asyncio.sleep(0.05)
-            assert scene.kubelet.asked == 1
-            assert scene.heard == []
-
-    played(work)
+async def test_kubelet_is_not_asked_on_a_node_without_gpus(scene: Scene) -> None:
+    async with scene.usage(Snapshot(), QUICK):
+        scene.books.change()
+        await asyncio.sleep(0.05)
+        await scene.kubelet.listing()
+        await asyncio.sleep(0.05)
+        assert scene.kubelet.asked == 1
+        assert scene.heard == []
 
 
-def test_kubelet_is_asked_now_and_then_for_what_other_plugins_give_out() -> None:
-    async def work(scene: Scene) -> None:
-        async with scene.usage(node(), UsageTimes(settle=0.0, pause=0.0, look=0.02)):
-            await until(lambda: len(scene.heard) == 1)
-            await asyncio.sleep(0.1)
-            assert scene.kubelet.asked == 1  # by its clock no time has passed
-            scene.kubelet.now = 200.0
-            await until(lambda: len(scene.heard) == 2)
-
-    played(work)
+async def test_kubelet_is_asked_now_and_then_for_what_other_plugins_give_out(scene: Scene) -> None:
+    async with scene.usage(node(), UsageTimes(settle=0.0, pause=0.0, look=0.02)):
+        await until(lambda: len(scene.heard) == 1)
+        await asyncio.sleep(0.1)
+        assert scene.kubelet.asked == 1  # by its clock no time has passed
+        scene.kubelet.now = 200.0
+        await until(lambda: len(scene.heard) == 2)

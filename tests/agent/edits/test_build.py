@@ -26,7 +26,7 @@ from agent.offer.units import plain_offer
 from deviceplugin.server import edits_message
 from hack.sim.pods import Container
 from tests.deviceplugin.machines import change, node, rdma
-from tests.deviceplugin.rig import rig, run
+from tests.deviceplugin.rig import rig
 
 HCA = Resource("rdma/hca", "hca", shares=2)
 VF = Resource("rdma/vf-pool", "vf")
@@ -158,15 +158,12 @@ def test_a_container_without_an_rdma_device_gets_none_but_those_of_files() -> No
     assert dict(helper_variables(ENVIRONMENTS, [])) == FILES
 
 
-def test_kubelet_gets_them_with_the_grant(short_folder: Path) -> None:
-    async def work() -> None:
-        resources = (hca("rdma/a", "nccl"), hca("rdma/b", "ucx", pf="rail1"))
-        async with rig(short_folder, resources=resources) as r:
-            pod = await r.run_pod("p", Container("main", (("rdma/a", 1), ("rdma/b", 1))))
-            (container,) = pod["containers"]
-            assert container["envs"] == {"NCCL_IB_HCA": "=mlx5_0", "UCX_NET_DEVICES": "mlx5_1:1"}
-
-    run(work())
+async def test_kubelet_gets_them_with_the_grant(short_folder: Path) -> None:
+    resources = (hca("rdma/a", "nccl"), hca("rdma/b", "ucx", pf="rail1"))
+    async with rig(short_folder, resources=resources) as r:
+        pod = await r.run_pod("p", Container("main", (("rdma/a", 1), ("rdma/b", 1))))
+        (container,) = pod["containers"]
+        assert container["envs"] == {"NCCL_IB_HCA": "=mlx5_0", "UCX_NET_DEVICES": "mlx5_1:1"}
 
 
 def test_a_container_with_units_of_several_resources_gets_one_value_for_all() -> None:

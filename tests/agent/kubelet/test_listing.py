@@ -41,21 +41,18 @@ class Kubelet(PodResources):
         return (TRAINER,)
 
 
-def test_an_answer_serves_whoever_wants_none_that_is_older() -> None:
-    async def work() -> None:
-        kubelet = Kubelet()
-        first = await kubelet.listing()
-        kubelet.now = 160.0
-        assert await kubelet.listing(100.0) is first
-        assert await kubelet.listing(99.0) is first
-        assert kubelet.asked == 1
-        second = await kubelet.listing(100.5)
-        assert second.asked_at == 160.0
-        kubelet.now = 160.1
-        assert (await kubelet.listing()).asked_at == 160.1
-        assert kubelet.asked == 3
-
-    asyncio.run(work())
+async def test_an_answer_serves_whoever_wants_none_that_is_older() -> None:
+    kubelet = Kubelet()
+    first = await kubelet.listing()
+    kubelet.now = 160.0
+    assert await kubelet.listing(100.0) is first
+    assert await kubelet.listing(99.0) is first
+    assert kubelet.asked == 1
+    second = await kubelet.listing(100.5)
+    assert second.asked_at == 160.0
+    kubelet.now = 160.1
+    assert (await kubelet.listing()).asked_at == 160.1
+    assert kubelet.asked == 3
 
 
 async def crowd(kubelet: Kubelet) -> list[Coroutine[Any, Any, Listing]]:
@@ -75,65 +72,50 @@ async def _of(task: asyncio.Task[Listing]) -> Listing:
     return await task
 
 
-def test_who_asks_while_kubelet_is_asked_already_shares_the_next_answer() -> None:
-    async def work() -> None:
-        kubelet = Kubelet()
-        found = await asyncio.gather(*await crowd(kubelet))
-        assert [listing.asked_at for listing in found] == [100.0, 102.0, 102.0, 102.0]
-        assert kubelet.asked == 2
-
-    asyncio.run(work())
+async def test_who_asks_while_kubelet_is_asked_already_shares_the_next_answer() -> None:
+    kubelet = Kubelet()
+    found = await asyncio.gather(*await crowd(kubelet))
+    assert [listing.asked_at for listing in found] == [100.0, 102.0, 102.0, 102.0]
+    assert kubelet.asked == 2
 
 
-def test_who_waits_with_others_for_a_kubelet_that_is_away_does_not_ask_it_once_more() -> None:
-    async def work() -> None:
-        kubelet = Kubelet()
-        kubelet.is_away = True
-        found = await asyncio.gather(*await crowd(kubelet), return_exceptions=True)
-        assert all(isinstance(one, Unavailable) for one in found)
-        assert kubelet.asked == 2
-        kubelet.is_away, kubelet.now = False, 103.0
-        assert (await kubelet.listing()).pods == (TRAINER,)
-
-    asyncio.run(work())
+async def test_who_waits_with_others_for_a_kubelet_that_is_away_does_not_ask_it_once_more() -> None:
+    kubelet = Kubelet()
+    kubelet.is_away = True
+    found = await asyncio.gather(*await crowd(kubelet), return_exceptions=True)
+    assert all(isinstance(one, Unavailable) for one in found)
+    assert kubelet.asked == 2
+    kubelet.is_away, kubelet.now = False, 103.0
+    assert (await kubelet.listing()).pods == (TRAINER,)
 
 
-def test_one_who_gives_up_takes_the_answer_from_nobody() -> None:
-    async def work() -> None:
-        kubelet = Kubelet()
-        kubelet.answers.clear()
-        impatient = asyncio.create_task(kubelet.listing())
-        await until(lambda: kubelet.asked == 1)
-        patient = asyncio.create_task(kubelet.listing(100.0))
-        impatient.cancel()
-        await until(lambda: kubelet.asked == 2)
-        kubelet.answers.set()
-        assert (await patient).pods == (TRAINER,)
-
-    asyncio.run(work())
+async def test_one_who_gives_up_takes_the_answer_from_nobody() -> None:
+    kubelet = Kubelet()
+    kubelet.answers.clear()
+    impatient = asyncio.create_task(kubelet.listing())
+    await until(lambda: kubelet.asked == 1)
+    patient = asyncio.create_task(kubelet.listing(100.0))
+    impatient.cancel()
+    await until(lambda: kubelet.asked == 2)
+    kubelet.answers.set()
+    assert (await patient).pods == (TRAINER,)
 
 
-def test_who_follows_the_newest_answer_hears_what_others_asked() -> None:
-    async def work() -> None:
-        kubelet = Kubelet()
-        before = kubelet.newest.value
-        assert before.pods == ()
-        following = asyncio.create_task(kubelet.newest.other_than(before))
-        found = await kubelet.listing()
-        assert await following is found
-        assert found.names == {("default", "trainer")}
-        assert found.containers == {"vf-1": "main", "vf-2": "main"}
-
-    asyncio.run(work())
+async def test_who_follows_the_newest_answer_hears_what_others_asked() -> None:
+    kubelet = Kubelet()
+    before = kubelet.newest.value
+    assert before.pods == ()
+    following = asyncio.create_task(kubelet.newest.other_than(before))
+    found = await kubelet.listing()
+    assert await following is found
+    assert found.names == {("default", "trainer")}
+    assert found.containers == {"vf-1": "main", "vf-2": "main"}
 
 
-def test_a_question_that_failed_before_keeps_nobody_from_asking() -> None:
-    async def work() -> None:
-        kubelet = Kubelet()
-        kubelet.is_away = True
-        with pytest.raises(Unavailable):
-            await kubelet.listing()
-        kubelet.is_away, kubelet.now = False, 110.0
-        assert (await kubelet.listing(60.0)).asked_at == 110.0
-
-    asyncio.run(work())
+async def test_a_question_that_failed_before_keeps_nobody_from_asking() -> None:
+    kubelet = Kubelet()
+    kubelet.is_away = True
+    with pytest.raises(Unavailable):
+        await kubelet.listing()
+    kubelet.is_away, kubelet.now = False, 110.0
+    assert (await kubelet.listing(60.0)).asked_at == 110.0

@@ -52,40 +52,31 @@ async def node(folder: Path, *, has_get: bool = True) -> AsyncIterator[tuple[Kub
 
 
 @pytest.mark.parametrize("has_get", [True, False])
-def test_a_pods_devices_are_told_with_and_without_the_get_call(folder: Path, has_get: bool) -> None:
-    async def work() -> None:
-        async with node(folder, has_get=has_get) as (_, client):
-            for _ in range(2):
-                found = await client.get(PodRef("ai", "train-0", "uid-7"))
-                assert found is not None
-                assert found.pod == PodRef("ai", "train-0", "uid-7")
-                assert found.device_ids("rdma/vf") == ("v1", "v2")
-                assert found.all_device_ids == ("v1", "v2", "GPU-1")
-                assert [c.name for c in found.containers] == ["main", "side"]
-                assert found.containers[0].devices[0] == DeviceAssignment("rdma/vf", ("v1",), (1,))
-
-    asyncio.run(work())
+async def test_a_pods_devices_are_told_with_and_without_the_get_call(folder: Path, has_get: bool) -> None:
+    async with node(folder, has_get=has_get) as (_, client):
+        for _ in range(2):
+            found = await client.get(PodRef("ai", "train-0", "uid-7"))
+            assert found is not None
+            assert found.pod == PodRef("ai", "train-0", "uid-7")
+            assert found.device_ids("rdma/vf") == ("v1", "v2")
+            assert found.all_device_ids == ("v1", "v2", "GPU-1")
+            assert [c.name for c in found.containers] == ["main", "side"]
+            assert found.containers[0].devices[0] == DeviceAssignment("rdma/vf", ("v1",), (1,))
 
 
 @pytest.mark.parametrize("has_get", [True, False])
-def test_a_pod_that_kubelet_does_not_know_is_none(folder: Path, has_get: bool) -> None:
-    async def work() -> None:
-        async with node(folder, has_get=has_get) as (_, client):
-            assert await client.get(PodRef("ai", "train-1")) is None
-            assert await client.get(PodRef("default", "train-0")) is None
-
-    asyncio.run(work())
+async def test_a_pod_that_kubelet_does_not_know_is_none(folder: Path, has_get: bool) -> None:
+    async with node(folder, has_get=has_get) as (_, client):
+        assert await client.get(PodRef("ai", "train-1")) is None
+        assert await client.get(PodRef("default", "train-0")) is None
 
 
-def test_list_and_allocatable_tell_all(folder: Path) -> None:
-    async def work() -> None:
-        async with node(folder) as (_, client):
-            (pod,) = await client.list()
-            assert pod.pod == PodRef("ai", "train-0")
-            devices = (await client.allocatable()).devices
-            assert devices == (DeviceAssignment("rdma/vf", ("v1",), (1,)), DeviceAssignment("rdma/vf", ("v2",), (1,)))
-
-    asyncio.run(work())
+async def test_list_and_allocatable_tell_all(folder: Path) -> None:
+    async with node(folder) as (_, client):
+        (pod,) = await client.list()
+        assert pod.pod == PodRef("ai", "train-0")
+        devices = (await client.allocatable()).devices
+        assert devices == (DeviceAssignment("rdma/vf", ("v1",), (1,)), DeviceAssignment("rdma/vf", ("v2",), (1,)))
 
 
 def test_a_missing_socket_is_unavailable_by_name(folder: Path) -> None:
@@ -112,18 +103,15 @@ def test_a_missing_socket_is_unavailable_by_name(folder: Path) -> None:
     asyncio.run(work())
 
 
-def test_the_client_finds_a_restarted_kubelet_again(folder: Path) -> None:
-    async def work() -> None:
-        async with node(folder) as (kubelet, client):
-            assert await client.get(PodRef("ai", "train-0"))
-            await kubelet.restart()
-            async with asyncio.timeout(30):
-                while True:
-                    with contextlib.suppress(Unavailable):
-                        if await client.get(PodRef("ai", "train-0")):
-                            return
-
-    asyncio.run(work())
+async def test_the_client_finds_a_restarted_kubelet_again(folder: Path) -> None:
+    async with node(folder) as (kubelet, client):
+        assert await client.get(PodRef("ai", "train-0"))
+        await kubelet.restart()
+        async with asyncio.timeout(30):
+            while True:
+                with contextlib.suppress(Unavailable):
+                    if await client.get(PodRef("ai", "train-0")):
+                        return
 
 
 def _with_claims(name: str) -> api_pb2.ContainerResources:
@@ -178,46 +166,36 @@ async def moody(
     await server.stop(None)
 
 
-def test_what_containers_have_by_claims_is_told_once_for_the_pod(folder: Path) -> None:
-    async def work() -> None:
-        async with moody(folder, None, seconds=30) as client:
-            (found,) = await client.list()
-            names = ("nodefabric.io/claim=x", "nodefabric.io/claim=y")
-            assert found.containers[1].claimed == (
-                ClaimedDevice("n", "nics", "nodefabric.io", "node-1", "vf-1", names),
-                ClaimedDevice("n", "of-b", "nodefabric.io", "node-1", "hca", share_id="s1"),
-            )
-            assert [device.claim for device in found.claimed] == ["nics", "of-a", "of-b"]
-
-    asyncio.run(work())
+async def test_what_containers_have_by_claims_is_told_once_for_the_pod(folder: Path) -> None:
+    async with moody(folder, None, seconds=30) as client:
+        (found,) = await client.list()
+        names = ("nodefabric.io/claim=x", "nodefabric.io/claim=y")
+        assert found.containers[1].claimed == (
+            ClaimedDevice("n", "nics", "nodefabric.io", "node-1", "vf-1", names),
+            ClaimedDevice("n", "of-b", "nodefabric.io", "node-1", "hca", share_id="s1"),
+        )
+        assert [device.claim for device in found.claimed] == ["nics", "of-a", "of-b"]
 
 
-def test_kubelets_rate_limit_is_waited_out(folder: Path) -> None:
-    async def work() -> None:
-        limit = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
-        async with moody(folder, limit, limit, None, seconds=30) as client:
-            assert len(await client.list()) == 1
-
-    asyncio.run(work())
+async def test_kubelets_rate_limit_is_waited_out(folder: Path) -> None:
+    limit = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+    async with moody(folder, limit, limit, None, seconds=30) as client:
+        assert len(await client.list()) == 1
 
 
 @pytest.mark.parametrize(
     "mood",
     [1.5, (grpc.StatusCode.INTERNAL, "broken"), (grpc.StatusCode.RESOURCE_EXHAUSTED, "message larger than max")],
 )
-def test_a_kubelet_that_hangs_or_fails_is_unavailable(folder: Path, mood: tuple[grpc.StatusCode, str] | float) -> None:
-    async def work() -> None:
-        async with moody(folder, mood) as client:
-            with pytest.raises(Unavailable, match=r"PodResources\.List on"):
-                await client.list()
+async def test_a_kubelet_that_hangs_or_fails_is_unavailable(
+    folder: Path, mood: tuple[grpc.StatusCode, str] | float
+) -> None:
+    async with moody(folder, mood) as client:
+        with pytest.raises(Unavailable, match=r"PodResources\.List on"):
+            await client.list()
 
-    asyncio.run(work())
 
-
-def test_a_get_behind_a_switched_off_feature_gate_falls_back_to_the_list(folder: Path) -> None:
-    async def work() -> None:
-        disabled = (grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
-        async with moody(folder, disabled, None, seconds=30) as client:
-            assert await client.get(PodRef("n", "p")) is not None
-
-    asyncio.run(work())
+async def test_a_get_behind_a_switched_off_feature_gate_falls_back_to_the_list(folder: Path) -> None:
+    disabled = (grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
+    async with moody(folder, disabled, None, seconds=30) as client:
+        assert await client.get(PodRef("n", "p")) is not None

@@ -135,17 +135,13 @@ def test_what_is_due_again_is_not_waited_for_until_the_next_round(scene: Scene) 
     assert scene.hands.healed == [VF]
 
 
-def test_leases_are_given_back_only_once_pods_are_served(scene: Scene) -> None:
+async def test_leases_are_given_back_only_once_pods_are_served(scene: Scene) -> None:
     served = asyncio.Event()
     scene.hands.asked_for_leases = -1
-
-    async def reconcile() -> None:
-        running = asyncio.create_task(scene.reconciler.run(seconds=3600, served=served.wait))
-        await until(lambda: scene.settled.value)
-        assert scene.hands.asked_for_leases == -1
-        served.set()
-        await until(lambda: scene.hands.asked_for_leases == 1)
-        running.cancel()
-        await asyncio.wait([running])
-
-    asyncio.run(reconcile())
+    running = asyncio.create_task(scene.reconciler.run(seconds=3600, served=served.wait))
+    await until(lambda: scene.settled.value)
+    assert scene.hands.asked_for_leases == -1
+    served.set()
+    await until(lambda: scene.hands.asked_for_leases == 1)
+    running.cancel()
+    await asyncio.wait([running])
