@@ -136,20 +136,6 @@ def test_the_runtime_takes_the_first_by_bytes_of_what_libcni_reads() -> None:
     assert chain.candidates(["é.conf", "z.conf", ".hidden.conf"]) == [".hidden.conf", "z.conf", "é.conf"]
 
 
-def test_a_single_configuration_gets_a_conflist_before_it_that_holds_its_text() -> None:
-    plan = chain.plan_for({"10-b.conf": BRIDGE, "20-c.conflist": CALICO})
-    assert (plan.network, plan.remove) == ("10-b.conf", ())
-    assert plan.write is not None
-    name, content = plan.write
-    assert chain.candidates(["10-b.conf", name, "10-a.conf", "10-b-.conf"])[-2:] == [name, "10-b.conf"]
-    document = json.loads(content)
-    assert (document["cniVersion"], document["name"]) == ("1.0.0", "b")
-    assert document["plugins"] == [json.loads(BRIDGE), {"type": "nodefabric"}]
-    assert BRIDGE.strip() in content
-    assert chain.plan_for({"10-b.conf": BRIDGE, name: content}).is_done
-    assert chain.wrapped_file(name, content) == "10-b.conf"
-
-
 def test_a_wrapper_follows_what_it_wraps() -> None:
     name = "10-b-nodefabric.conflist"
     old = chain.wrapped("10-b.conf", BRIDGE)
@@ -216,7 +202,11 @@ def test_a_single_configuration_is_wrapped_and_never_touched(tmp_path: Path) -> 
     file.chmod(0o640)
     before = state(file)
     chain.chain(tmp_path)
-    assert names(tmp_path) == ["10-bridge-nodefabric.conflist", "10-bridge.conf"]
+    wrapper = tmp_path / "10-bridge-nodefabric.conflist"
+    assert names(tmp_path) == [wrapper.name, "10-bridge.conf"]
+    assert (json.loads(wrapper.read_bytes())["cniVersion"], plugins(wrapper)) == ("1.0.0", [json.loads(BRIDGE), OURS])
+    assert BRIDGE.strip() in wrapper.read_bytes()
+    assert chain.chain(tmp_path).is_done
     assert (tmp_path / "10-bridge-nodefabric.conflist").stat().st_mode & 0o7777 == 0o640
     assert state(file) == before
     assert chain.unchain(tmp_path) == ("10-bridge-nodefabric.conflist",)

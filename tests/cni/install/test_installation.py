@@ -29,11 +29,24 @@ def names(target: Path) -> list[str]:
     return sorted(path.name for path in target.iterdir() if path.name not in (LINKED, MARKER))
 
 
-def test_the_relay_is_put_under_the_plugins_name_and_can_be_executed(wanted: Installation) -> None:
+@pytest.mark.parametrize("before", ["nothing", "another mode", "a link", "half a file of a killed installer"])
+def test_the_relay_is_put_under_the_plugins_name_whatever_was_there(
+    wanted: Installation, tmp_path: Path, before: str
+) -> None:
+    victim, relay = tmp_path / "victim", wanted.target / "nodefabric"
+    victim.write_bytes(RELAY)
+    (wanted.target / "bridge").write_bytes(b"another plugin")
+    if before == "another mode":
+        install(wanted)
+        relay.chmod(0o644)
+    elif before == "a link":
+        relay.symlink_to(victim)
+    elif before.startswith("half"):
+        (wanted.target / ".nodefabric-install-abc").write_bytes(b"half")
     assert install(wanted) == ("nodefabric",)
-    assert (wanted.target / "nodefabric").read_bytes() == RELAY
-    assert (wanted.target / "nodefabric").stat().st_mode & 0o7777 == 0o755
-    assert names(wanted.target) == ["nodefabric"]
+    assert (relay.is_symlink(), relay.read_bytes(), relay.stat().st_mode & 0o7777) == (False, RELAY, 0o755)
+    assert names(wanted.target) == ["bridge", "nodefabric"]
+    assert victim.read_bytes() == RELAY
 
 
 def test_installing_the_same_again_touches_nothing(wanted: Installation) -> None:
@@ -42,29 +55,6 @@ def test_installing_the_same_again_touches_nothing(wanted: Installation) -> None
     before = [(path.name, path.lstat()) for path in sorted(wanted.target.iterdir())]
     assert install(wanted) == ()
     assert [(path.name, path.lstat()) for path in sorted(wanted.target.iterdir())] == before
-
-
-def test_wrong_mode_is_put_right(wanted: Installation) -> None:
-    install(wanted)
-    (wanted.target / "nodefabric").chmod(0o644)
-    assert install(wanted)
-    assert os.access(wanted.target / "nodefabric", os.X_OK)
-
-
-def test_a_link_is_replaced_and_its_target_left_alone(wanted: Installation, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_bytes(RELAY)
-    (wanted.target / "nodefabric").symlink_to(victim)
-    assert install(wanted)
-    assert not (wanted.target / "nodefabric").is_symlink()
-    assert victim.read_bytes() == RELAY
-
-
-def test_leftovers_of_a_killed_installation_are_removed(wanted: Installation) -> None:
-    (wanted.target / ".nodefabric-install-abc").write_bytes(b"half")
-    (wanted.target / "bridge").write_bytes(b"another plugin")
-    install(wanted)
-    assert names(wanted.target) == ["bridge", "nodefabric"]
 
 
 def test_removing_takes_away_ours_only_and_once(wanted: Installation, tmp_path: Path) -> None:
