@@ -21,7 +21,8 @@ from typing import Any
 
 from agent.config.routing import NO_ROUTING, SOURCE_PRIORITY, Routing
 from agent.errors import HardwareError
-from agent.hardware.host import LinkPolicy, Links, Neighbour, Route, Rule
+from agent.hardware.host import LinkPolicy, Neighbour, Route, Rule
+from agent.hardware.netlink.links import Netlink
 from agent.model.allocation import Attachment
 from cni.call import ROUTING
 from cni.result import RT_SCOPE_LINK, Leases, ips_of
@@ -67,7 +68,7 @@ def table_of(ifname: str) -> int:
     return number if number >= _RESERVED_TABLES else number + _RESERVED_TABLES
 
 
-def configure(links: Links, netns: int, placed: Placed, others: Sequence[Placed]) -> Leases:
+def configure(links: Netlink, netns: int, placed: Placed, others: Sequence[Placed]) -> Leases:
     """Give an interface in a pod its addresses and all that its network says. `others` of ours are there already.
 
     Returns what the answer to the ADD is to tell. Raises HardwareError.
@@ -107,7 +108,7 @@ def planned(placed: Placed, *, is_crowded: bool) -> tuple[tuple[Route, ...], Lin
 
 
 def differences(
-    links: Links, netns: int, row: Attachment, rows: Sequence[Attachment], answer: Mapping[str, Any]
+    links: Netlink, netns: int, row: Attachment, rows: Sequence[Attachment], answer: Mapping[str, Any]
 ) -> list[str]:
     """Tell what of an attached interface is not as ADD made it. `rows` are all that are in the pod.
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.hardware import recorded
 from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.recorded import Node
 from agent.hardware.sysfs.scan import scan
 from agent.model.device import Gpu
+from hack import node_file
 
 _PCI_FILES = (
     "class",
@@ -90,7 +90,7 @@ def anonymous(node: Node) -> Node:
     adapters = sorted(set(node.vpd.values()) - {""}, key=list(node.vpd.values()).index)
     numbers = {adapter: f"00000000-0000-4000-8000-{n:012x}" for n, adapter in enumerate(adapters, 1)} | {"": ""}
     vpd = {address: numbers[adapter] for address, adapter in node.vpd.items()}
-    return replace(node, tree=tree, gpus=recorded.anonymous_gpus(node.gpus), vpd=vpd)
+    return replace(node, tree=tree, gpus=node_file.anonymous_gpus(node.gpus), vpd=vpd)
 
 
 class _Recorder:

@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.model.allocation import VfSettings
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
 from agent.model.device import Snapshot
 from agent.model.device_health import GpuEvent
+
+if TYPE_CHECKING:
+    from agent.hardware.netlink.links import Netlink
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,73 +167,6 @@ class Child:
     """bond: IPv4 addresses it asks over the port that carries; without any it goes by its ports' links."""
 
 
-class Links(Protocol):
-    """Interfaces, in the host's network namespace and in pods'."""
-
-    def find(self, name: str, netns: int | None = None) -> Link | None:
-        """Look an interface up by name, in the host or in the namespace of a descriptor."""
-
-    def find_device(self, device: str, netns: int | None = None) -> Link | None:
-        """Look for the interface of a device, whatever its name is. Looks at all interfaces there."""
-
-    def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
-        """Move a host interface into a namespace and apply the change, in one request if it can be."""
-
-    def move_out(self, link: Link, netns: int, change: LinkChange) -> None:
-        """Move an interface from a namespace back to the host and apply the change."""
-
-    def change(self, link: Link, change: LinkChange, netns: int | None = None) -> None:
-        """Change an interface where it is."""
-
-    def create(self, child: Child, parent: Link | None, netns: int | None) -> None:
-        """Make an interface, upon one of the host or by itself, in the namespace of a descriptor or in the host."""
-
-    def remove(self, link: Link, netns: int | None = None) -> None:
-        """Remove an interface of software. One that is gone already is success."""
-
-    def change_altnames(
-        self, link: Link, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), netns: int | None = None
-    ) -> None:
-        """Give an interface other names, and take some away. What is so already is success."""
-
-    def detach_xdp(self, link: Link, netns: int | None = None) -> None:
-        """Detach the XDP programs that `link.xdp` tells of."""
-
-    def tcx_programs(self, link: Link) -> tuple[TcxProgram, ...]:
-        """List the tcx programs on an interface of the host. Nothing else shows them."""
-
-    def detach_tcx(self, link: Link, programs: tuple[int, ...], links: tuple[int, ...]) -> tuple[TcxProgram, ...]:
-        """Detach the tcx programs of an interface of the host, but these and those of these bpf_links.
-
-        Return what stays because another bpf_link holds it.
-        """
-
-    def listed(self, netns: int | None = None, wanted: Callable[[Link], bool] | None = None) -> tuple[Link, ...]:
-        """List the interfaces there that are wanted: of a pod, which may have thousands, no more than is needed."""
-
-    def configure(
-        self,
-        ifname: str,
-        netns: int | None,
-        addresses: tuple[str, ...],
-        routes: tuple[Route, ...],
-        policy: LinkPolicy = NO_POLICY,
-    ) -> None:
-        """Give an interface its addresses (CIDR) and routes, and what else there is. Repeating it is harmless."""
-
-    def policy(self, ifname: str, netns: int) -> LinkPolicy:
-        """Read an interface's settings and lasting neighbours, and all rules of its namespace that name a table."""
-
-    def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
-        """List an interface's global addresses as CIDR."""
-
-    def routes(self, netns: int | None, ifname: str | None = None) -> tuple[Route, ...]:
-        """List the routes there, or those through one interface, whoever made them."""
-
-    def lifelines(self, address: str | None = None) -> Mapping[str, str]:
-        """Return which of the host's interfaces alone carry the default route or are the way to an address, and why."""
-
-
 class VfControl(Protocol):
     """What PFs enforce on their VFs."""
 
@@ -321,7 +257,7 @@ class Host(Protocol):
         """Where this node's /sys, /proc and /dev are."""
 
     @property
-    def links(self) -> Links:
+    def links(self) -> Netlink:
         """The node's interfaces."""
 
     @property

@@ -22,33 +22,30 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from agent.config.section import path_of
 from agent.errors import AgentError, ConfigError
 from agent.hardware.adapter_ids import write_adapter_id
 from agent.hardware.sysfs import scan as sysfs
 from agent.hardware.sysfs.pci import PCI_DEVICES
-from agent.model.device import Gpu, MigDevice, Snapshot, is_pci_address
+from agent.model.device import Gpu, Snapshot, is_pci_address
 
 FORMAT = 1
 _TOP_FOLDERS = frozenset({"sys", "proc", "dev"})
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _MAX_DEPTH = 40
-_LINE_DEPTH = 6
 
 Tree = Mapping[str, Any]
 
 _WANTED = tuple(f.name for f in fields(Gpu) if f.default is MISSING)
-_OPTIONAL = {
-    f.name: f.default for f in fields(Gpu) if f.default is not MISSING and f.name not in ("enumeration", "names")
-}
-_NOTHING = object()
-_MIG_KEYS = frozenset(f.name for f in fields(MigDevice) if f.default is MISSING)
-_MIG_OPTIONAL = frozenset(f.name for f in fields(MigDevice) if f.default is not MISSING)
-_MIG_TEXTS = frozenset({"uuid", "profile"})
+_OPTIONAL = tuple(f.name for f in fields(Gpu) if f.name not in (*_WANTED, "enumeration", "names"))
+_GPUS = TypeAdapter(tuple[Gpu, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +122,6 @@ def parse(document: Any, source: str) -> Node:
     if problems:
         raise ConfigError(source, problems)
     return Node(str(name), description, tree, gpus, vpd)
-
-
-def dump(node: Node) -> str:
-    """Write a node as JSON text: one line per device, so that changes can be reviewed."""
-    document = {
-        "format": FORMAT,
-        "name": node.name,
-        "description": node.description,
-        "tree": node.tree,
-        "gpus": [plain_gpu(gpu) for gpu in node.gpus],
-    }
-    if node.vpd:
-        document["vpd"] = node.vpd
-    return "".join(_lines(document, 0)) + "\n"
 
 
 def unpack(node: Node, directory: Path) -> None:
@@ -249,110 +232,27 @@ def _unpack(tree: Tree, folder: str) -> None:
                 file.write(entry)
 
 
-def _lines(value: Any, depth: int) -> Iterator[str]:
-    if isinstance(value, dict) and value and depth < _LINE_DEPTH:
-        yield "{\n"
-        for i, (key, entry) in enumerate(value.items()):
-            yield (",\n" if i else "") + " " * (depth + 1) + json.dumps(key) + ":"
-            yield from _lines(entry, depth + 1)
-        yield "\n" + " " * depth + "}"
-    else:
-        yield json.dumps(value, separators=(",", ":"))
-
-
-def plain_gpu(gpu: Gpu) -> dict[str, Any]:
-    """Spell a GPU as its JSON object."""
-    document = asdict(gpu)
-    return {key: document[key] for key in (*_WANTED, *_OPTIONAL) if document[key] != _OPTIONAL.get(key, _NOTHING)}
-
-
 def read_gpus(items: Any, problems: list[str]) -> tuple[Gpu, ...]:
     """Read a list of GPUs; what is wrong in it is added to `problems`, path first."""
     if not isinstance(items, list):
         problems.append("gpus: must be a list")
         return ()
-    gpus = []
-    for i, item in enumerate(items):
-        wrong = [f"gpus[{i}]{text}" for text in _gpu_problems(item)]
-        problems += wrong
-        if not wrong:
-            gpus.append(_gpu(item))
-    return tuple(gpus)
+    keys = f"must be an object with {', '.join(_WANTED)} and, if you like, {', '.join(_OPTIONAL)}"
+    wrong = [f"gpus[{i}]: {keys}" for i, item in enumerate(items) if not _has_keys(item)]
+    found: tuple[Gpu, ...] = ()
+    if not wrong:
+        try:
+            found = _GPUS.validate_json(json.dumps(items), strict=True)
+        except ValidationError as error:
+            wrong = [f"{path_of(('gpus', *line['loc']))}: {line['msg']}" for line in error.errors()]
+    wrong += [
+        f"gpus[{i}].pci_address: {gpu.pci_address!r} is not a PCI address"
+        for i, gpu in enumerate(found)
+        if not is_pci_address(gpu.pci_address)
+    ]
+    problems += wrong
+    return found if not wrong else ()
 
 
-def anonymous_gpus(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Number UUIDs and fabric clusters. Equal values stay equal."""
-    uuids = {g.uuid: f"GPU-00000000-0000-0000-0000-{n:012x}" for n, g in enumerate(gpus)}
-    slices = {m.uuid: f"MIG-00000000-0000-0000-0000-{n:012x}" for n, m in enumerate(_slices(gpus))}
-    clusters: dict[str, str] = {}
-    for gpu in gpus:
-        cluster, dot, _ = gpu.fabric_clique.rpartition(".")
-        if dot:
-            clusters.setdefault(cluster, f"00000000-0000-0000-0000-{len(clusters) + 1:012x}")
-    return tuple(
-        replace(
-            gpu,
-            uuid=uuids[gpu.uuid],
-            nvlinks=tuple(sorted((uuids.get(peer, peer), links) for peer, links in gpu.nvlinks)),
-            fabric_clique=_renamed(gpu.fabric_clique, clusters),
-            mig_devices=tuple(replace(m, uuid=slices[m.uuid]) for m in gpu.mig_devices),
-        )
-        for gpu in gpus
-    )
-
-
-def _slices(gpus: Iterable[Gpu]) -> Iterator[MigDevice]:
-    return (mig for gpu in gpus for mig in gpu.mig_devices)
-
-
-def _renamed(clique: str, clusters: dict[str, str]) -> str:
-    cluster, dot, number = clique.rpartition(".")
-    return f"{clusters[cluster]}.{number}" if dot else clique
-
-
-def _gpu_problems(item: Any) -> Iterator[str]:
-    if not isinstance(item, dict) or not set(_WANTED) <= set(item) <= set(_WANTED) | set(_OPTIONAL):
-        yield f": must be an object with {', '.join(_WANTED)} and, if you like, {', '.join(_OPTIONAL)}"
-        return
-    texts = all(isinstance(item[key], str) for key in ("uuid", "name", "pci_address"))
-    numbers = all(type(item[key]) is int for key in ("index", "memory_bytes"))
-    if not texts or not numbers or not (item["minor"] is None or type(item["minor"]) is int):
-        yield ": uuid, name, pci_address must be texts, index, minor, memory_bytes whole numbers"
-    elif not is_pci_address(item["pci_address"]):
-        yield f".pci_address: {item['pci_address']!r} is not a PCI address"
-    links = item.get("nvlinks", [])
-    if not isinstance(links, list) or not all(_is_link(link) for link in links):
-        yield ".nvlinks: must be a list of [peer's UUID, number of links]"
-    if not isinstance(item.get("fabric_clique", ""), str):
-        yield ".fabric_clique: must be text"
-    if not isinstance(item.get("mig_mode", False), bool):
-        yield ".mig_mode: must be true or false"
-    slices = item.get("mig_devices", [])
-    if not isinstance(slices, list) or not all(_is_slice(mig) for mig in slices):
-        yield f".mig_devices: must be a list of objects with {', '.join(f.name for f in fields(MigDevice))}"
-    ailments = item.get("ailments", [])
-    if not isinstance(ailments, list) or not all(isinstance(word, str) for word in ailments):
-        yield ".ailments: must be a list of texts"
-
-
-def _is_link(link: Any) -> bool:
-    return isinstance(link, list) and len(link) == 2 and isinstance(link[0], str) and type(link[1]) is int
-
-
-def _is_slice(mig: Any) -> bool:
-    return (
-        isinstance(mig, dict)
-        and _MIG_KEYS <= mig.keys() <= _MIG_KEYS | _MIG_OPTIONAL
-        and all(isinstance(value, str) if key in _MIG_TEXTS else type(value) is int for key, value in mig.items())
-    )
-
-
-def _gpu(item: dict[str, Any]) -> Gpu:
-    return Gpu(
-        **{
-            **item,
-            "nvlinks": tuple((peer, links) for peer, links in item.get("nvlinks", ())),
-            "mig_devices": tuple(MigDevice(**mig) for mig in item.get("mig_devices", ())),
-            "ailments": tuple(item.get("ailments", ())),
-        }
-    )
+def _has_keys(item: Any) -> bool:
+    return isinstance(item, dict) and set(_WANTED) <= item.keys() <= {*_WANTED, *_OPTIONAL}

@@ -25,6 +25,7 @@ from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
 from agent.model.device import Gpu, Netdev, PciDevice, Snapshot
 from agent.model.device_health import GpuEvent
+from hack import node_file
 from hack.sim import fabric, uevents
 from hack.sim.fabric import Fabric
 from hack.sim.rdma import SimulatedRdma
@@ -116,7 +117,7 @@ class SimulatedMachine:
         root = folder / "root"
         root.mkdir(parents=True)
         recorded.unpack(node, root)
-        (folder / "gpus.json").write_text(json.dumps([recorded.plain_gpu(gpu) for gpu in node.gpus]))
+        (folder / "gpus.json").write_text(json.dumps([node_file.plain_gpu(gpu) for gpu in node.gpus]))
         if with_links:
             Fabric.build(folder, sysfs.scan(root))
 

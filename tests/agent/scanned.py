@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agent.hardware.host import Link, Links, Rdma, RdmaLink, VfControl, Watch
+from agent.hardware.host import Link, Rdma, RdmaLink, VfControl, Watch
+from agent.hardware.netlink.links import Netlink
 from agent.inventory import Inventory
 from agent.model.allocation import NetnsId
 from agent.model.change import Change, OnEvent
@@ -51,7 +52,7 @@ class FakeHost:
         raise AssertionError("not used")
 
     @property
-    def links(self) -> Links:
+    def links(self) -> Netlink:
         raise AssertionError("not used")
 
     @property

@@ -14,8 +14,8 @@ import pytest
 
 from agent.__main__ import main
 from agent.errors import ConfigError
-from agent.hardware import recorded
 from agent.hardware.adapter_ids import write_adapter_id
+from hack import node_file
 from hack.dumps import from_hwloc, from_rdma_topo
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_an_adapter_that_is_offered_and_unhealthy_is_not_said_to_be_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node, config = tmp_path / "sent.json", tmp_path / "config.yaml"
-    node.write_text(recorded.dump(from_rdma_topo(json.dumps(gb300_dump()), "sent", "")))
+    node.write_text(node_file.dump(from_rdma_topo(json.dumps(gb300_dump()), "sent", "")))
     config.write_text("resources: [{name: a/hca, kind: hca, select: {netdevs: [ibp3s0]}}]")
     main(["check-config", "--node", str(node), str(config)])
     shown = capsys.readouterr().out
@@ -148,8 +148,8 @@ def test_an_adapter_that_is_offered_and_unhealthy_is_not_said_to_be_left_out(
 def test_vfs_are_left_out_and_what_joins_an_adapters_functions_stays() -> None:
     node = from_rdma_topo(json.dumps(gb300_dump()), "sent", "")
     assert node.vpd == {"0000:03:00.0": ADAPTER, "0002:03:00.0": "other", "0009:03:00.0": ADAPTER}
-    assert "0000:03:00.1" not in recorded.dump(node)
-    assert "0000:46:00.1" not in recorded.dump(from_hwloc(HWLOC, "sent", ""))
+    assert "0000:03:00.1" not in node_file.dump(node)
+    assert "0000:46:00.1" not in node_file.dump(from_hwloc(HWLOC, "sent", ""))
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ from agent.hardware import recorded
 from agent.hardware.sysfs.numa import read_cpu_places
 from agent.hardware.sysfs.scan import scan
 from agent.model.device import Snapshot
+from hack import node_file
 from hack.recording import anonymous, record
 
 HACK = Path(__file__).parents[2] / "hack"
 
 
 def scanned(node: recorded.Node, folder: Path) -> Snapshot:
-    recorded.unpack(recorded.parse(json.loads(recorded.dump(node)), node.name), folder)
+    recorded.unpack(recorded.parse(json.loads(node_file.dump(node)), node.name), folder)
     return scan(folder)
 
 

@@ -63,7 +63,7 @@ def parent_device(message: LinkMessage) -> str | None:
 
 
 class Netlink:
-    """`host.Links` on the real kernel."""
+    """Interfaces, in the host's network namespace and in pods'."""
 
     def __init__(self, device_of: Callable[[LinkMessage], str | None] = parent_device) -> None:
         """`device_of` names the device of a link message; a simulated node has another rule."""

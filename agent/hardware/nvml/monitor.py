@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from agent.hardware.nvml.library import Nvml, Reading, is_installed
 from agent.model.change import GPUS, OnEvent
@@ -62,20 +62,6 @@ class Times:
 DEFAULT_TIMES = Times()
 
 
-class Reader(Protocol):
-    """Reads the GPUs, on one thread."""
-
-    @property
-    def session(self) -> int:
-        """Number of the session with the driver, 0 while there is none."""
-
-    def read(self, *, slow: bool = True, bound: tuple[str, ...] = (), expected: Collection[str] = ()) -> Reading:
-        """Read all GPUs. May take for ever."""
-
-    def close(self) -> None:
-        """Let go of the driver."""
-
-
 @dataclass(frozen=True)
 class GpuWatch:
     """Somebody follows the errors."""
@@ -99,12 +85,12 @@ class GpuMonitor:
         self,
         times: Times = DEFAULT_TIMES,
         clock: Callable[[], float] = time.monotonic,
-        reader: Reader | None = None,
+        reader: Nvml | None = None,
         is_installed: Callable[[], bool] = is_installed,
     ) -> None:
         self._times = times
         self._clock = clock
-        self._nvml: Reader = reader or Nvml()
+        self._nvml = reader or Nvml()
         self._is_installed = is_installed
         self._lock = threading.Lock()
         self._asked = threading.Event()

@@ -13,6 +13,7 @@ from agent.errors import AgentError, ConfigError
 from agent.hardware import recorded
 from agent.hardware.recorded import Node
 from agent.model.device import Gpu, MigDevice
+from hack import node_file
 
 GPU: dict[str, Any] = {
     "uuid": "GPU-1",
@@ -69,7 +70,7 @@ def test_a_full_disk_is_named_with_the_remedy(own_network: None, tmp_path: Path)
 def test_dump_and_load_give_the_same_node(tmp_path: Path) -> None:
     for name in recorded.names():
         node = recorded.load(recorded.find(name))
-        (tmp_path / "node.json").write_text(recorded.dump(node))
+        (tmp_path / "node.json").write_text(node_file.dump(node))
         assert recorded.load(tmp_path / "node.json") == node
 
 
@@ -104,14 +105,14 @@ def test_links_up_to_the_trees_top_are_fine() -> None:
         (document(more=1), "more: is not a known key"),
         (document(gpus={}), "gpus: must be a list"),
         (document(gpus=[{}]), "gpus[0]: must be an object with"),
-        (document(gpus=[GPU | {"index": "0"}]), "gpus[0]: uuid, name"),
+        (document(gpus=[GPU | {"index": "0"}]), "gpus[0].index: Input should be a valid integer"),
         (document(gpus=[GPU | {"pci_address": "1B:00.0"}]), "gpus[0].pci_address: '1B:00.0' is not a PCI address"),
         (document(gpus=[GPU | {"more": 1}]), "gpus[0]: must be an object with"),
-        (document(gpus=[GPU | {"nvlinks": [["GPU-2"]]}]), "gpus[0].nvlinks: must be a list of"),
-        (document(gpus=[GPU | {"fabric_clique": 1}]), "gpus[0].fabric_clique: must be text"),
-        (document(gpus=[GPU | {"mig_mode": 1}]), "gpus[0].mig_mode: must be true or false"),
-        (document(gpus=[GPU | {"mig_devices": [{"uuid": "MIG-1"}]}]), "gpus[0].mig_devices: must be a list of objects"),
-        (document(gpus=[GPU | {"ailments": [1]}]), "gpus[0].ailments: must be a list of texts"),
+        (document(gpus=[GPU | {"nvlinks": [["GPU-2"]]}]), "gpus[0].nvlinks[0][1]: Field required"),
+        (document(gpus=[GPU | {"fabric_clique": 1}]), "gpus[0].fabric_clique: Input should be a valid string"),
+        (document(gpus=[GPU | {"mig_mode": 1}]), "gpus[0].mig_mode: Input should be a valid boolean"),
+        (document(gpus=[GPU | {"mig_devices": [{"uuid": "MIG-1"}]}]), "gpus[0].mig_devices[0].profile: Field required"),
+        (document(gpus=[GPU | {"ailments": [1]}]), "gpus[0].ailments[0]: Input should be a valid string"),
     ],
 )
 def test_each_mistake_is_named_with_its_place(changed: Any, expected: str) -> None:
@@ -129,7 +130,7 @@ def test_what_a_gpu_says_beyond_its_name_is_kept_and_is_not_needed() -> None:
     )
     poor = Gpu(**GPU | {"uuid": "GPU-2", "minor": None})
     node = Node("node", "", {}, (rich, poor))
-    written = json.loads(recorded.dump(node))
+    written = json.loads(node_file.dump(node))
     assert recorded.parse(written, "test") == node
     assert written["gpus"][1] == GPU | {"uuid": "GPU-2", "minor": None}
 
@@ -138,7 +139,7 @@ def test_anonymous_gpus_keep_who_is_linked_to_whom() -> None:
     mig = MigDevice("MIG-secret", "1g.10gb", gpu_instance=7, compute_instance=0, memory_bytes=10 << 30)
     first = Gpu(**GPU, nvlinks=(("GPU-2", 18),), fabric_clique="secret.7", mig_mode=True, mig_devices=(mig,))
     second = Gpu(**GPU | {"uuid": "GPU-2"}, nvlinks=(("GPU-1", 18),), fabric_clique="secret.7")
-    one, two = recorded.anonymous_gpus((first, second))
+    one, two = node_file.anonymous_gpus((first, second))
     assert one.nvlinks == ((two.uuid, 18),)
     assert two.nvlinks == ((one.uuid, 18),)
     assert one.fabric_clique == two.fabric_clique == "00000000-0000-0000-0000-000000000001.7"
@@ -188,7 +189,7 @@ def test_what_is_accepted_stays_inside_its_folder(
 
 
 def test_the_text_has_one_line_per_device() -> None:
-    text = recorded.dump(recorded.load(recorded.find("h100-8gpu")))
+    text = node_file.dump(recorded.load(recorded.find("h100-8gpu")))
     lines = text.splitlines()
     assert sum(line.lstrip().startswith('"0000:18:00.0":["') for line in lines) >= 1
     assert json.loads(text)["format"] == 1

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.errors import HardwareError, NetlinkFailed
-from agent.hardware.host import NO_POLICY, Child, Link, LinkChange, LinkPolicy, RdmaLink, Route, TcxProgram, Watch
+from agent.hardware.host import Link, LinkChange, RdmaLink, TcxProgram
 from agent.model.allocation import Attachment, AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
-from agent.model.change import Change, OnEvent
-from agent.model.counters import Counters
 from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
-from agent.model.device_health import GpuEvent
 from cni import netconf
 from cni.modes import vf
 from cni.modes.mode import Target
@@ -62,23 +59,8 @@ class Igb:
     def find_netdev(self, device: str) -> Link | None:
         return self.uplink if device == PF else self.find_device(device)
 
-    def create(self, child: Child, parent: Link | None, netns: int | None) -> None:
-        raise AssertionError("not used")
-
-    def remove(self, link: Link, netns: int | None = None) -> None:
-        raise AssertionError("not used")
-
-    def unbind(self, device: str) -> None:
-        raise AssertionError("not used")
-
-    def bind(self, device: str, driver: str) -> None:
-        raise AssertionError("not used")
-
     def guids(self, pf_netdev: str, vf_index: int) -> tuple[str, str] | None:
         return None
-
-    def set_guids(self, pf_netdev: str, vf_index: int, node: str, port: str) -> None:
-        raise AssertionError("not used")
 
     def find_rdma(self, device: str) -> RdmaLink | None:
         return None
@@ -103,66 +85,12 @@ class Igb:
         if change.up is not None:
             self.link = replace(self.link, up=change.up)
 
-    def change_altnames(
-        self, link: Link, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), netns: int | None = None
-    ) -> None:
-        raise AssertionError("not used")
-
-    def detach_xdp(self, link: Link, netns: int | None = None) -> None:
-        raise AssertionError("not used")
-
     def tcx_programs(self, link: Link) -> tuple[TcxProgram, ...]:
         return ()
 
     def detach_tcx(self, link: Link, programs: tuple[int, ...], links: tuple[int, ...]) -> tuple[TcxProgram, ...]:
         assert (programs, links) == ((), ())
         return ()
-
-    def listed(self, netns: int | None = None, wanted: Callable[[Link], bool] | None = None) -> tuple[Link, ...]:
-        raise AssertionError("not used")
-
-    def configure(
-        self,
-        ifname: str,
-        netns: int | None,
-        addresses: tuple[str, ...],
-        routes: tuple[Route, ...],
-        policy: LinkPolicy = NO_POLICY,
-    ) -> None:
-        raise AssertionError("not used")
-
-    def policy(self, ifname: str, netns: int) -> LinkPolicy:
-        raise AssertionError("not used")
-
-    def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
-        raise AssertionError("not used")
-
-    def routes(self, netns: int | None, ifname: str | None = None) -> tuple[Route, ...]:
-        raise AssertionError("not used")
-
-    def lifelines(self, address: str | None = None) -> Mapping[str, str]:
-        raise AssertionError("not used")
-
-    def scan(self) -> Snapshot:
-        raise AssertionError("not used")
-
-    def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
-        raise AssertionError("not used")
-
-    def rescan(self, old: Snapshot, change: Change) -> Snapshot:
-        raise AssertionError("not used")
-
-    def watch(self, on_event: OnEvent) -> Watch:
-        raise AssertionError("not used")
-
-    def pause_gpus(self, seconds: float, addresses: Sequence[str]) -> bool:
-        raise AssertionError("not used")
-
-    def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
-        raise AssertionError("not used")
-
-    def close(self) -> None:
-        raise AssertionError("not used")
 
 
 def device(address: str, **more: object) -> PciDevice:
@@ -188,7 +116,7 @@ def attachment(undo: Undo) -> Attachment:
 
 
 def test_the_vf_fetches_its_mac_from_the_pf_and_gets_its_own_back(tmp_path: Path) -> None:
-    host = Igb(tmp_path)
+    host: Any = Igb(tmp_path)
     in_host = host.link
     in_pod = replace(in_host, name="net1", mac=WANTED_MAC, up=True)
     planned = vf.plan(host, SNAPSHOT, target())
@@ -201,7 +129,7 @@ def test_the_vf_fetches_its_mac_from_the_pf_and_gets_its_own_back(tmp_path: Path
 
 
 def test_a_mac_that_the_vf_does_not_get_is_an_error_that_names_both(tmp_path: Path) -> None:
-    host = Igb(tmp_path, deaf=True)
+    host: Any = Igb(tmp_path, deaf=True)
     planned = vf.plan(host, SNAPSHOT, target())
     with pytest.raises(HardwareError, match=f"takes no MAC {WANTED_MAC}: its PF gives it {OWN_MAC}"):
         vf.enter(host, planned, POD)

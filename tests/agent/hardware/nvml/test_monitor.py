@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.hardware.machine import with_newest_gpus
-from agent.hardware.nvml.library import Reading
+from agent.hardware.nvml.library import Nvml, Reading
 from agent.hardware.nvml.monitor import GpuMonitor, Times
 from agent.model.change import GPUS, Change
 from agent.model.device import Gpu
@@ -259,15 +259,12 @@ def test_a_driver_that_hangs_cannot_be_let_go_and_that_is_said(impatient: Peer, 
     impatient.until("latest", lambda r: r["session"] == 0)
 
 
-class Surprising:
+class Surprising(Nvml):
     """A reader that fails in ways nobody foresaw."""
 
-    session = 0
+    reads = 0
 
-    def __init__(self) -> None:
-        self.reads = 0
-
-    def read(self, *, slow: bool = True, bound: tuple[str, ...] = (), expected: Collection[str] = ()) -> Reading:
+    def read(self, *, slow: bool = True, bound: Sequence[str] = (), expected: Collection[str] = ()) -> Reading:
         self.reads += 1
         if self.reads == 2:
             raise TypeError("surprise")
@@ -280,7 +277,7 @@ class Surprising:
 class Attentive(Surprising):
     """A reader that keeps what it is told."""
 
-    def read(self, *, slow: bool = True, bound: tuple[str, ...] = (), expected: Collection[str] = ()) -> Reading:
+    def read(self, *, slow: bool = True, bound: Sequence[str] = (), expected: Collection[str] = ()) -> Reading:
         self.expected = set(expected)
         return Reading()
 
