@@ -107,36 +107,6 @@ def test_nothing_is_touched_while_the_database_takes_no_row(rig: Rig) -> None:
     assert called.exists()
 
 
-def test_an_agent_killed_during_del_is_cleaned_up_after(rig: Rig) -> None:
-    pod, before = rig.pod(), rig.found()
-    rig.stub_ipam(f"[ $CNI_COMMAND = ADD ] && {stub_answer('10.0.0.2/24')}")
-    assert run_agent(rig, pod, "ADD") == 0
-    assert rig.in_pod(pod) is not None
-    rig.stub_ipam("kill -9 $PPID")
-    assert run_agent(rig, pod, "DEL") == -signal.SIGKILL
-    rig.restart()
-    (row,) = rig.ledger.attachments()
-    assert row.state is AttachmentState.DETACHING
-    rig.stub_ipam("exit 0")
-    assert rig.attachments.heal(vf(0)) == "half-detaching"
-    assert rig.found() == before
-    assert rig.ledger.owed_leases() == ()
-
-
-def test_an_add_after_an_agent_was_killed_during_del_finishes_that_first(rig: Rig) -> None:
-    pod, two = rig.pod(), rig.pod("two")
-    before = rig.settings()
-    rig.stub_ipam(f"[ $CNI_COMMAND = ADD ] && {stub_answer('10.0.0.2/24')}")
-    assert run_agent(rig, pod, "ADD") == 0
-    rig.stub_ipam("kill -9 $PPID")
-    assert run_agent(rig, pod, "DEL") == -signal.SIGKILL
-    rig.restart()
-    rig.stub_ipam("exit 0")
-    rig.add("c2", two)
-    assert rig.in_pod(two) is not None
-    assert rig.settings() == before
-
-
 def test_attachments_outlive_the_agent(own_network: None, tmp_path: Path) -> None:
     tiny_node.create(tmp_path)
     with open_rig(tmp_path) as rig:

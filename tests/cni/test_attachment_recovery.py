@@ -76,35 +76,6 @@ def test_healing_leaves_alone_what_an_add_is_working_on(rig: Rig) -> None:
     assert [row.state for row in rig.ledger.attachments()] == [AttachmentState.ATTACHED]
 
 
-def test_many_vfs_come_and_go_in_parallel(own_network: None, tmp_path: Path) -> None:
-    count = 24
-    tiny_node.create(tmp_path, vfs=count)
-    with open_rig(tmp_path, busy_seconds=tiny_node.TIMEOUT_SECONDS) as rig:
-        before = [rig.found(i) for i in range(count)]
-        pods = [rig.pod(f"p{i}") for i in range(count)]
-        errors: list[BaseException] = []
-
-        def live(index: int) -> None:
-            try:
-                for turn in range(2):
-                    rig.add(f"c{index}-{turn}", pods[index], deviceID=vf(index), ipam=rig.ipam(), **ASKED)
-                    rig.delete(f"c{index}-{turn}", pods[index])
-                    rig.attachments.heal(vf(index))
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=live, args=(i,)) for i in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
-        rig.await_back(*range(count))
-        assert [rig.found(i) for i in range(count)] == before
-        assert rig.leases() == []
-        assert rig.ledger.quarantines() == ()
-
-
 def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: Rig) -> None:
     pods = [rig.pod(f"p{i}") for i in range(3)]
     before = [rig.found(i) for i in range(3)]
