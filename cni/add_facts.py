@@ -100,7 +100,7 @@ class RailFiles:
         return {variable: str(self._files[variable].path(_START + container_id)) for variable in asked}
 
     def missing(self, container_id: str, asked: Iterable[str]) -> bool:
-        """Tell whether one that is asked for is not there."""
+        """Return whether one that is asked for is not there."""
         return any(not self._files[variable].path(_START + container_id).exists() for variable in asked)
 
     def remove(self, container_id: str) -> None:

@@ -268,7 +268,7 @@ class Attacher:
         """Raise HardwareError for a device with another verbs node than its container was promised.
 
         A mode sees to it for its own steps. But numbers change at other pods' moves and failed ADDs, too, and kubelet
-        keeps to what Allocate answered once, however often it makes the pod's sandbox anew. What a slot was bound to
+        keeps to what Allocate answered once, however often it makes the pod's sandbox again. What a slot was bound to
         was chosen by a scan, which may be of before such a change.
         """
         promised = self._grants.verbs_node(row.device)
@@ -306,7 +306,7 @@ def _overtaken(call: Call) -> DeviceBusy:
 
 
 def _network_of(conf: NetConf) -> Hashable:
-    """Tell which network a device joins, where it counts whose calls wait."""
+    """Return which network a device joins, where it counts whose calls wait."""
     return conf.name if conf.ipam is None else LeasingNetwork.of(conf.name, conf.ipam)
 
 

@@ -75,7 +75,7 @@ class Attachments:
         self._attacher = Attacher(node, targets, self.detacher, grants, places, settings.busy_seconds)
 
     def watch_ends(self, listener: Ended) -> None:
-        """Tell of each DEL of a pod, on the thread that carries it out."""
+        """Call a listener at each DEL of a pod, on the thread that carries it out."""
         self._on_end = (*self._on_end, listener)
 
     @property

@@ -108,7 +108,7 @@ class LeasingNetwork:
 
     @classmethod
     def of(cls, name: str, ipam: Mapping[str, Any]) -> LeasingNetwork:
-        """Tell which one a network of this name with these addresses is."""
+        """Return the one of this name with these addresses."""
         said = json.dumps(ipam, sort_keys=True).encode()
         return cls(name, ipam["type"], hashlib.blake2b(said, digest_size=16).hexdigest())
 
@@ -140,7 +140,7 @@ def joined(first: str, second: str) -> str:
 
 
 def _has_newer_routes(ipam_section: Mapping[str, Any]) -> bool:
-    """Tell whether routes are configured with what came with CNI 1.1.0: a plugin of an earlier one drops it."""
+    """Return whether routes are configured with what came with CNI 1.1.0: a plugin of an earlier one drops it."""
     routes = ipam_section.get("routes")
     newer = {"mtu", "advmss", "priority", "table", "scope"}
     return isinstance(routes, list) and any(isinstance(route, dict) and newer & route.keys() for route in routes)
@@ -327,11 +327,11 @@ class Grants:
         return found
 
     def rates_of(self, resource_name: str) -> VfSettings:
-        """Tell what the VFs of a resource may send, where their network says nothing of it."""
+        """Return what the VFs of a resource may send, where their network says nothing of it."""
         return NO_SETTINGS
 
     def verbs_node(self, device: str) -> str | None:
-        """Tell which verbs node kubelet was told of a device when it was granted, if that is known."""
+        """Return the verbs node that kubelet was given for a device at its grant, if that is known."""
         return None
 
     def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
@@ -339,7 +339,7 @@ class Grants:
         return ()
 
     def claimed(self, pod: PodRef, device: str) -> GrantedDevice | None:
-        """Tell how a pod has a device by a claim; None if it has not."""
+        """Return how a pod has a device by a claim; None if it has not."""
         return None
 
     def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
@@ -347,7 +347,7 @@ class Grants:
         return ()
 
     def follows(self, device: str) -> bool:
-        """Tell whether containers get whatever files a unit's device has in its pod."""
+        """Return whether containers get the files that a unit's device has in its pod."""
         return False
 
     def entered(self, row: Attachment, netns: int) -> None:
@@ -360,7 +360,7 @@ class Grants:
         """
 
     def detached(self, container_id: str, pod: PodRef) -> None:
-        """Have nothing left of what was told to containers of a sandbox whose DEL has come."""
+        """Remove what was written for containers of a sandbox whose DEL has come."""
 
     def units(self, pod: PodRef) -> Iterable[tuple[str, str]]:
         """List resource name and unit of all that kubelet gave to a pod, of any plugin."""

@@ -56,7 +56,7 @@ def check(host: Host, ledger: Ledger, leases: LeaseBook, call: Call) -> None:
 
 
 def _address_differences(host: Host, row: Attachment, call: Call, netns: int) -> list[str]:
-    """Tell which addresses are missing that the answer gave to this interface."""
+    """Return which addresses are missing that the answer gave to this interface."""
     given = result.ips_of(call.conf.prev_result or row.result or {}, row.ifname)
     if given is None:
         return [f"prevResult has no interface {row.ifname}"]
@@ -66,7 +66,7 @@ def _address_differences(host: Host, row: Attachment, call: Call, netns: int) ->
 
 
 def _routing_differences(host: Host, ledger: Ledger, row: Attachment, call: Call) -> list[str]:
-    """Tell what is missing of what the network says of routes, rules, neighbours and settings."""
+    """Return what is missing of what the network says of routes, rules, neighbours and settings."""
     rows = [other for other in ledger.attachments() if other.owner.netns == row.owner.netns]
     if not row.request.get(ROUTING) and len(rows) == 1:
         return []
@@ -78,7 +78,7 @@ def _routing_differences(host: Host, ledger: Ledger, row: Attachment, call: Call
 
 
 def _route_differences(host: Host, answer: Mapping[str, Any], netns: int) -> list[str]:
-    """Tell which routes of the answer are missing in the namespace, through whichever interface they should go.
+    """Return which routes of the answer are missing in the namespace, through whichever interface they should go.
 
     A route without a gateway was given the interface's own, see `Leases.kernel_routes`, so any will do.
     """

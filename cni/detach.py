@@ -58,7 +58,7 @@ class InFlight:
         return Add(self, (container_id, ifname), begun)
 
     def overtake(self, container_id: str, ifname: str) -> None:
-        """Tell the ADDs in flight that their DEL has come. Call it before looking for rows."""
+        """Mark the ADDs in flight as overtaken by their DEL. Call it before looking for rows."""
         with self._guard:
             for add in self._adds.get((container_id, ifname), ()):
                 add.overtaken = add.overtaken or not add.closed
@@ -75,12 +75,12 @@ class InFlight:
                 del self._callers[next(iter(self._callers))]
 
     def has_called(self, container_id: str, ifname: str) -> bool:
-        """Tell whether a call is remembered. An agent that has just started remembers none."""
+        """Return whether a call is remembered. An agent that has just started remembers none."""
         with self._guard:
             return (container_id, ifname) in self._callers
 
     def later_add(self, container_id: str, ifname: str, moment: float) -> bool | None:
-        """Tell whether an ADD that began after a moment (of time.time) has succeeded; None if one is in flight."""
+        """Return whether an ADD that began after a moment (of time.time) has succeeded; None if one is in flight."""
         key = container_id, ifname
         with self._guard:
             if self._callers.get(key, 0.0) <= moment:
@@ -180,7 +180,7 @@ class Leaving:
         return not any(thread.is_alive() for thread in threads)
 
     def since(self, row: Attachment) -> float | None:
-        """Tell since when a row's device has been on its way; None if it is not, or is known to take too long."""
+        """Return since when a row's device has been on its way; None if it is not, or is known to take too long."""
         with self._guard:
             found = self._threads.get(row.attachment_id)
             return found[1] if found is not None and row.attachment_id not in self._overdue else None
@@ -231,7 +231,7 @@ class Detacher:
         self.in_flight.remember(call.container_id, call.ifname)
 
     def is_out_of_date(self, call: Call) -> bool:
-        """Tell whether a DEL lay on disk while an ADD brought the same interface in anew: then it is not about that.
+        """Return whether a DEL lay on disk while an ADD brought the same interface in again: then it is not about that.
 
         Raises DeviceBusy while such an ADD is in flight. Of a clock that was set back between an ADD and its DEL the
         reconciler makes amends, once the pod's namespace is gone.
@@ -245,11 +245,11 @@ class Detacher:
         rows = self._node.ledger.attachments_of(*of)
         if not is_later and not any(row.request.get(BEGUN, 0.0) > call.spooled_at for row in rows):
             return False
-        log.info("a DEL of container %s came before its interface %s was attached anew, and is let be", *of)
+        log.info("a DEL of container %s came before its interface %s was attached again, and is ignored", *of)
         return True
 
     def _is_strange(self, call: Call) -> bool:
-        """Tell whether a call without a row may be about addresses that no row and no owed lease stands for.
+        """Return whether a call without a row may be about addresses that no row and no owed lease stands for.
 
         The addresses of a chained call belong to interfaces that only rows name; by the call's own name
         the cluster's network may have leased.

@@ -97,7 +97,7 @@ def look(node: Node, row: Attachment, pod_known: PodKnown) -> RowFacts:
 
 
 def owner_alive(node: Node, row: Attachment) -> bool:
-    """Tell whether an attachment's pod may still use the device.
+    """Return whether an attachment's pod may still use the device.
 
     The namespace at its path decides. Where that path cannot be seen, a device that is not back
     in the host still sits in a namespace that lives, and is left alone.
@@ -111,7 +111,7 @@ def nobody_to_ask(row: Attachment) -> bool | None:
 
 
 def is_nobodys(row: Attachment) -> bool:
-    """Tell whether a device was found in a namespace, and neither container nor pod is known to have it there."""
+    """Return whether a device was found in a namespace, and neither container nor pod is known to have it there."""
     return row.owner.container_id == UNKNOWN and row.owner.pod == NOBODY and bool(row.undo.netdev)
 
 

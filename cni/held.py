@@ -123,11 +123,11 @@ class HeldDevices(Grants):
         return self.offer().network_devices
 
     def verbs_node(self, device: str) -> str | None:
-        """Tell which verbs node kubelet was told of a device when it was granted, if that is known."""
+        """Return the verbs node that kubelet was given for a device at its grant, if that is known."""
         return self._sources.verbs_nodes.get(device)
 
     def claimed(self, pod: PodRef, device: str) -> GrantedDevice | None:
-        """Tell how a pod has a device by a claim; None if it has not."""
+        """Return how a pod has a device by a claim; None if it has not."""
         return self._sources.claims.claimed(pod, device)
 
     def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
@@ -140,7 +140,7 @@ class HeldDevices(Grants):
         return frozenset(unit for entry in entries for unit in entry.unit_ids)
 
     def follows(self, device: str) -> bool:
-        """Tell whether containers get whatever files a unit's device has in its pod: they were told a CDI name."""
+        """Return whether containers get the files that a unit's device has in its pod: it has a CDI name."""
         return bool(self._ledger.specs_of(device))
 
     def entered(self, row: Attachment, netns: int) -> None:
@@ -259,7 +259,7 @@ class HeldDevices(Grants):
         return replace(found, network=network, ifname="", usual=str(filled(found.ifname, place)))
 
     def rates_of(self, resource_name: str) -> VfSettings:
-        """Tell what the VFs of a resource may send, where their network says nothing of it."""
+        """Return what the VFs of a resource may send, where their network says nothing of it."""
         return next((r.rates for r in self._config.resources if r.name == resource_name), NO_SETTINGS)
 
     async def held_units(self) -> Sequence[HeldUnit]:
@@ -366,7 +366,7 @@ class PodClaims:
         return tuple(found.values())
 
     def claimed(self, pod: PodRef, device: str) -> GrantedDevice | None:
-        """Tell how a pod has a device by a claim; None if it has not."""
+        """Return how a pod has a device by a claim; None if it has not."""
         for claim in self._claims_of(pod):
             for each in claim.devices:
                 if each.device == device and not each.admin:
@@ -388,7 +388,7 @@ class PodClaims:
         return found
 
     def holding(self, pod: PodRef) -> Holding | None:
-        """Tell which PCI devices a pod has by claims; None if it has none."""
+        """Return which PCI devices a pod has by claims; None if it has none."""
         claims = [claim for claim in self._claims_of(pod) if claim.state is ClaimState.PREPARED]
         devices = [device for claim in claims for device in claim.devices if not device.admin]
         if not devices:
@@ -409,7 +409,7 @@ class PodClaims:
             if each.driver == config.dra.driver and (each.namespace, each.claim) not in known:
                 raise DeviceBusy(
                     f"claim {each.namespace}/{each.claim} was prepared before the books were lost, and they do not know"
-                    " its devices: recreate the pod, or restart kubelet, which has its claims prepared anew"
+                    " its devices: recreate the pod, or restart kubelet, which has its claims prepared again"
                 )
 
     def _claims_of(self, pod: PodRef) -> Sequence[Claim]:
@@ -459,7 +459,7 @@ class PodClaims:
     # -------------------------------------------------------------------------------------------------- what it brings
 
     def _given(self, claim: Claim, device: ClaimDevice) -> GrantedDevice | None:
-        """Tell what a device of a claim is set up with in a pod's network; None if it does not join one."""
+        """Return what a device of a claim is set up with in a pod's network; None if it does not join one."""
         if device.admin:
             return None
         network = self._network(claim, device)
@@ -504,7 +504,7 @@ def pods_of(document: Mapping[str, Any]) -> list[PodRef]:
 
 
 def is_of_group(document: Mapping[str, Any]) -> bool:
-    """Tell whether a claim is reserved for a PodGroup (KEP-5729), whose pods are not named. Raises Unavailable."""
+    """Return whether a claim is reserved for a PodGroup (KEP-5729), whose pods are not named. Raises Unavailable."""
     return any(
         (entry.get("apiGroup"), entry.get("resource")) == ("scheduling.k8s.io", "podgroups")
         for entry in objects_at(document, "status.reservedFor")

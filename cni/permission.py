@@ -56,7 +56,7 @@ def refusal(
     pod: PodRef,
     holders: Sequence[str] = (),
 ) -> str | None:
-    """Tell why a pod may not have what it names; None if it may.
+    """Return why a pod may not have what it names; None if it may.
 
     `offered` are those of the named devices that a resource offers, with its name; `vfs` the VFs of them that one
     offers; `holders` the pods that have them by the books. Of what stays in the host a share is enough; who takes it
@@ -175,7 +175,7 @@ class Permission:
             raise NotAllowed(why)
 
     def _resource_of(self, devices: Iterable[str]) -> Mapping[str, str]:
-        """Tell which of some devices a resource offers, or was offered by until a pod got it, and which resource."""
+        """Return which of some devices a resource offers, or was offered by until a pod got it, and which resource."""
         offered = self._grants.offered()
         ledger = self._node.ledger
         named = (

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 def path_of(socket: Path) -> Path:
-    """Tell where the file of an agent's CNI socket is."""
+    """Return where the file of an agent's CNI socket is."""
     return socket.with_name(f"{socket.name}{SUFFIX}")
 
 
@@ -66,7 +66,7 @@ def kernel_boot_id(root: Path = Path("/")) -> str:
 
 
 def may_join(resource: Resource | None, unit_id: str, devices: Sequence[str]) -> bool:
-    """Tell whether a unit may be of a device that comes into its pod's network.
+    """Return whether a unit may be of a device that comes into its pod's network.
 
     `resource` is None for one that is configured no more: then nobody knows what its devices were for. A slot stands
     for a device, whatever has become of its resource.
@@ -103,7 +103,7 @@ def names_of_claim(claim: Claim, resources: Mapping[str, Resource]) -> tuple[str
 
 
 def claim_may_join(resource: Resource | None, device: ClaimDevice) -> bool:
-    """Tell whether a claim's device may come into its pod's network. `resource` as in `may_join`."""
+    """Return whether a claim's device may come into its pod's network. `resource` as in `may_join`."""
     if device.admin:
         return False
     return device.kind != "hca" or bool(device.network) or resource is None or resource.joins_network
@@ -132,7 +132,7 @@ def _written(boot_id: str, unknown: bool, lines: Sequence[str]) -> bytes:
 
 
 def is_of_boot(content: bytes | None, boot_id: str) -> bool:
-    """Tell whether a file is whole and of this boot."""
+    """Return whether a file is whole and of this boot."""
     if content is None or not content.endswith(f"\n{_END}\n".encode()):
         return False
     return any(content.startswith(f"{head}\nboot {boot_id}\nunknown ".encode()) for head in (_HEAD, *_EARLIER))

@@ -68,7 +68,7 @@ def read(command: str, request: protocol.Request) -> Call:
 
 
 def version_of(request: protocol.Request) -> str:
-    """Tell in which version an error should be told: the configuration's, if it can be read at all."""
+    """Return the version for an error: the configuration's, if it can be read at all."""
     try:
         return netconf.version_in(request.stdin if len(request.stdin) <= MAX_CONF else b"")
     except RequestInvalid:

@@ -116,7 +116,7 @@ def check_result(document: Any, path: str = "") -> None:
 
 
 def in_version(result: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Tell a checked result in another version: leave out what that does not know, add what it needs."""
+    """Convert a checked result to another version: leave out what that does not know, add what it needs."""
     told = {**result, "cniVersion": version}
     if version.startswith("0.") or version == "1.0.0":
         for part, keys in _SINCE_1_1.items():
@@ -128,7 +128,7 @@ def in_version(result: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def ip_in_version(ip: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Tell an entry of `ips`: before 1.0.0 each names its family."""
+    """Convert an entry of `ips` to a version: before 1.0.0 each names its family."""
     told = {key: value for key, value in ip.items() if key != "version"}
     if version.startswith("0."):
         told["version"] = "6" if ":" in ip["address"] else "4"

@@ -52,7 +52,7 @@ class Placed:
         return cls(row.ifname, found, Routing.from_document(row.request.get(ROUTING) or {}))
 
     def is_beside(self, other: Placed) -> bool:
-        """Tell whether both have addresses in one subnet of IPv4."""
+        """Return whether both have addresses in one subnet of IPv4."""
         theirs = [ip_interface(address).network for address in other.leases.addresses]
         networks = (ip_interface(address).network for address in self.leases.addresses)
         return any(one.version == two.version == 4 and one.overlaps(two) for one in networks for two in theirs)
@@ -110,7 +110,7 @@ def planned(placed: Placed, *, is_crowded: bool) -> tuple[tuple[Route, ...], Lin
 def differences(
     links: Netlink, netns: int, row: Attachment, rows: Sequence[Attachment], answer: Mapping[str, Any]
 ) -> list[str]:
-    """Tell what of an attached interface is not as ADD made it. `rows` are all that are in the pod.
+    """Return what of an attached interface is not as ADD made it. `rows` are all that are in the pod.
 
     Which route came with which interface the answer does not say, so those of the IPAM plugin are compared elsewhere.
     """
@@ -149,7 +149,7 @@ def _settings(placed: Placed, *, is_crowded: bool) -> Mapping[str, int]:
 
 
 def _gateways(placed: Placed) -> Mapping[int, str]:
-    """Tell the gateway of each family: what the network says, or else the first that came with an address."""
+    """Return the gateway of each family: what the network says, or else the first that came with an address."""
     said = placed.routing.gateways
     if said is None:
         said = tuple(ip["gateway"] for ip in reversed(placed.leases.ips) if ip.get("gateway"))

@@ -190,7 +190,7 @@ class Targets:
     # ------------------------------------------------------------------------------------------------------ steps
 
     def _target(self, call: Call, named: Named) -> Target:
-        """Tell what becomes of a device. Raises NotAllowed.
+        """Work out what becomes of a device. Raises NotAllowed.
 
         Of one that the call itself names the books say which resource it was granted for.
         """
@@ -255,7 +255,7 @@ class Targets:
         return conf
 
     def _needs_nothing(self, conf: NetConf) -> bool:
-        """Tell whether there is nothing to move or to set: a program drives the device, or it has no interface.
+        """Return whether there is nothing to move or to set: a program drives the device, or it has no interface.
 
         But what is asked for must not be passed over.
         """
@@ -266,7 +266,7 @@ class Targets:
         return facts.is_for_programs or (conf.mode == "nic" and conf.ipam is None and self._has_no_interface(facts))
 
     def _has_no_interface(self, facts: PciDevice) -> bool:
-        """Tell whether an adapter is there for RDMA alone. One whose interface is still in a pod is not."""
+        """Return whether an adapter is there for RDMA alone. One whose interface is still in a pod is not."""
         node = self._node
         is_away = (
             node.ledger.attachment_on(facts.address) is not None or node.host.find_netdev(facts.address) is not None

@@ -80,7 +80,7 @@ class Trust:
         self._records: dict[tuple[Network, str], _Record] = {}
 
     def has(self, network: Network, namespace: str) -> bool:
-        """Tell whether a network is trusted. One that is only a name has no plugin that could hang."""
+        """Return whether a network is trusted. One that is only a name has no plugin that could hang."""
         record = self._of(network, namespace)
         return isinstance(network, str) or (record.has_answered and not record.kills)
 
@@ -109,7 +109,7 @@ class Trust:
         return max(0.0, self._of(network, namespace).until - self._clock())
 
     def is_refused(self, network: Network) -> bool:
-        """Tell whether a network is refused in any namespace."""
+        """Return whether a network is refused in any namespace."""
         with self._guard:
             known = list(self._records)
         return any(self.refused_for(*key) for key in known if key[0] == network)
@@ -131,7 +131,7 @@ class Trust:
 def too_many(
     held: Sequence[Holder], wanted: Holder, rules: Rules, trusted: Callable[[Network, str], bool] = always
 ) -> str | None:
-    """Tell who may have no further place of this kind; None if all may.
+    """Say who may have no further place of this kind; None if all may.
 
     Networks that are not trusted have their part of the places, and each namespace half of that. Of the trusted ones no
     network and no namespace may have more than are left free. So however many calls of it wait, another finds room at

@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def is_done(self) -> bool:
-        """Tell whether nothing is left to do."""
+        """Whether nothing is left to do."""
         return self.network is not None and self.write is None and not self.remove
 
 
@@ -81,7 +81,7 @@ def chain(folder: Path, *, step: Step = unobserved) -> Plan:
 
 
 def look(folder: Path) -> Plan:
-    """Tell what chain would do. Raises InstallFailed."""
+    """Return what `chain` would do. Raises InstallFailed."""
     with locked(folder, remedy=REMEDY) as opened:
         return _look(opened)[1]
 
@@ -298,7 +298,7 @@ def unchained(content: bytes, *, with_settings: bool = False) -> bytes | None:
 
 
 def names_us(content: bytes) -> bool:
-    """Tell whether a configuration names our plugin anywhere a runtime would run it."""
+    """Return whether a configuration names our plugin anywhere a runtime would run it."""
     try:
         document = _object(_decoded(content))
     except ConflistInvalid:

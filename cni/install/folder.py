@@ -212,7 +212,7 @@ def locked(path: Path, *, remedy: str, step: Step = unobserved, seconds: float =
 
 
 class FolderChanges:
-    """A watch on one folder. It is set anew when the folder itself is replaced, at the next wait."""
+    """A watch on one folder. It is set again when the folder itself is replaced, at the next wait."""
 
     def __init__(self, folder: Path, wanted: int = WANTED) -> None:
         """`wanted` are the kinds of changes, as inotify(7) has them."""

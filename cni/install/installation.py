@@ -173,7 +173,7 @@ def _link(folder: Folder, name: str) -> str | None:
 
 
 def _is_link(folder: Folder, name: str) -> bool:
-    """Tell whether a name is a link of ours, an earlier version's too."""
+    """Return whether a name is a link of ours, an earlier version's too."""
     return _link(folder, name) in (PLUGIN_NAME, LINKED)
 
 

@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 def goes_first(row: Attachment) -> bool:
-    """Tell whether a row's addresses are to be given back before its interface leaves the pod."""
+    """Return whether a row's addresses are to be given back before its interface leaves the pod."""
     return row.request["network"] is not None and row.request["network"]["ipam"]["type"] == WITH_INTERFACE
 
 
@@ -176,7 +176,7 @@ class LeaseBook:
         self._ledger.owe_lease(call.container_id, call.ifname, call.netns_path, request_of(call, call.conf))
 
     def check(self, row: Attachment) -> str | None:
-        """Tell what is wrong with an attachment's lease, in the plugin's words; None if nothing is."""
+        """Return what is wrong with an attachment's lease, in the plugin's words; None if nothing is."""
         if not _may_have_leased(row) or row.result is None:
             return None
         network = row.request["network"]
@@ -243,7 +243,7 @@ class LeaseBook:
             try:
                 of = lease.container_id, lease.ifname
                 with self._alone(*of, seconds=0):
-                    # An ADD that is under way for the same container returns it first, and asks anew.
+                    # An ADD that is under way for the same container returns it first, and asks again.
                     if self._ledger.has_interface(*of):
                         continue
                     if lease.lease_id not in {owed.lease_id for owed in self._ledger.owed_leases_of(*of)}:

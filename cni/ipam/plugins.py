@@ -230,7 +230,7 @@ def _ask(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
 
 
 def _why_not(file: Path, error: OSError) -> str:
-    """Tell why a program cannot be run. The kernel says of a script and of its interpreter alike that it is missing."""
+    """Return why a program cannot be run. The kernel calls a script missing whose interpreter is."""
     if error.errno != errno.ENOENT:
         return str(error.strerror)
     try:

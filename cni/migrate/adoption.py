@@ -139,14 +139,14 @@ class Adopter:
                     return None
                 raise
             if record.device != device:
-                raise DeviceBusy(f"{file} was written anew")
+                raise DeviceBusy(f"{file} was written again meanwhile")
             if self._has_row(device, file):
                 return None
             self._write(record, lock)
         return device
 
     def _has_row(self, device: str, file: Path) -> bool:
-        """Tell whether this file has been adopted. Raises DeviceBusy if the device is another's."""
+        """Return whether this file has been adopted. Raises DeviceBusy if the device is another's."""
         row = self._node.ledger.attachment_on(device)
         if row is None:
             return False
@@ -183,7 +183,7 @@ class Adopter:
         log.warning("adopted %s; its pod is %s", record, where)
 
     def _is_past(self, record: Record) -> bool:
-        """Tell whether what is at the address now cannot be what was given to the pod: that VF is no more.
+        """Return whether what is at the address now cannot be what was given to the pod: that VF is no more.
 
         Files outlive a reboot, and an address is a place: the next boot may have another VF there, which has
         nothing of that pod, or an adapter that the node lives by.
@@ -292,7 +292,7 @@ def _with_rdma(host: Host, undo: Undo, names: tuple[str, str], netns: int) -> Un
 
 
 def _boot_time(root: Path) -> float | None:
-    """Tell when the machine was booted, in seconds since the epoch; None if the kernel's word cannot be read."""
+    """Return when the machine was booted, in seconds since the epoch; None if the kernel's word cannot be read."""
     try:
         lines = (root / "proc/stat").read_text().splitlines()
     except OSError:

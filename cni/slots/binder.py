@@ -234,7 +234,7 @@ class Binder(Slots):
         ]
 
     def _granted_early(self, device: str) -> bool:
-        """Tell whether a pod has the device under its own name, from before its resource was bound late."""
+        """Return whether a pod has the device under its own name, from before its resource was bound late."""
         return any(not UnitId.parse(unit).is_slot for unit in self._ledger.granted_units(device))
 
     def _load(self, distances: Distances) -> Mapping[str, int]:

@@ -48,7 +48,7 @@ class Holder:
 
 
 def slot_holders(slots: Collection[str], known: SlotView, noted: Sequence[Entry] | None) -> Mapping[str, Holder]:
-    """Tell who has each slot; one that is missing from the answer is nobody's, for certain.
+    """Map each slot to its holder; one that is missing from the answer has certainly none.
 
     `noted` is kubelet's checkpoint, None if it cannot be read. Without a sandbox a pod has no container, whatever
     kubelet counts to it.
@@ -65,7 +65,7 @@ def slot_holders(slots: Collection[str], known: SlotView, noted: Sequence[Entry]
             pod, container, resource_name = PodRef("", "", entry.pod_uid), entry.container, entry.resource_name
             mine = [s for s in known.sandboxes or () if s.pod.uid == entry.pod_uid]
         else:
-            # A kubelet that has started anew while the API server is away lists no pods, though they run.
+            # A kubelet that has restarted while the API server is away lists no pods, though they run.
             if known.held_units is None or (noted is None and not known.pods):
                 found[slot] = Holder()
             continue
@@ -213,7 +213,7 @@ class BoundSlots:
             return self._let_go(over)
 
     def is_noted(self, binding: Binding) -> bool:
-        """Tell whether kubelet's checkpoint counts a slot to the pod that it is bound for. Yes if it cannot be read."""
+        """Whether kubelet's checkpoint counts a slot to the pod that it is bound for. True if it cannot be read."""
         noted = checkpoint.entries(self._config.value.kubelet_dir)
         if noted is None:
             return (self._config.value.kubelet_dir / checkpoint.FILE).exists()

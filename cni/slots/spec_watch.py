@@ -20,7 +20,7 @@ class PoolLists(Protocol):
 
     @property
     def specs_problem(self) -> str | None:
-        """Tell why the specs of pools are not as they should be."""
+        """Why the specs of pools are not as they should be."""
 
     def look_again(self) -> None:
         """Say that somebody may have removed some."""
@@ -50,7 +50,7 @@ class SpecWatch:
 
     @property
     def problem(self) -> str | None:
-        """Tell what is wrong with specs of ours, or with seeing that somebody removes them."""
+        """What is wrong with specs of ours, or with the watch on their folder; None if nothing is."""
         problems = (self._unwritten, self._pools.specs_problem, self._changes.problem)
         return "; ".join(problem for problem in problems if problem is not None) or None
 
