@@ -230,7 +230,7 @@ class PodResources:
                 if refused.means_not_found:
                     return None
                 if not refused.means_no_such_call:
-                    raise self._failed("Get", refused.error) from refused.error
+                    raise
                 self._knows_get = False
         found = next((p for p in (await self.listing()).pods if p.pod.names == pod.names), None)
         return PodDevices(pod, found.containers) if found else None
@@ -262,21 +262,15 @@ class PodResources:
     async def list(self) -> tuple[PodDevices, ...]:
         """Ask what every pod of the node holds. Raises Unavailable. Readers take `listing`."""
         request = api_pb2.ListPodResourcesRequest()
-        try:
-            answer = await self._call("List", lambda stub, left: stub.List(request, timeout=left))
-        except _Refused as refused:
-            raise self._failed("List", refused.error) from refused.error
+        answer = await self._call("List", lambda stub, left: stub.List(request, timeout=left))
         return tuple(_pod_devices(p) for p in answer.pod_resources)
 
     async def allocatable(self) -> Allocatable:
         """Tell what kubelet could give to pods. Raises Unavailable."""
         request = api_pb2.AllocatableResourcesRequest()
-        try:
-            answer = await self._call(
-                "GetAllocatableResources", lambda stub, left: stub.GetAllocatableResources(request, timeout=left)
-            )
-        except _Refused as refused:
-            raise self._failed("GetAllocatableResources", refused.error) from refused.error
+        answer = await self._call(
+            "GetAllocatableResources", lambda stub, left: stub.GetAllocatableResources(request, timeout=left)
+        )
         return Allocatable(
             tuple(_assignment(d) for d in answer.devices), tuple(answer.cpu_ids), tuple(map(_memory, answer.memory))
         )
@@ -284,7 +278,10 @@ class PodResources:
     async def _call(
         self, name: str, call: Callable[[api_pb2_grpc.PodResourcesListerAsyncStub, float], Awaitable[T]]
     ) -> T:
-        """Call within the time limit. Tries again where kubelet limits the rate or has just restarted."""
+        """Call within the time limit. Tries again where kubelet limits the rate or has just restarted.
+
+        Raises Unavailable; `_Refused`, which is one, if kubelet answered with an error.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + self.timeout
         wait = FIRST_RETRY_SECONDS
@@ -303,20 +300,16 @@ class PodResources:
                     await asyncio.sleep(wait)
                     wait *= 2
                     continue
+                text = f"kubelet's PodResources.{name} on {self.socket} failed: {code.name}: {error.details()}"
                 if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    failed = self._failed(name, error)
-                    self.problem = str(failed)
-                    raise failed from error
-                raise _Refused(error) from error
+                    self.problem = text
+                    raise Unavailable(text) from error
+                raise _Refused(text, code, (error.details() or "").lower()) from error
 
     def _stub(self) -> api_pb2_grpc.PodResourcesListerAsyncStub:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=CHANNEL_OPTIONS)
         return api_pb2_grpc.PodResourcesListerStub(self._channel)
-
-    def _failed(self, name: str, error: grpc.aio.AioRpcError) -> Unavailable:
-        text = f"kubelet's PodResources.{name} on {self.socket} failed: {error.code().name}: {error.details()}"
-        return Unavailable(text)
 
 
 class AsksKubelet(Protocol):
@@ -394,27 +387,15 @@ class KubeletAsker:
             raise Unavailable(f"{otherwise} within {ANSWER_SECONDS:g} s") from error
 
 
-class _Refused(Exception):
+class _Refused(Unavailable):
     """kubelet answered, with an error."""
 
-    def __init__(self, error: grpc.aio.AioRpcError) -> None:
-        self.error = error
-        super().__init__(str(error))
-
-    @property
-    def means_not_found(self) -> bool:
-        text = (self.error.details() or "").lower()
-        return self.error.code() is grpc.StatusCode.NOT_FOUND or (
-            self.error.code() is grpc.StatusCode.UNKNOWN and "not found" in text
-        )
-
-    @property
-    def means_no_such_call(self) -> bool:
-        text = (self.error.details() or "").lower()
-        return self.error.code() is grpc.StatusCode.UNIMPLEMENTED or (
-            # Known to kubelet but behind a feature gate, which is off.
-            self.error.code() is grpc.StatusCode.UNKNOWN and "disabled" in text
-        )
+    def __init__(self, text: str, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(text)
+        unknown = code is grpc.StatusCode.UNKNOWN
+        self.means_not_found = code is grpc.StatusCode.NOT_FOUND or (unknown and "not found" in details)
+        # "disabled": known to kubelet, but behind a feature gate that is off.
+        self.means_no_such_call = code is grpc.StatusCode.UNIMPLEMENTED or (unknown and "disabled" in details)
 
 
 def _pod_devices(message: api_pb2.PodResources, uid: str = "") -> PodDevices:
