@@ -24,12 +24,11 @@ from agent.health import HealthBook
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
-from agent.offer.gpu_units import with_profiles
 from agent.offer.offer import Offer, Unit
 from agent.offer.offers import Offers, read
 from agent.offer.rails import NamedRails
 from agent.offer.selection import Overlap, asks_for_names, errors
-from agent.offer.units import Reading
+from agent.offer.units import Reading, with_profiles
 from agent.state import Latest, first
 from deviceplugin.allocation import Allocator
 from deviceplugin.informed import InformingBook

@@ -49,9 +49,9 @@ from agent.model.allocation import NO_SPECS, UnitSpec
 from agent.model.device import Gpu, MigDevice, PciDevice, RdmaDevice, Snapshot
 from agent.model.mounts import Mount
 from agent.model.unit_id import cdi_name
-from agent.offer.gpu_units import nic_resource
 from agent.offer.offer import Unit
 from agent.offer.selection import alternative
+from agent.offer.units import nic_resource
 
 VHOST_NODES = ("/dev/vhost-net", "/dev/net/tun")
 RDMA_CM = "/dev/infiniband/rdma_cm"

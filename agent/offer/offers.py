@@ -16,11 +16,10 @@ from agent.model.device_health import judge_missing
 from agent.model.health import Health, Reason, unhealthy
 from agent.model.unit_id import UnitId
 from agent.model.vf_identity import Rail
-from agent.offer.gpu_units import nic_resource, offered_as
 from agent.offer.offer import Offer, Unit
 from agent.offer.rails import NamedRails
 from agent.offer.selection import EXCLUSIVE_KINDS, Assignment, assign
-from agent.offer.units import NOTHING_HELD, Holdings, Inputs, Reading, make_offer
+from agent.offer.units import NOTHING_HELD, Holdings, Inputs, Reading, make_offer, nic_resource, offered_as
 
 _CLAIM = "claim"
 

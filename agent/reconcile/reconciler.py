@@ -16,9 +16,8 @@ from agent.model.device import Snapshot
 from agent.model.health import Reason
 from agent.offer.offer import Offer
 from agent.reconcile.grants import EndedPods, Grants, Moved
-from agent.reconcile.quarantine import Quarantines
 from agent.reconcile.rows import Leases, ReplacedPlugins, Rows, SpooledDels
-from agent.reconcile.vfs import Boot, Vfs
+from agent.reconcile.vfs import Boot, Quarantines, Vfs
 from agent.reconcile.view import Healer, Outside, View
 from agent.report.report import Report
 from agent.state import Latest

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from agent.config import Resource
 from agent.model.device import MigDevice, Snapshot
-from agent.offer.gpu_units import with_profiles
-from agent.offer.units import plain_offer
+from agent.offer.units import plain_offer, with_profiles
 from agent.placement import Distances, Layout, Option, choose
 from tests.deviceplugin.machines import node
 

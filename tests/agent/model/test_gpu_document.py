@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from agent.model.device_health import NOTED, WITHHOLDING, XID_REASONS, XIDS, XidClass
-from agent.offer.gpu_units import MISFIT
+from agent.offer.units import MISFIT
 
 TEXT = (Path(__file__).parents[3] / "docs/gpu.md").read_text()
 

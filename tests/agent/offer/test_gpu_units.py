@@ -10,8 +10,7 @@ from agent.config import Resource
 from agent.model.device import MigDevice, Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from agent.model.unit_id import MAX_UNIT_ID
-from agent.offer.gpu_units import with_profiles
-from agent.offer.units import plain_offer
+from agent.offer.units import plain_offer, with_profiles
 from tests.deviceplugin.machines import node
 
 NAME = "nvidia.com/gpu"

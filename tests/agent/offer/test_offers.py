@@ -8,9 +8,8 @@ import pytest
 from agent.config import HealthSettings, RailNic, Resource, Select
 from agent.health import HealthBook
 from agent.model.device import MigDevice, Snapshot
-from agent.offer.gpu_units import with_profiles
 from agent.offer.offers import Offers, differs_in_pods_only
-from agent.offer.units import Reading
+from agent.offer.units import Reading, with_profiles
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
 
 PF, VF = "0000:12:00.0", "0000:12:00.1"

@@ -25,9 +25,9 @@ from agent.model.allocation import (
 )
 from agent.model.device import MigDevice, Snapshot
 from agent.model.unit_id import UnitId
-from agent.offer.gpu_units import with_profiles
 from agent.offer.offer import Offer, Unit
 from agent.offer.offers import Offers, read
+from agent.offer.units import with_profiles
 from tests.deviceplugin.machines import change, node, without
 
 GONE_SECONDS = 5.0

@@ -9,8 +9,7 @@ import pytest
 from agent.model.allocation import Quarantine
 from agent.model.device import Snapshot
 from agent.model.vf_identity import KnownDevice
-from agent.reconcile.quarantine import quarantines_to_end
-from agent.reconcile.vfs import Findings, forgotten, survey
+from agent.reconcile.vfs import Findings, forgotten, quarantines_to_end, survey
 from tests.cni.tiny_node import mac_of, tiny_snapshot, vf
 
 
