@@ -13,6 +13,7 @@ import pytest
 from agent.errors import NetlinkFailed
 from agent.hardware.host import Link
 from cni.modes.moving import spare_name
+from tests.cni.modes.test_leftovers import LONG
 from tests.cni.tiny_node import Rig, netdev, vf
 
 HOST_NAME = netdev(0)
@@ -96,10 +97,6 @@ def test_a_name_that_is_taken_in_the_pod_is_told_and_undone(rig: Rig) -> None:
     assert (seen(rig), rig.ledger.attachments()) == (before, ())
 
 
-LONG = "enP57949s1f0npf0vf12"
-"""Longer than a name may be, as those of udev often are."""
-
-
 @pytest.mark.parametrize("what", ["name", "altname"])
 def test_an_altname_that_is_taken_in_the_pod_stays_behind_and_comes_again(rig: Rig, what: str) -> None:
     """The kernel refuses the whole move for one alternative name that is taken there."""
@@ -119,15 +116,6 @@ def test_an_altname_that_is_taken_in_the_pod_stays_behind_and_comes_again(rig: R
     assert replace(seen(rig), altnames=()) == replace(before, altnames=())
 
 
-def test_an_altname_that_is_the_name_for_the_pod_makes_room_for_it(rig: Rig) -> None:
-    ip("link", "property", "add", "dev", HOST_NAME, "altname", "net1")
-    pod, before = rig.pod(), seen(rig)
-    rig.add("c1", pod)
-    assert there(rig, pod).altnames == ()
-    back(rig, pod)
-    assert seen(rig) == before
-
-
 def test_an_altname_that_was_taken_in_the_host_is_given_up(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     ip("link", "property", "add", "dev", HOST_NAME, "altname", "enp59s0v0")
     pod, before = rig.pod(), seen(rig)
@@ -136,20 +124,6 @@ def test_an_altname_that_was_taken_in_the_host_is_given_up(rig: Rig, caplog: pyt
     back(rig, pod)
     assert seen(rig) == replace(before, altnames=())
     assert "does not get its name enp59s0v0 again: another interface has it" in caplog.text
-
-
-@pytest.mark.parametrize("namespace_ends", [False, True], ids=["moved", "left alone"])
-@pytest.mark.parametrize("name", ["mine", HOST_NAME, "in-host"])
-def test_altnames_that_the_pod_gave_do_not_come_back(rig: Rig, name: str, namespace_ends: bool) -> None:
-    """Whether harmless, the name the VF had in the host, or one that is taken there."""
-    make("in-host")
-    pod, before = rig.pod(), seen(rig)
-    rig.add("c1", pod)
-    rig.run_in(pod, "ip", "link", "property", "add", "dev", "net1", "altname", name)
-    if namespace_ends:
-        rig.remove(pod)
-    back(rig, None if namespace_ends else pod)
-    assert seen(rig) == before
 
 
 def test_altnames_that_a_vf_brings_home_by_itself_are_taken_from_it(rig: Rig) -> None:
@@ -185,15 +159,6 @@ def test_an_asked_altname_that_is_taken_in_the_pod_undoes_the_add(rig: Rig) -> N
     assert (seen(rig), rig.ledger.attachments()) == (before, ())
 
 
-def test_a_vf_that_was_renamed_in_the_pod_gets_its_own_name_again(rig: Rig) -> None:
-    pod, before = rig.pod(), seen(rig)
-    rig.add("c1", pod)
-    rig.run_in(pod, "ip", "link", "set", "net1", "down")
-    rig.run_in(pod, "ip", "link", "set", "net1", "name", "mine")
-    back(rig, pod)
-    assert seen(rig) == before
-
-
 def test_udev_that_renames_a_vf_on_its_way_back_is_corrected(rig: Rig) -> None:
     """The namespace ends, the kernel brings the VF back under its pod name, and udev calls it what it likes."""
     pod, before = rig.pod(), seen(rig)
@@ -203,14 +168,4 @@ def test_udev_that_renames_a_vf_on_its_way_back_is_corrected(rig: Rig) -> None:
         pass
     ip("link", "set", link.name, "name", "rename7")
     back(rig, None)
-    assert seen(rig) == before
-
-
-def test_a_long_altname_that_the_pod_took_away_comes_again(rig: Rig) -> None:
-    ip("link", "property", "add", "dev", HOST_NAME, "altname", LONG)
-    pod, before = rig.pod(), seen(rig)
-    rig.add("c1", pod)
-    rig.run_in(pod, "ip", "link", "property", "del", "dev", "net1", "altname", LONG)
-    rig.delete("c1", pod)
-    rig.await_back()
     assert seen(rig) == before

@@ -181,12 +181,6 @@ def test_a_partition_is_refused(node: Rig) -> None:
     assert node.ledger.attachments() == ()
 
 
-def test_an_rdma_device_that_must_go_along_with_a_vf_of_the_pods_resource_is_refused(node: Rig) -> None:
-    node.granted.append(GrantedDevice(vf(0), "example.com/ib", network=network({"name": "rails", "rdma": True})))
-    with pytest.raises(RequestInvalid, match=f"rdma: true cannot be heeded for {vf(0)}"):
-        node.add("c1", node.pod(), prevResult={"cniVersion": "1.1.0"}, name="cluster")
-
-
 @pytest.mark.parametrize(
     ("conf", "key"), [({"rdma": True}, "rdma"), ({"type": "ib-sriov", "rdmaIsolation": True}, "rdmaIsolation")]
 )
