@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +20,7 @@ from agent.hardware.nvml.monitor import DEFAULT_TIMES, GpuMonitor, GpuWatch, Tim
 from agent.hardware.rdma import RdmaNetlink
 from agent.hardware.sysfs import counters, pci
 from agent.hardware.sysfs import scan as sysfs
-from agent.hardware.sysfs.netdev import LOOPBACK, needed_ways, with_lower
+from agent.hardware.sysfs.netdev import LOOPBACK, needed_ways, read_default_routes, with_lower
 from agent.hardware.sysfs.read import Attributes, shown
 from agent.hardware.uevents import Uevents
 from agent.model.change import Change, OnEvent
@@ -85,12 +85,10 @@ class Machine:
         with contextlib.suppress(OSError):  # else what was known last
             self._ways[:] = [read_ways(self.api_server)]
         [ways] = self._ways
-        read, routes = Attributes(self.root), list(snapshot.default_routes)
-        advertised = {(_name_of(index), metric) for index, metric in ways.advertised}
-        routes = [replace(r, advertised=r.advertised or (r.netdev, r.metric) in advertised) for r in routes]
-        routes += _further_ways(routes, set(filter(None, map(_name_of, ways.default))))
+        read = Attributes(self.root)
+        routes = all_default_routes(snapshot.default_routes, ways)
         needed = needed_ways(read, routes) | with_lower(read, filter(None, map(_name_of, ways.to_api)))
-        return replace(snapshot, default_routes=tuple(routes), only_ways=needed - {LOOPBACK})
+        return replace(snapshot, default_routes=routes, only_ways=needed - {LOOPBACK})
 
     def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
         """Read what the adapters of a snapshot count. `held` are the VFs (PCI addresses) in pods."""
@@ -147,7 +145,7 @@ class Machine:
 
     def lifelines(self) -> Mapping[str, str]:
         """Tell which interfaces the node itself lives by, and why: name to reason."""
-        return self.links.lifelines(self.api_server)
+        return lifelines(self.api_server)
 
     def unbind(self, device: str) -> None:
         """Free a PCI function from its driver."""
@@ -176,6 +174,26 @@ class Machine:
         self.rdma.close()
         self.links.close()
         self.gpus.close()
+
+
+def lifelines(api_server: str | None) -> Mapping[str, str]:
+    """Return which of the host's interfaces it cannot do without at this moment, and why. Raises HardwareError."""
+    try:
+        ways = read_ways(api_server)
+    except OSError as error:
+        raise HardwareError(f"the host's default routes cannot be read: {error.strerror}") from error
+    read = Attributes(Path("/"))
+    to_api = with_lower(read, filter(None, map(_name_of, ways.to_api))) - {LOOPBACK}
+    only = needed_ways(read, all_default_routes(read_default_routes(read), ways))
+    reasons = dict.fromkeys(to_api, f"is the way to the API server {api_server}")
+    return reasons | dict.fromkeys(only, "carries the host's default route")
+
+
+def all_default_routes(shown: Iterable[DefaultRoute], ways: Ways) -> tuple[DefaultRoute, ...]:
+    """Add to the default routes that /proc shows what it does not show of them."""
+    advertised = {(_name_of(index), metric) for index, metric in ways.advertised}
+    routes = [replace(r, advertised=r.advertised or (r.netdev, r.metric) in advertised) for r in shown]
+    return (*routes, *_further_ways(routes, set(filter(None, map(_name_of, ways.default)))))
 
 
 def _further_ways(routes: Sequence[DefaultRoute], ways: Set[str]) -> list[DefaultRoute]:

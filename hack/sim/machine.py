@@ -13,7 +13,7 @@ from pathlib import Path
 from agent.errors import HardwareError
 from agent.hardware import recorded
 from agent.hardware.host import Link, RdmaLink, Watch
-from agent.hardware.machine import passing_on, with_newest_gpus
+from agent.hardware.machine import lifelines, passing_on, with_newest_gpus
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.rtnetlink import IFLA_IFALIAS
 from agent.hardware.nvml.monitor import GpuMonitor, GpuWatch, Times
@@ -267,7 +267,7 @@ class SimulatedMachine:
 
     def lifelines(self) -> Mapping[str, str]:
         """Tell which interfaces carry the default route, of the namespace that the simulation is in."""
-        return self.links.lifelines()
+        return lifelines(None)
 
     def watch(self, on_event: OnEvent) -> Watch:
         """Call `on_event` at link events, and at what `uevents.emit` says of the recorded sysfs."""

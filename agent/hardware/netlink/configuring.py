@@ -9,7 +9,6 @@ Layout: include/uapi/linux/if_addr.h, rtnetlink.h, fib_rules.h, neighbour.h, ip.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import os
@@ -36,7 +35,6 @@ from agent.hardware.netlink.codec import (
     word,
 )
 from agent.hardware.netlink.rtnetlink import LINK, RTM_SETLINK, LinkMessage, LinkSocket, failed, translated
-from agent.model.device import DefaultRoute, only_ways
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
@@ -329,32 +327,6 @@ def _read_rule(message: Any) -> Rule:
         fwmark=message.get_attr("FRA_FWMARK"),
         version=4 if message["family"] == socket.AF_INET else 6,
     )
-
-
-def lifelines(ipr: IPRoute, names: Mapping[int, str], address: str | None) -> dict[str, str]:
-    """Return why the host needs an interface, by name: it carries the default route, or is the way to an address.
-
-    `names` are those of interfaces by number.
-    """
-    reasons = {}
-    if address is not None:
-        from pyroute2.netlink.exceptions import NetlinkError
-
-        with contextlib.suppress(NetlinkError):  # unreachable
-            for message in ipr.route("get", dst=address):
-                reasons[names.get(message.get_attr("RTA_OIF"), "")] = f"is the way to the API server {address}"
-    only = only_ways(_default_routes(ipr, names), lambda name: frozenset({name}))
-    return reasons | dict.fromkeys(only, "carries the host's default route")
-
-
-def _default_routes(ipr: IPRoute, names: Mapping[int, str]) -> Iterator[DefaultRoute]:
-    for message in _listed_routes(ipr):
-        if message["dst_len"] == 0 and message["type"] == RTN_UNICAST and message["table"] == RT_TABLE_MAIN:
-            family = 4 if message["family"] == socket.AF_INET else 6
-            advertised = message["proto"] == RTPROT_RA
-            for index, _ in _ways(message):
-                if index in names:
-                    yield DefaultRoute(names[index], family, message.get_attr("RTA_PRIORITY") or 0, advertised)
 
 
 def _listed_routes(ipr: IPRoute) -> Iterator[Any]:

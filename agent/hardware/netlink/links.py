@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -246,11 +246,6 @@ class Netlink:
         if ifname is not None and link is None:
             return ()
         return self._run(netns, partial(configuring.read_routes, link=link))
-
-    def lifelines(self, address: str | None = None) -> Mapping[str, str]:
-        """Return which of the host's interfaces alone carry the default route or are the way to an address, and why."""
-        names = {link.ifindex: link.name for link in self.listed()}
-        return self._run(None, partial(configuring.lifelines, names=names, address=address))
 
     # ---------------------------------------------------------------- plumbing
 

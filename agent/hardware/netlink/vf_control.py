@@ -212,12 +212,49 @@ class PfNetlink:
         self._write = write
 
     def guids(self, pf_netdev: str, vf_index: int) -> tuple[str, str] | None:
-        """Read the node and port GUID that a PF has for a VF; None if it does not tell."""
-        return read_guids(pf_netdev, vf_index, self._root)
+        """Read the node and port GUID that a PF has for a VF; None if nobody tells."""
+        try:
+            with translated(f"read the GUIDs of VF {vf_index} of {pf_netdev}"), LinkSocket() as links:
+                found = links.find_with_vfs(pf_netdev)
+        except NetlinkFailed as error:
+            if error.errno not in _REFUSED:
+                raise
+            found = None
+        content = vf_content(found[1], vf_index) if found is not None else None
+        told = decode_guids(attribute_table(content)) if content is not None else None
+        if told is not None:
+            return told
+        try:
+            node, port = (
+                (_guid_folder(self._root, pf_netdev, vf_index) / name).read_text().strip().lower() for name, _ in _KINDS
+            )
+        except OSError:
+            return None
+        return node, port
 
     def set_guids(self, pf_netdev: str, vf_index: int, node: str, port: str) -> None:
-        """Give both GUIDs to a VF, which takes them when its driver is bound anew, and read them back."""
-        write_guids(pf_netdev, vf_index, node, port, self._root)
+        """Give both GUIDs to a VF, which takes them when its driver is bound again, and read them back if possible."""
+        for (name, kind), guid in zip(_KINDS, (node, port), strict=True):
+            action = f"set the {name} GUID of VF {vf_index} of {pf_netdev} to {guid}"
+            try:
+                with translated(action), LinkSocket() as links:
+                    pf = links.find(pf_netdev)
+                    if pf is None:
+                        raise HardwareError(f"PF interface {pf_netdev} is gone")
+                    links.set_vf(pf.ifindex, encode_guid(kind, vf_index, guid))
+            except NetlinkFailed as error:
+                if error.errno not in _REFUSED:
+                    raise
+                try:
+                    (_guid_folder(self._root, pf_netdev, vf_index) / name).write_text(guid)
+                except OSError:
+                    raise error from None  # no such file: the driver knows neither way
+        found = self.guids(pf_netdev, vf_index)
+        if found is not None and found != (node, port):
+            raise HardwareError(
+                f"VF {vf_index} of {pf_netdev} was given the GUIDs {node} and {port} without an error but has"
+                f" {' and '.join(found)}"
+            )
 
     def read(self, pf_netdev: str, vf_index: int) -> VfSettings:
         """Read what a PF enforces on one VF.
@@ -324,53 +361,6 @@ def decode_guids(content: dict[int, bytes]) -> tuple[str, str] | None:
 def _spelled(number: int) -> str:
     """Spell a GUID as CNI does: aa:bb:cc:dd:ee:ff:00:11."""
     return number.to_bytes(8, "big").hex(":")
-
-
-def read_guids(pf_netdev: str, vf_index: int, root: Path) -> tuple[str, str] | None:
-    """Read what a PF has for a VF. None if nobody tells."""
-    try:
-        with translated(f"read the GUIDs of VF {vf_index} of {pf_netdev}"), LinkSocket() as links:
-            found = links.find_with_vfs(pf_netdev)
-    except NetlinkFailed as error:
-        if error.errno not in _REFUSED:
-            raise
-        found = None
-    content = vf_content(found[1], vf_index) if found is not None else None
-    told = decode_guids(attribute_table(content)) if content is not None else None
-    if told is not None:
-        return told
-    try:
-        node, port = (
-            (_guid_folder(root, pf_netdev, vf_index) / name).read_text().strip().lower() for name, _ in _KINDS
-        )
-    except OSError:
-        return None
-    return node, port
-
-
-def write_guids(pf_netdev: str, vf_index: int, node: str, port: str, root: Path) -> None:
-    """Give both GUIDs to a VF, and read them back where the kernel tells. Raises HardwareError."""
-    for (name, kind), guid in zip(_KINDS, (node, port), strict=True):
-        action = f"set the {name} GUID of VF {vf_index} of {pf_netdev} to {guid}"
-        try:
-            with translated(action), LinkSocket() as links:
-                pf = links.find(pf_netdev)
-                if pf is None:
-                    raise HardwareError(f"PF interface {pf_netdev} is gone")
-                links.set_vf(pf.ifindex, encode_guid(kind, vf_index, guid))
-        except NetlinkFailed as error:
-            if error.errno not in _REFUSED:
-                raise
-            try:
-                (_guid_folder(root, pf_netdev, vf_index) / name).write_text(guid)
-            except OSError:
-                raise error from None  # no such file: the driver knows neither way
-    found = read_guids(pf_netdev, vf_index, root)
-    if found is not None and found != (node, port):
-        raise HardwareError(
-            f"VF {vf_index} of {pf_netdev} was given the GUIDs {node} and {port} without an error but has"
-            f" {' and '.join(found)}"
-        )
 
 
 def _guid_folder(root: Path, pf_netdev: str, vf_index: int) -> Path:

@@ -98,8 +98,9 @@ class GpuMonitor:
         self._turn = threading.Condition()
         """Of sessions, and of the end."""
         self._read_once = threading.Event()
-        self._let_go = threading.Event()
-        self._let_go.set()
+        self.let_go = threading.Event()
+        """Set while the library is not in use for events."""
+        self.let_go.set()
         self.watching = 0
         """Of how many GPUs the driver's events are watched now."""
         self.unheard: Sequence[str] = ()
@@ -190,7 +191,7 @@ class GpuMonitor:
             return True
         with self._turn:
             let_go = self._turn.wait_for(self._is_closed, self._times.let_go)
-        return let_go and self._let_go.wait(self._times.let_go)
+        return let_go and self.let_go.wait(self._times.let_go)
 
     def disturbed(self) -> None:
         """Read the GPUs soon."""
@@ -200,21 +201,6 @@ class GpuMonitor:
         """Wait for a session other than the last, or for the time to pass, or for the end."""
         with self._turn:
             self._turn.wait_for(partial(self._has_moved_on, last), seconds)
-
-    def hold(self, is_held: bool) -> None:
-        """Take note of whether the library is in use for events."""
-        if is_held:
-            self._let_go.clear()
-        else:
-            self._let_go.set()
-
-    def registered(self, count: int) -> None:
-        """Take note of how many GPUs' events are watched."""
-        self.watching = count
-
-    def cannot_hear(self, reasons: Sequence[str]) -> None:
-        """Take note of why errors are not heard."""
-        self.unheard = reasons
 
     def close(self) -> None:
         """End the threads, or leave them behind if the driver does not give them back. Closing twice is harmless."""
@@ -268,7 +254,7 @@ class GpuMonitor:
                 continue
             if not self._nvml.session:
                 # Opened while in use for events, the library would show the GPUs of before. Those may hang, though.
-                self._let_go.wait(self._times.let_go)
+                self.let_go.wait(self._times.let_go)
             self._began = self._clock()
             reading = self._read(slow, bound, expected)
             self._began = None
@@ -354,17 +340,17 @@ def follow(monitor: GpuMonitor, tell: Callable[[GpuEvent], None], ending: thread
         session = monitor.session
         trouble = ""
         if not session:
-            monitor.cannot_hear(())  # no reading either, and that is told of by the reader
+            monitor.unheard = ()  # no reading either, and that is told of by the reader
         elif monitor.gpus():
-            monitor.hold(True)
+            monitor.let_go.clear()
             try:
                 trouble = _follow_session(monitor, session, tell, ending)
             finally:
-                monitor.hold(False)
+                monitor.let_go.set()
         if trouble and trouble != said:
             log.warning("errors of GPUs are watched anew, because of: %s", trouble)
         if trouble and said:  # and not just once, as when a GPU is lost
-            monitor.cannot_hear((f"errors (XIDs) of GPUs are not told: {trouble}",))
+            monitor.unheard = (f"errors (XIDs) of GPUs are not told: {trouble}",)
         said = trouble
         if trouble:
             monitor.disturbed()  # GpuIsLost is said without saying which: a reading will tell
@@ -391,8 +377,8 @@ def _follow_session(
             while not ending.is_set() and monitor.session == session:
                 if (gpus := monitor.gpus()) is not seen:
                     seen = gpus
-                    monitor.cannot_hear(_register(events, gpus, has_events))
-                    monitor.registered(sum(has_events.values()))
+                    monitor.unheard = _register(events, gpus, has_events)
+                    monitor.watching = sum(has_events.values())
                 if not any(has_events.values()):  # GPUs that have none: before Kepler, or of a virtual machine
                     monitor.await_session(session, RETRY_SECONDS)
                     continue
@@ -402,7 +388,7 @@ def _follow_session(
                     continue
             return ""
         finally:
-            monitor.registered(0)
+            monitor.watching = 0
             pynvml.nvmlEventSetFree(events)
     except pynvml.NVMLError as error:
         return str(error)

@@ -13,6 +13,7 @@ import pytest
 
 from agent.errors import AgentError, AttachmentError, DeviceBusy, DeviceGone, HardwareError, RequestInvalid
 from agent.hardware.host import Link
+from agent.hardware.machine import lifelines
 from cni.call import Observer
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
 from tests.waiting import until
@@ -194,11 +195,10 @@ def test_the_interface_of_the_default_route_is_refused(lab: Rig) -> None:
 def test_the_way_to_the_api_server_is_a_lifeline(lab: Rig) -> None:
     ip("link", "set", "lab0", "up")
     ip("address", "add", "192.0.2.5/24", "dev", "lab0")
-    links = lab.machine.links
-    assert links.lifelines("192.0.2.77") == {"lab0": "is the way to the API server 192.0.2.77"}
-    assert links.lifelines("203.0.113.1") == {}  # cannot be reached at all
+    assert lifelines("192.0.2.77") == {"lab0": "is the way to the API server 192.0.2.77"}
+    assert lifelines("203.0.113.1") == {}  # cannot be reached at all
     ip("route", "add", "default", "nexthop", "via", "192.0.2.1", "nexthop", "via", "192.0.2.2")
-    assert links.lifelines("203.0.113.1") == {"lab0": "carries the host's default route"}
+    assert lifelines("203.0.113.1") == {"lab0": "carries the host's default route"}
 
 
 def test_a_port_of_a_bridge_is_refused(lab: Rig) -> None:
