@@ -19,12 +19,12 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from hack.sim.stage import CNI_FOLDERS
 from tests import sandbox
-from tests.soak import churn, crash
+from tests.soak import churn, crash, supervisor
 from tests.soak.claim_life import life_on
 from tests.soak.crash import Limits, Outcome
 from tests.soak.scenarios import SCENARIOS
 from tests.soak.state_machine import Nodes
-from tests.soak.supervisor import Figures, Supervisor, note
+from tests.soak.supervisor import Figures, note
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FUZZER = CHECKOUT / "hack/fuzz-shim"
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     ours = [sys.executable, "-m", "tests.soak", *arguments, "--seed", str(options.seed)]
     parts = {name: [*ours, "--part", name] for name in options.only or PARTS}
-    return Supervisor(options.report, parts, {"seed": options.seed}).run()
+    return supervisor.run(options.report, parts, {"seed": options.seed})
 
 
 def _one_part(options: argparse.Namespace) -> int:

@@ -28,10 +28,9 @@ from hack.sim.stage import CONFIG, Stage
 from tests.soak import churn_claims, observe
 from tests.soak.calls import RELAY
 from tests.soak.churn_claims import Desk, PodClaim
-from tests.soak.history import History
 from tests.soak.invariants import violations
 from tests.soak.scenarios import CHAINED, SETTINGS
-from tests.soak.world import Expected, Lease, Violation, World
+from tests.soak.world import Expected, History, Lease, Violation, World
 
 NODE = "h100-8gpu"
 TRY_AGAIN_LATER = 11

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agent.config import Config, Dra, Resource
 from agent.edits.claim_specs import ClaimSpecs
-from agent.errors import AgentError, ClaimConflict, Unavailable
-from agent.kubelet.cri import Sandbox
-from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, PodDevices
+from agent.errors import AgentError, ClaimConflict
 from agent.model.allocation import Attachment, ClaimRef, PodRef
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
@@ -34,12 +31,10 @@ from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Pati
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
-from tests.soak.slots import SPECS
+from tests.soak.kubelet import DRIVER, POOL, Api, Cluster, Kubelet
 
-CLUSTER = "cluster.json"
-"""In the node's folder: what the API server and kubelet say, as `Cluster` has it."""
-API_AWAY = "api-away"
-DRIVER, POOL = "nodefabric.io", "tiny"
+SPECS = "cdi"
+"""In the node's folder."""
 EARLY = Resource("claimed/vf", "vf", offer="dra")
 """The first VF."""
 LATE = Resource("claimed/late-vf", "vf", offer="dra", binding="late")
@@ -48,76 +43,6 @@ FIRST = tiny_node.vf(0)
 NETWORK: Mapping[str, Any] = {"vlan": 11, "trust": "on"}
 """What the class of all claims sets devices up with; addresses come on top."""
 PATIENCE = Patience(prepare=0.3, unprepare=0.3, poll=0.005, slow_poll=0.02)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What the API server has, and what kubelet says of its pods."""
-
-    claims: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By UID, as the API server has them."""
-    pods: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Pods that kubelet lists → UIDs of the claims that it says they have."""
-
-    @classmethod
-    def read(cls, folder: Path) -> Cluster:
-        """Read what a node's folder says."""
-        path = folder / CLUSTER
-        return cls(**json.loads(path.read_text())) if path.exists() else cls()
-
-    def write(self, folder: Path) -> None:
-        """Have a node's folder say so."""
-        fresh = folder / f"{CLUSTER}.new"
-        fresh.write_text(json.dumps({"claims": self.claims, "pods": self.pods}))
-        fresh.rename(folder / CLUSTER)
-
-
-class _Api:
-    """An API server that is a file, for those who read claims."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
-        return self._cluster().claims.get(ref.uid)
-
-    def claim(self, namespace: str, name: str) -> Mapping[str, Any] | None:
-        return next((c for c in self._cluster().claims.values() if c["metadata"]["name"] == name), None)
-
-    def pod(self, pod: PodRef) -> Mapping[str, Any] | None:
-        return None
-
-    def slices(self, driver: str) -> Sequence[Mapping[str, Any]]:
-        return ()
-
-    def _cluster(self) -> Cluster:
-        if (self._folder / API_AWAY).exists():
-            raise Unavailable("the API server is away")
-        return Cluster.read(self._folder)
-
-
-class _Kubelet:
-    """Says which claims pods have, whoever prepared them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def sandboxes(self) -> tuple[Sandbox, ...]:
-        return ()
-
-    def pods(self) -> Sequence[PodDevices]:
-        return ()
-
-    def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
-        return ()
-
-    def pod(self, pod: PodRef) -> PodDevices | None:
-        cluster = Cluster.read(self._folder)
-        if pod.name not in cluster.pods:
-            return None
-        names = [cluster.claims[uid]["metadata"]["name"] for uid in cluster.pods[pod.name] if uid in cluster.claims]
-        claimed = tuple(ClaimedDevice(pod.namespace, name, DRIVER, POOL, "") for name in names)
-        return PodDevices(pod, (ContainerDevices("worker", claimed=claimed),))
 
 
 class _Healer(healing.Claims):
@@ -138,10 +63,10 @@ class ClaimParts:
         self._offer = Latest(Offer())
         self._catalog: Latest[tuple[DraDevice, ...]] = Latest(())
         self._facts = Latest(Facts(self._stable))
-        self._api = _Api(folder)
+        self._api = Api(folder)
         self._specs = ClaimSpecs(folder / SPECS)
         self._snapshot = snapshot
-        self.of_pods = PodClaims(self._config, node, _Kubelet(folder), Latest(self._api))
+        self.of_pods = PodClaims(self._config, node, Kubelet(folder), Latest(self._api))
         nobody: Any = None
         self.facts = FactsWriter(node, nobody, self._specs, nobody, nobody)
         self._preparer: Preparer | None = None
@@ -160,7 +85,7 @@ class ClaimParts:
 
     def serve(self, attachments: Attachments) -> None:
         """Be there for kubelet's calls."""
-        ledger, api, kubelet = self._node.ledger, self._api, _Kubelet(self._folder)
+        ledger, api, kubelet = self._node.ledger, self._api, Kubelet(self._folder)
         planner = Planner(self._config, self._offer, self._catalog, ledger, GpuAsker(kubelet, api), api)
         users = DeviceUsers(ledger, api, kubelet, attachments)
         files = ClaimFiles(self._specs, self._config, self._catalog, self._facts)
@@ -193,7 +118,7 @@ class ClaimParts:
 
     def listed(self) -> Collection[tuple[str, str]]:
         """List the pods that kubelet knows."""
-        return [("default", name) for name in Cluster.read(self._folder).pods]
+        return [("default", name) for name in Cluster.read(self._folder).by_claim]
 
 
 @dataclass

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,27 @@ from tests.cni import tiny_node
 from tests.soak import observe
 from tests.soak.agent import SECONDS, Agent
 from tests.soak.calls import Answer, Call, Pod, names, promised, start
-from tests.soak.claims import ipam
-from tests.soak.history import History
-from tests.soak.host_local import JOURNALLED
+from tests.soak.claims import SPECS, ipam
 from tests.soak.invariants import violations
+from tests.soak.kubelet import FILE, Cluster
 from tests.soak.node_claims import NodeClaims
-from tests.soak.slots import SLOTS, SPECS
-from tests.soak.small_agent import GRANTED, SOCKET, Options
-from tests.soak.world import HOST, Expected, Promise, Settings, Shape, Violation, World
+from tests.soak.small_agent import SOCKET, Options
+from tests.soak.world import HOST, Expected, History, Promise, Settings, Shape, Violation, World
 
 ROOT = Path(__file__).resolve().parents[2]
+HOST_LOCAL = "/usr/lib/cni/host-local"
+JOURNALLED = f"""\
+#!/bin/sh
+# The real host-local, with each call noted. A file `ipam-fails` or `ipam-hangs` makes it do so.
+cd "$(dirname "$0")/.." || exit 1
+echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" >> ipam-calls
+if [ -e ipam-hangs ]; then exec sleep 60; fi
+if [ -e "ipam-fails-$CNI_COMMAND" ]; then
+    echo '{{"cniVersion": "1.0.0", "code": 999, "msg": "told to fail"}}'
+    exit 1
+fi
+exec {HOST_LOCAL}
+"""
 KERNEL_SECONDS = 30.0
 """How long the kernel may take to end a namespace, which it does when it finds time."""
 
@@ -54,7 +65,6 @@ class Node:
     boot: int = 1
     agent: Agent | None = None
     _pods: int = 0
-    _granted: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Of its own: the links of a node that was closed are gone only after a while.
@@ -152,10 +162,7 @@ class Node:
 
     def tell_granted(self, held: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]) -> None:
         """Set what kubelet says that pods hold."""
-        self._granted = held
-        fresh = self.folder / f"{GRANTED}.new"
-        fresh.write_text(json.dumps(held))
-        fresh.rename(self.folder / GRANTED)
+        replace(Cluster.read(self.folder), units=held).write(self.folder)
 
     # ---------------------------------------------------------------------- CNI
 
@@ -178,7 +185,8 @@ class Node:
         promises = promised(answer, pod, conf, ifname) if answer.succeeded else ()
         self.history.note(f"ADD of {pod.container_id} {ifname} {said}", pod.container_id, *names(promises))
         if answer.succeeded and "prevResult" in conf:
-            missing = {device for device, _ in self._granted.get(pod.name, ())} - {p.device for p in promises}
+            granted = Cluster.read(self.folder).units.get(pod.name, ())
+            missing = {device for device, _ in granted} - {p.device for p in promises}
             self.left_out += [(device, pod.container_id) for device in sorted(missing)]
             if len(promises) < self.claims.results_of(pod):
                 self.left_out.append(("a device of its claims", pod.container_id))
@@ -376,13 +384,12 @@ class Node:
             self._renumber()
         for name in ("state", "spool", "leases", SPECS):
             shutil.rmtree(self.folder / name, ignore_errors=True)
-        for file in ("ipam-calls", GRANTED, SLOTS):
+        for file in ("ipam-calls", FILE):
             (self.folder / file).unlink(missing_ok=True)
         for name in ("state", "spool"):
             (self.folder / name).mkdir()
         self.history = History()
         self.promises.clear()
-        self._granted = {}
         self.left_out.clear()
         self.void.clear()
         self.claims.forget()

@@ -10,8 +10,8 @@ from typing import Any
 from tests.deviceplugin.dra.claim_documents import network
 from tests.soak.agent import Agent
 from tests.soak.calls import Pod
-from tests.soak.claims import API_AWAY, DRIVER, POOL, Cluster
-from tests.soak.history import History
+from tests.soak.kubelet import API_AWAY, DRIVER, POOL, Cluster
+from tests.soak.world import History
 
 PLACE = "slots-claimed-late-vf-numa-0"
 """What of a ResourceSlice stands for all VFs that are bound late."""
@@ -77,8 +77,8 @@ class NodeClaims:
             },
         }
         cluster = Cluster.read(self.folder)
-        mine = [*cluster.pods.get(pod.name, ()), uid]
-        replace(cluster, claims={**cluster.claims, uid: document}, pods={**cluster.pods, pod.name: mine}).write(
+        mine = [*cluster.by_claim.get(pod.name, ()), uid]
+        replace(cluster, claims={**cluster.claims, uid: document}, by_claim={**cluster.by_claim, pod.name: mine}).write(
             self.folder
         )
         names = ", ".join(result["device"] for result in results)
@@ -111,11 +111,11 @@ class NodeClaims:
     def unlist(self, pod: Pod) -> None:
         """Have kubelet know a pod no more."""
         cluster = Cluster.read(self.folder)
-        replace(cluster, pods={k: v for k, v in cluster.pods.items() if k != pod.name}).write(self.folder)
+        replace(cluster, by_claim={k: v for k, v in cluster.by_claim.items() if k != pod.name}).write(self.folder)
 
     def unlist_all(self) -> None:
         """Have kubelet know no pod."""
-        replace(Cluster.read(self.folder), pods={}).write(self.folder)
+        replace(Cluster.read(self.folder), by_claim={}).write(self.folder)
 
     def api_is_away(self, away: bool) -> None:
         """Have the API server answer nobody, or everybody."""
@@ -139,7 +139,6 @@ class NodeClaims:
         self.ended.clear()
         self.untold.clear()
         self.damaged = False
-        Cluster().write(self.folder)
         (self.folder / API_AWAY).unlink(missing_ok=True)
 
     def _ref(self, uid: str) -> dict[str, str]:

@@ -22,8 +22,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = tuple(f"{ROOT / package}{os.sep}" for package in ("agent", "cni", "deviceplugin"))
-SIMULATION = f"{ROOT / 'agent' / 'sim'}{os.sep}"
-KERNEL = f"{SIMULATION}fabric.py"
+
+KERNEL = str(ROOT / "hack/sim/fabric.py")
 """Does what a kernel does with hardware by itself, which no agent's death interrupts."""
 REACHES_OUT = frozenset(
     {"posix", "_io", "socket", "_socket", "sqlite3", "_sqlite3", "_posixsubprocess", "fcntl", "mmap", "signal"}
@@ -113,7 +113,7 @@ class Points:
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         name = frame.f_code.co_filename
-        return self._on_line if name.startswith(PRODUCT) and not name.startswith(SIMULATION) else None
+        return self._on_line if name.startswith(PRODUCT) else None
 
     def _on_line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line" and self._counting:

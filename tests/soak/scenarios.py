@@ -7,13 +7,13 @@ in `alive` are to end when all is over; until then each promise that they got mu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent.model.unit_id import slot_id
-from tests.soak import slots
 from tests.soak.calls import Call, Pod
-from tests.soak.claims import NETWORK
+from tests.soak.claims import NETWORK, SPECS
+from tests.soak.kubelet import LATE, Cluster
 from tests.soak.node import Node
 
 MAC = "02:00:00:00:00:77"
@@ -150,9 +150,10 @@ def _grant_slots(play: Play) -> None:
     """Give a pod two slots."""
     pod = play.node.make_pod()
     number = len(play.pods) * 2
-    mine = [slot_id(slots.LATE.name, -1, number + n) for n in range(2)]
+    mine = [slot_id(LATE.name, -1, number + n) for n in range(2)]
     play.node.running().order("grant slots", slots=mine)
-    slots.tell(play.node.folder, {**slots.told(play.node.folder), pod.name: mine})
+    cluster = Cluster.read(play.node.folder)
+    replace(cluster, slots={**cluster.slots, pod.name: mine}).write(play.node.folder)
     play.pods.append((pod, {**CHAINED, "vlan": 9}))
 
 
@@ -166,7 +167,7 @@ def _slots_left_behind(play: Play) -> None:
     """A pod that lives and whose specs are gone, and stray files of two others."""
     _slots_attached(play)
     play.node.lose_specs()
-    folder = play.node.folder / slots.SPECS
+    folder = play.node.folder / SPECS
     (folder / "nodefabric-slot-late:vf-any-7.json").write_text("{}")
     (folder / ".nodefabric-slot-late:vf-any-8.json.1").write_text("{")
 
@@ -231,7 +232,7 @@ def _claims_left_behind(play: Play) -> None:
     _attached_by_claim(play)
     allocate(play, early=0)
     play.node.lose_specs()
-    folder = play.node.folder / slots.SPECS
+    folder = play.node.folder / SPECS
     (folder / "nodefabric-claim-99999999.json").write_text("{}")
     (folder / ".nodefabric-claim-99999998.json.1").write_text("{")
 

@@ -20,30 +20,31 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import Config, Resource
-from agent.errors import Unavailable
+from agent.edits.cdi import SlotSpecs
 from agent.hardware.host import Host
 from agent.hardware.machine import Machine
 from agent.ledger import Ledger
-from agent.model.allocation import LONGEST_PAUSE_SECONDS, PodRef, VfSettings
+from agent.model.allocation import LONGEST_PAUSE_SECONDS, VfSettings
+from agent.model.device import Snapshot
+from agent.offer.offer import Offer
+from agent.offer.units import plain_offer
 from agent.reconcile import HeldUnit, Reconciler
 from agent.reconcile.units import Bindings
 from agent.state import Latest
 from cni import pods_file, spool
 from cni.attachment import Attachments, Settings
-from cni.call import GrantedDevice, Node
+from cni.call import Node
 from cni.ipam.leases import LeaseBook
 from cni.server import CniServer
+from cni.slots.binder import Binder
+from cni.slots.bound import BoundSlots
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.agent.reconcile.told_outside import ToldOutside
-from tests.cni.networks import network
-from tests.soak import observe, slots
-from tests.soak.claims import ClaimParts, GrantsAndClaims, granted_or_not, ref_of
+from tests.soak import observe
+from tests.soak.claims import SPECS, ClaimParts, GrantsAndClaims, granted_or_not, ref_of
+from tests.soak.kubelet import LATE, RESOURCE, Kubelet
 from tests.soak.points import Points
 
-GRANTED = "granted.json"
-"""In the node's folder: what kubelet says that pods hold, as {"pod": [[device, resource, network], …]}."""
-AWAY = "kubelet-away"
-RESOURCE = "rdma/vf"
 SOCKET = "cni.sock"
 
 
@@ -99,14 +100,16 @@ class SmallAgent:
             pods_file.path_of(self.folder / SOCKET),
             pods_file.kernel_boot_id(),
             self.ledger,
-            Latest(Config(resources=(Resource(RESOURCE, "vf"), slots.LATE), kubelet_dir=self.folder)),
+            Latest(Config(resources=(Resource(RESOURCE, "vf"), LATE), kubelet_dir=self.folder)),
         )
-        self._stock = Latest(slots.stock_of(self._snapshot.value))
-        self.bound = slots.make_bound(self.folder, self.ledger)
-        self.binder = slots.make_binder(self.folder, self.ledger, self.bound, self._stock)
+        self._kubelet = Kubelet(self.folder)
+        self._stock = Latest(_stock_of(self._snapshot.value))
+        late = Latest(Config(resources=(LATE,), kubelet_dir=self.folder / "kubelet"))
+        self.bound = BoundSlots(late, self.ledger, SlotSpecs(self.folder / SPECS))
+        self.binder = Binder(late, self.ledger, self.bound, self._stock, self._kubelet, busy_seconds=0.5)
         node = Node(host, self.ledger, self._snapshot)
         self.claims = ClaimParts(self.folder, node, self._snapshot)
-        grants = GrantsAndClaims(answer=self._granted, claims=self.claims.of_pods, facts=self.claims.facts)
+        grants = GrantsAndClaims(answer=self._kubelet.granted, claims=self.claims.of_pods, facts=self.claims.facts)
         self.attachments = Attachments(node, grants, self.binder, Settings(busy_seconds=0.5))
         # Every pause of a lease that is owed is over at once: the state machine's time is not the clock's.
         self.attachments.detacher.leases = LeaseBook(self.ledger, clock=lambda: time.time() + LONGEST_PAUSE_SECONDS)
@@ -140,7 +143,7 @@ class SmallAgent:
         match order["do"]:
             case "reconcile":
                 self._snapshot.set(self._host.scan())
-                self._stock.set(slots.stock_of(self._snapshot.value))
+                self._stock.set(_stock_of(self._snapshot.value))
                 self.claims.look()
                 self.outside.counted.clear()
                 asyncio.run(self.reconciler.run_once())
@@ -149,7 +152,7 @@ class SmallAgent:
                 return granted_or_not(self.ledger.grant, RESOURCE, {device: device for device in order["devices"]})
             case "grant slots":
                 self.bound.forget(order["slots"])
-                return self.ledger.grant(slots.LATE.name, dict.fromkeys(order["slots"], ""))
+                return self.ledger.grant(LATE.name, dict.fromkeys(order["slots"], ""))
             case "prepare":
                 return self.claims.prepare(ref_of(order))
             case "unprepare":
@@ -158,29 +161,17 @@ class SmallAgent:
                 return None
         raise ValueError(order)
 
-    def _granted(self, pod: PodRef) -> Sequence[GrantedDevice]:
-        found = self._told().get(pod.name, [])
-        return tuple(
-            GrantedDevice(device, RESOURCE, network(keys) if keys is not None else None) for device, keys in found
-        )
-
     async def _held_units(self) -> Sequence[HeldUnit]:
         self.holders.look()
-        if (self.folder / AWAY).exists():
-            raise Unavailable("kubelet is away")
-        held = [(pod, RESOURCE, device) for pod, found in self._told().items() for device, _ in found]
-        held += [(pod, slots.LATE.name, slot) for pod, found in slots.told(self.folder).items() for slot in found]
-        return tuple(HeldUnit(PodRef("default", pod), name, unit) for pod, name, unit in held)
-
-    def _told(self) -> dict[str, Any]:
-        try:
-            document: dict[str, Any] = json.loads((self.folder / GRANTED).read_text())
-        except FileNotFoundError:
-            return {}
-        return document
+        return self._kubelet.held_units()
 
     def _units(self) -> Mapping[str, str]:
         return {device.address: device.address for device in self._snapshot.value.devices if device.is_vf}
+
+
+def _stock_of(snapshot: Snapshot) -> Offer:
+    """List what there is to choose from: all VFs of a snapshot."""
+    return Offer(snapshot, pools=plain_offer((LATE,), snapshot).pools)
 
 
 def _open_host(options: Options) -> Host:

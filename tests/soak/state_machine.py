@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.cni.tiny_node import PF
 from tests.soak.calls import Call, Pod
+from tests.soak.kubelet import AWAY
 from tests.soak.node import Node
 from tests.soak.scenarios import SETTINGS
-from tests.soak.small_agent import AWAY
 
 MOST_PODS = 4
 REST_SECONDS = 30.0
