@@ -83,8 +83,7 @@ def play(stage: Stage, port: int, snapshot: Snapshot) -> Iterator[str]:
     yield "The node's books (nodefabric status)\n"
     yield status_text.text(stage.status(), time.time())
     yield "\nDeleting the pod"
-    stage.delete_pod(POD)
-    stage.await_no_pod(POD)
+    stage.end_pods(POD)
     if spec.exists():
         raise AgentError(f"{spec.name} is left")
     yield "  the claim is unprepared, and its CDI spec is gone"

@@ -83,6 +83,24 @@ class Stage:
         self.host = ("--simulate", str(place))
         return machine
 
+    def play(
+        self,
+        node: str | Path = "h100-8gpu",
+        config: Mapping[str, Any] = CONFIG,
+        *options: str,
+        conflist: Sequence[Mapping[str, Any]] | None = None,
+        seed: int = 7,
+        with_links: bool = True,
+    ) -> SimulatedMachine:
+        """Build a node, start kubelet and an agent with these options, and wait until the agent is ready."""
+        machine = self.build_node(node, with_links=with_links)
+        self.write_config(config)
+        self.write_conflist(conflist)
+        self.start_kubelet("--seed", str(seed))
+        self.start_agent(*options)
+        self.await_ready()
+        return machine
+
     @property
     def machine(self) -> SimulatedMachine:
         """The hardware that `build_node` has laid out, which is closed with the stage."""
@@ -135,6 +153,30 @@ class Stage:
             "NODEFABRIC_CNI_SPOOL": str(self.folder / "state/spool"),
         }
 
+    def call(
+        self,
+        command: str,
+        conf: Mapping[str, Any],
+        container: str = "",
+        netns: str | Path = "",
+        ifname: str = "net1",
+        pod: str | None = None,
+    ) -> tuple[int, dict[str, Any]]:
+        """Call the relay as a container runtime does, for a pod of namespace default. Returns its status and answer."""
+        document = {"cniVersion": "1.1.0", "name": "by-hand", "type": "nodefabric", **conf}
+        env = {
+            **self.relay_environment,
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": container,
+            "CNI_NETNS": str(netns),
+            "CNI_IFNAME": ifname,
+            "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}" if pod is not None else "",
+            "CNI_PATH": self.cni_path,
+        }
+        data = json.dumps(document).encode()
+        done = subprocess.run([self.relay], input=data, env={k: v for k, v in env.items() if v}, capture_output=True)
+        return done.returncode, json.loads(done.stdout) if done.stdout else {}
+
     # ---------------------------------------------------------------- processes
 
     def start_agent(self, *options: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -144,6 +186,12 @@ class Stage:
         program = "agent" if former else "hack.sim.agent"
         arguments = ["-m", program, "run", "--config", str(config), *self.host, "--log-format", "text", *options]
         return self.spawn("agent", arguments, {"NODE_NAME": NODE, **(env or {})})
+
+    def restart_agent(self, number: int = signal.SIGTERM) -> None:
+        """End the agent, start the next one, and wait until that is ready."""
+        self.end("agent", number)
+        self.start_agent()
+        self.await_ready()
 
     def start_kubelet(self, *options: str) -> subprocess.Popen[bytes]:
         """Start the kubelet stand-in. `write_conflist` comes before."""
@@ -229,6 +277,17 @@ class Stage:
             return all(self.pod(name) is None for name in names) or None
 
         wait(f"{', '.join(names)} to end", are_gone)
+
+    def run_pod(self, name: str, limits: Mapping[str, int], phase: str = "Running") -> dict[str, Any]:
+        """Create a pod, and wait until it runs. Returns its status."""
+        self.create_pod(name, limits)
+        return self.await_pod(name, phase)
+
+    def end_pods(self, *names: str) -> None:
+        """Delete pods, and wait until they are gone."""
+        for name in names:
+            self.delete_pod(name)
+        self.await_no_pod(*names)
 
     def files_of(self, container: Mapping[str, Any]) -> list[str]:
         """List the host's device files that a container of a pod gets now."""

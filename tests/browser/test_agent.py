@@ -14,23 +14,16 @@ def test_the_page_follows_a_pod_on_a_real_agent(own_network: None, short_folder:
     program = find_browser()
     stage = Stage(short_folder, RELAY)
     try:
-        stage.build_node("h100-8gpu")
-        stage.write_config()
-        stage.write_conflist()
-        stage.start_kubelet("--seed", "7")
-        stage.start_agent()
-        stage.await_ready()
+        stage.play()
         # A browser of its own: it must be in this test's network namespace.
         with Browser.started(program) as browser, browser.opened(f"http://127.0.0.1:{stage.port}/") as page:
             page.until("document.querySelectorAll('.cell[data-state=free]').length === 64")
-            stage.create_pod("trainer-0", {"rdma/hca": 1, "rdma/vf": 1, "nvidia.com/gpu": 1})
-            stage.await_pod("trainer-0")
+            stage.run_pod("trainer-0", {"rdma/hca": 1, "rdma/vf": 1, "nvidia.com/gpu": 1})
             page.until("document.querySelectorAll('.cell[data-state=attached]').length === 1")
             held = "[...document.querySelectorAll('#held tbody tr')].filter(r => r.textContent.includes('trainer-0'))"
             page.until(f"{held}.length === 3")
             page.until("document.querySelector('#events').textContent.includes('is net1 of default/trainer-0')")
-            stage.delete_pod("trainer-0")
-            stage.await_no_pod("trainer-0")
+            stage.end_pods("trainer-0")
             page.until("document.querySelectorAll('.cell[data-state=attached]').length === 0")
             assert page.complaints() == []
     finally:

@@ -31,10 +31,5 @@ def stage(own_network: None, request: pytest.FixtureRequest) -> Iterator[Stage]:
 @pytest.fixture
 def node(stage: Stage) -> Stage:
     """A stage that plays: the 8-GPU node, kubelet and agent, ready."""
-    stage.build_node("h100-8gpu")
-    stage.write_config()
-    stage.write_conflist()
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
+    stage.play()
     return stage

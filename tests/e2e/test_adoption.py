@@ -39,12 +39,7 @@ def test_a_pod_of_the_old_plugin_keeps_its_vf_and_gives_it_back(stage: Stage) ->
     assert (row["device"], row["state"]) == (facts.address, "attached")
     assert 'nodefabric_reconcile_actions_total{action="adopt",reason="replaced-plugin"} 1.0' in stage.fetch("/metrics")
 
-    request = json.dumps(known).encode()
-    call = {"CNI_COMMAND": "DEL", "CNI_CONTAINERID": CONTAINER, "CNI_IFNAME": "net1", "CNI_NETNS": str(pod)}
-    relay = {**stage.relay_environment, **call, "CNI_PATH": stage.cni_path}
-    program = stage.cni_path.split(":")[0]
-    done = subprocess.run([f"{program}/nodefabric"], input=request, env=relay, capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (0, b"")
+    assert stage.call("DEL", known, CONTAINER, pod) == (0, {})
     wait("the VF to be back", lambda: stage.status()["attachments"] == [] or None)
     back = machine.find_netdev(facts.address)
     assert back is not None

@@ -61,8 +61,7 @@ def test_a_pod_gets_the_vf_of_its_claim_into_its_namespace_and_leaves_nothing_be
     assert status["networkData"]["ips"][0].startswith("192.168.100.")
     assert status["data"]["pciAddress"] == address
 
-    stage.delete_pod("a")
-    stage.await_no_pod("a")
+    stage.end_pods("a")
     assert settled(lambda: [*not_back(machine, before), *still_attached(stage)]) == []
     assert specs(stage) == []
 
@@ -91,8 +90,7 @@ def test_a_vf_goes_from_claim_to_claim_also_through_the_death_of_the_agent(stage
     assert "net1" in in_pod(running, "ip", "-brief", "link")
     stage.await_no_pod("a")
     assert [path.name for path in specs(stage)] == [f"nodefabric-claim-{uid}.json"]
-    stage.delete_pod("b")
-    stage.await_no_pod("b")
+    stage.end_pods("b")
     assert settled(lambda: [*not_back(machine, before), *still_attached(stage), *map(str, specs(stage))]) == []
 
 
@@ -137,8 +135,7 @@ def test_an_unchanged_pod_gets_the_vfs_beside_its_gpus_through_a_claim_for_exten
     assert {name.rpartition("=")[0] for name in container["cdi_devices"]} == {"nodefabric.io/claim"}
     assert not set(vfs_of_pod) & machine.links.by_device().keys()
 
-    stage.delete_pod("a")
-    stage.await_no_pod("a")
+    stage.end_pods("a")
     assert settled(lambda: [*not_back(machine, before), *still_attached(stage)]) == []
 
 
@@ -153,8 +150,7 @@ def test_a_node_that_offers_nothing_to_claims_loads_no_driver_opens_no_socket_an
     stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"), env={"PYTHONPROFILEIMPORTTIME": "1"})
     stage.await_ready()
     wait("all parts", lambda: "agent.cluster.node_events" in stage.log("agent") or None)
-    stage.create_pod("a", {"rdma/vf": 1})
-    stage.await_pod("a")
+    stage.run_pod("a", {"rdma/vf": 1})
 
     loaded = {line.rpartition("|")[2].strip() for line in stage.log("agent").splitlines() if "import time:" in line}
     assert "agent.main" in loaded

@@ -20,8 +20,7 @@ def nodefabric(stage: Stage, *arguments: str) -> tuple[int, str]:
 
 
 def test_status_events_and_doctor_tell_of_a_running_agent(node: Stage) -> None:
-    node.create_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
-    node.await_pod("a")
+    node.run_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
     status, shown = nodefabric(node, "status")
     assert status == 0
     assert "default/a" in shown
@@ -34,5 +33,4 @@ def test_status_events_and_doctor_tell_of_a_running_agent(node: Stage) -> None:
     assert found["config"]["severity"] == "fine"
     assert found["gpus"]["text"].startswith("8 GPUs")
     assert (status == 0) == json.loads(shown)["sound"]
-    node.delete_pod("a")
-    node.await_no_pod("a")
+    node.end_pods("a")

@@ -94,8 +94,7 @@ def test_all_pairs_are_those_that_nvidia_documents(stage: Stage, way: str) -> No
     start(stage, resources)
     wait("the pairs", lambda: nearness(stage)["known"] or None)
     for number in range(4):
-        stage.create_pod(f"p{number}", limits)
-        stage.await_pod(f"p{number}")
+        stage.run_pod(f"p{number}", limits)
     if way == "late":
         told = rails(stage)
         assert {pf: gpu["pciAddress"] for pf, (gpu, _) in told.items()} == GPU_BESIDE
@@ -145,14 +144,12 @@ def test_a_function_that_answers_late_vanishes_and_comes_back_changes_nothing_fo
     with holding:
         wait("the others", lambda: nearness(stage)["unknownNics"] == [OF_SLOW] or None)
         assert not nearness(stage)["known"]
-        stage.create_pod("before", {"rdma/vf": 1, "nvidia.com/gpu": 1})
-        stage.await_pod("before")
+        stage.run_pod("before", {"rdma/vf": 1, "nvidia.com/gpu": 1})
         rows = stage.status()["attachments"]
     wait("the late answer", lambda: nearness(stage)["known"] or None)
     assert stage.status()["attachments"] == rows
     for number in range(3):
-        stage.create_pod(f"p{number}", {"rdma/vf": 1, "nvidia.com/gpu": 1})
-        stage.await_pod(f"p{number}")
+        stage.run_pod(f"p{number}", {"rdma/vf": 1, "nvidia.com/gpu": 1})
         pf, gpu = pair_of(stage, f"p{number}")
         assert GPU_BESIDE[pf] == gpu
 
@@ -168,18 +165,6 @@ def test_a_function_that_answers_late_vanishes_and_comes_back_changes_nothing_fo
     assert stage.status()["attachments"] == rows
 
 
-def test_the_next_agent_of_a_boot_knows_it_without_reading_again(stage: Stage) -> None:
-    start(stage, [TOLD, GPU])
-    wait("the pairs", lambda: nearness(stage)["known"] or None)
-    stage.end("agent")
-    for address in stage.machine.scan().by_address:
-        if vpd(stage, address).is_file():
-            vpd(stage, address).write_bytes(b"nothing that could be read")
-    stage.start_agent()
-    stage.await_ready()
-    assert nearness(stage)["known"]
-
-
 def test_a_card_that_hangs_leaves_its_adapter_without_preference_and_holds_up_no_stop(stage: Stage) -> None:
     def hang(stage: Stage) -> None:
         vpd(stage, SLOW).unlink()
@@ -187,8 +172,7 @@ def test_a_card_that_hangs_leaves_its_adapter_without_preference_and_holds_up_no
 
     start(stage, [TOLD, GPU], hang)
     wait("the others", lambda: nearness(stage)["unknownNics"] == [OF_SLOW] or None)
-    stage.create_pod("all", {"rdma/vf": 4, "nvidia.com/gpu": 4})
-    stage.await_pod("all")
+    stage.run_pod("all", {"rdma/vf": 4, "nvidia.com/gpu": 4})
     found = {pf: gpu and gpu["pciAddress"] for pf, (gpu, _) in rails(stage).items()}
     assert found == {**GPU_BESIDE, OF_SLOW: None}, "each of the four has one pod's traffic, and no guess is told"
     numbers = {

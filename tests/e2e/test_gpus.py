@@ -97,12 +97,10 @@ def test_a_driver_that_is_loaded_late_is_found_and_when_it_hangs_nothing_else_do
     node.await_kubelet(gpu=(8, 8))
     node.driver.hang("DeviceGetCount", "DeviceGetUUID", "EventSetWait", "Init", "Shutdown")
     wait("the hang to be told", lambda: any("does not answer" in text for text in node.problems()) or None)
-    node.stage.create_pod("a", {NAME: 2, "rdma/vf": 2})
-    pod = node.stage.await_pod("a")
+    pod = node.stage.run_pod("a", {NAME: 2, "rdma/vf": 2})
     assert len(pod["containers"][0]["devices"][NAME]) == 2
     assert node.kubelets()[NAME] == (8, 8)
-    node.stage.delete_pod("a")
-    node.stage.await_no_pod("a")
+    node.stage.end_pods("a")
     process = node.stage.processes["agent"]
     node.stage.end("agent")
     assert process.returncode == 0  # by itself, then
@@ -115,8 +113,8 @@ def test_slices_come_and_go_with_their_resources(node: Node) -> None:
     node.driver.change(GPUS[0].uuid, mig=cut)
     node.await_kubelet(gpu=(7, 7), mig_1g_10gb=(3, 3))
     assert [(r["name"], r["kind"]) for r in node.stage.status()["resources"]][-1] == ("nvidia.com/mig-1g.10gb", "gpu")
-    node.stage.create_pod("a", {"nvidia.com/mig-1g.10gb": 1})
-    [granted] = node.stage.await_pod("a")["containers"][0]["devices"]["nvidia.com/mig-1g.10gb"]
+    pod = node.stage.run_pod("a", {"nvidia.com/mig-1g.10gb": 1})
+    [granted] = pod["containers"][0]["devices"]["nvidia.com/mig-1g.10gb"]
     assert granted in {m.uuid for m in cut}
     node.driver.change(GPUS[0].uuid, mig=None)
     node.await_kubelet(gpu=(8, 8), mig_1g_10gb=(1, 0))  # what a pod holds stays listed, as gone

@@ -19,13 +19,7 @@ PATIENCE = {"downSeconds": 0.2, "upSeconds": 0.2, "goneSeconds": 3600}
 @pytest.fixture
 def machine(stage: Stage) -> SimulatedMachine:
     """The 8-GPU node with its agent, which is not patient with links."""
-    made = stage.build_node("h100-8gpu")
-    stage.write_config({**CONFIG, "health": PATIENCE})
-    stage.write_conflist()
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
-    return made
+    return stage.play("h100-8gpu", {**CONFIG, "health": PATIENCE})
 
 
 def shown(stage: Stage, resource: str = "rdma/vf") -> dict[str, int]:

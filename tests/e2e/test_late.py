@@ -28,12 +28,7 @@ LATE: Mapping[str, Any] = {
 @pytest.fixture
 def late(stage: Stage) -> Stage:
     """The 8-GPU node with slots."""
-    stage.build_node("h100-8gpu")
-    stage.write_config(LATE)
-    stage.write_conflist()
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
+    stage.play("h100-8gpu", LATE)
     return stage
 
 
@@ -79,8 +74,7 @@ def test_a_pod_gets_the_vf_beside_its_gpu_for_as_long_as_it_lives(late: Stage) -
     hardware = late.machine
     snapshot, before = hardware.scan(), hardware.links.by_device()
     distances = Distances(snapshot)
-    late.create_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
-    pod = late.await_pod("a")
+    pod = late.run_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
     (slot,) = slots_of(pod)
     (vf,) = devices_in(late, pod, snapshot)
     (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
@@ -88,8 +82,7 @@ def test_a_pod_gets_the_vf_beside_its_gpu_for_as_long_as_it_lives(late: Stage) -
     assert f"PCIDEVICE_RDMA_VF={vf}" in specs(late)[slot]["env"]
     assert vf not in hardware.links.by_device()
     assert [(row["pod"], row["device"]) for row in late.status()["attachments"]] == [("default/a", vf)]
-    late.delete_pod("a")
-    late.await_no_pod("a")
+    late.end_pods("a")
     assert settled(lambda: nothing_left(late, before)) == []
 
 
@@ -97,8 +90,7 @@ def test_all_gpus_of_a_node_find_their_own_vf(late: Stage) -> None:
     hardware = late.machine
     snapshot = hardware.scan()
     distances = Distances(snapshot)
-    late.create_pod("whole", {"nvidia.com/gpu": 8, "rdma/vf": 8})
-    pod = late.await_pod("whole")
+    pod = late.run_pod("whole", {"nvidia.com/gpu": 8, "rdma/vf": 8})
     gpus = pod["containers"][0]["devices"]["nvidia.com/gpu"]
     vfs = devices_in(late, pod, snapshot)
     assert sorted(min(distances.distance(gpu, vf) for vf in vfs) for gpu in gpus) == [Locality.PIX] * 8
@@ -115,8 +107,7 @@ def test_a_slot_that_is_used_again_has_the_new_pods_device(late: Stage) -> None:
     distances = Distances(snapshot)
     for n in range(6):
         name = f"p{n}"
-        late.create_pod(name, {"rdma/vf": 1, "nvidia.com/gpu": 1})
-        pod = late.await_pod(name)
+        pod = late.run_pod(name, {"rdma/vf": 1, "nvidia.com/gpu": 1})
         (vf,) = devices_in(late, pod, snapshot)
         (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
         assert distances.distance(gpu, vf) is Locality.PIX
@@ -127,8 +118,7 @@ def test_a_slot_that_is_used_again_has_the_new_pods_device(late: Stage) -> None:
 
 
 def test_specs_outlive_the_agent_and_lost_ones_come_back(late: Stage) -> None:
-    late.create_pod("a", {"rdma/vf": 2, "nvidia.com/gpu": 1})
-    late.await_pod("a")
+    late.run_pod("a", {"rdma/vf": 2, "nvidia.com/gpu": 1})
     written = specs(late)
     assert len(written) == 2
     late.end("agent")
@@ -142,8 +132,7 @@ def test_specs_outlive_the_agent_and_lost_ones_come_back(late: Stage) -> None:
 
 
 def test_specs_that_are_removed_under_a_pod_are_back_before_the_reconciler_looks(late: Stage) -> None:
-    late.create_pod("a", {"rdma/vf": 2, "nvidia.com/gpu": 1})
-    late.await_pod("a")
+    late.run_pod("a", {"rdma/vf": 2, "nvidia.com/gpu": 1})
     written = specs(late)
     for _ in range(4):  # the reconciler looks once a minute: it could be in time for one of these
         for path in (late.folder / "cdi-specs").glob("*.json"):
@@ -173,8 +162,7 @@ spec:
     assert specs(late).keys() == set(setup)
     assert len(set(devices_in(late, pod, snapshot))) == 3
     assert len(late.status()["attachments"]) == 3
-    late.delete_pod("a")
-    late.await_no_pod("a")
+    late.end_pods("a")
     assert settled(lambda: nothing_left(late, before)) == []
 
 
@@ -189,8 +177,7 @@ def test_a_device_that_no_interface_shows_goes_to_no_second_pod_when_the_books_a
     stage.start_kubelet("--seed", "7")
     stage.start_agent()
     stage.await_ready()
-    stage.create_pod("a", {"dpdk/vf": 1})
-    (slot,) = slots_of(stage.await_pod("a"))
+    (slot,) = slots_of(stage.run_pod("a", {"dpdk/vf": 1}))
     before = specs(stage)
     assert stage.status()["attachments"] == []
     stage.end("agent", signal.SIGKILL)
@@ -199,8 +186,7 @@ def test_a_device_that_no_interface_shows_goes_to_no_second_pod_when_the_books_a
     stage.start_agent()
     stage.await_ready()
     assert specs(stage) == before
-    stage.create_pod("b", {"dpdk/vf": 1})
-    (other,) = slots_of(stage.await_pod("b"))
+    (other,) = slots_of(stage.run_pod("b", {"dpdk/vf": 1}))
     told = {name: edits["env"] for name, edits in specs(stage).items()}
     assert sorted(told[name][0].partition("=")[2] for name in (slot, other)) == sorted(vfs)
 
@@ -209,8 +195,7 @@ def test_a_device_that_no_interface_shows_goes_to_no_second_pod_when_the_books_a
 
     until(lambda: slot in granted())  # kubelet's word is compared once the lists are made
     assert granted()[slot] == (told[slot][0].partition("=")[2], "default/a")
-    stage.delete_pod("b")
-    stage.await_no_pod("b")
+    stage.end_pods("b")
     assert specs(stage) == before
 
 

@@ -36,20 +36,17 @@ def test_the_files_of_the_adapters_beside_the_gpus_come_into_the_pod_and_no_inte
     stage.start_agent()
     stage.await_ready()
     snapshot = stage.machine.scan()
-    stage.create_pod("a", {"ex.com/hca": 1, "nvidia.com/gpu": 1})
-    pod = stage.await_pod("a")
+    pod = stage.run_pod("a", {"ex.com/hca": 1, "nvidia.com/gpu": 1})
     (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
     [(env, files)] = spec_of(stage, "hca")
     [device] = [d for d in snapshot.devices for r in d.rdma_devices if r.char_device("uverbs")[0].path in files]
     distances = Distances(snapshot)
     assert distances.distance(gpu, device.address) == min(distances.distance(gpu, a) for a in ADAPTERS) < Locality.NODE
     assert f"PCIDEVICE_EX_COM_HCA={device.address}" in env
-    stage.create_pod("b", {"ex.com/nic": 1, "ex.com/early": 1})
-    stage.await_pod("b")
+    stage.run_pod("b", {"ex.com/nic": 1, "ex.com/early": 1})
     [(env, _)] = spec_of(stage, "nic")
     assert f"PCIDEVICE_EX_COM_NIC={ADAPTERS[2]}" in env
     assert stage.status()["attachments"] == []
     for name in ("a", "b"):
-        stage.delete_pod(name)
-        stage.await_no_pod(name)
+        stage.end_pods(name)
     assert settled(lambda: list(map(str, (*spec_of(stage, "hca"), *spec_of(stage, "nic"))))) == []

@@ -21,14 +21,8 @@ def scrape(stage: Stage, accept: str = "") -> str:
 
 
 def test_a_scrape_is_sound_and_tells_what_a_pod_has(stage: Stage) -> None:
-    stage.build_node("h100-8gpu")
-    stage.write_config()
-    stage.write_conflist()
-    stage.start_kubelet()
-    stage.start_agent()
-    stage.await_ready()
-    stage.create_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
-    stage.await_pod("a")
+    stage.play()
+    stage.run_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
 
     def missing() -> list[str]:
         held = [line for line in scrape(stage).splitlines() if line.startswith("nodefabric_allocation_info{")]

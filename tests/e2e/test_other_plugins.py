@@ -35,8 +35,7 @@ def test_pods_run_on_the_pools_of_both(stage: Stage) -> None:
     offered = {r["name"]: r["units"] for r in stage.status()["resources"]}
     assert offered == {"intel.com/rail0": 4, "intel.com/rest": 60, "rdma/hca": 100}
 
-    stage.create_pod("a", {"intel.com/rail0": 1, "rdma/hca": 1})
-    (container,) = stage.await_pod("a")["containers"]
+    (container,) = stage.run_pod("a", {"intel.com/rail0": 1, "rdma/hca": 1})["containers"]
     ((device, attached),) = [(row["device"], row["state"]) for row in stage.status()["attachments"]]
     assert attached == "attached"
     assert container["envs"]["PCIDEVICE_INTEL_COM_RAIL0"] == device
@@ -50,7 +49,6 @@ def test_pods_run_on_the_pools_of_both(stage: Stage) -> None:
     wait(
         "the new number", lambda: {r["name"]: r["units"] for r in stage.status()["resources"]}["rdma/hca"] == 7 or None
     )
-    stage.delete_pod("a")
-    stage.await_no_pod("a")
+    stage.end_pods("a")
     wait("the VF back", lambda: stage.status()["attachments"] == [] or None)
     assert "resourceList[1].comment: is not a known key" in stage.log("agent")

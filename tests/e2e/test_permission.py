@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from typing import Any
 
 from hack.sim.runtime import make_netns, remove_netns
@@ -14,24 +11,7 @@ from tests.e2e.test_pods import units
 
 def call(stage: Stage, command: str, pod: str | None, **conf: Any) -> tuple[int, dict[str, Any]]:
     """Call the relay as Multus does for a pod, into a namespace beside it; for no pod, as somebody does by hand."""
-    env = {
-        **stage.relay_environment,
-        "CNI_COMMAND": command,
-        "CNI_CONTAINERID": f"sandbox-of-{pod}",
-        "CNI_NETNS": str(stage.folder / "beside"),
-        "CNI_IFNAME": "net7",
-        "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}" if pod is not None else "",
-        "CNI_PATH": stage.cni_path,
-    }
-    document = {"cniVersion": "1.1.0", "name": "of-a-tenant", "type": "nodefabric", **conf}
-    done = subprocess.run(
-        [stage.relay],
-        input=json.dumps(document).encode(),
-        env={**os.environ, **env},
-        capture_output=True,
-        check=False,
-    )
-    return done.returncode, json.loads(done.stdout) if done.stdout else {}
+    return stage.call(command, conf, f"sandbox-of-{pod}", stage.folder / "beside", "net7", pod)
 
 
 def play(stage: Stage, **more: Any) -> None:
@@ -81,11 +61,9 @@ def test_a_network_that_a_tenant_wrote_takes_no_device_that_kubelet_gave_to_anot
     assert call(stage, "DEL", "a", deviceID=mine) == (0, {})
 
     # b's VF goes to c, among all the others, before anybody has told the agent that b is gone.
-    stage.delete_pod("b")
-    stage.await_no_pod("b")
+    stage.end_pods("b")
     count = sum(device.is_vf for device in snapshot.devices) - 1
-    stage.create_pod("c", {"rdma/vf": count})
-    assert others in units(stage.await_pod("c"), "rdma/vf")
+    assert others in units(stage.run_pod("c", {"rdma/vf": count}), "rdma/vf")
     assert call(stage, "ADD", "a", deviceID=others)[0] == 1
     assert call(stage, "ADD", "c", deviceID=others)[0] == 0
     assert call(stage, "DEL", "c", deviceID=others) == (0, {})

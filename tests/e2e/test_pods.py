@@ -36,7 +36,12 @@ def allocatable(stage: Stage, resource: str) -> int:
     return int(node["allocatable"].get(resource, 0))
 
 
-def test_a_pod_gets_its_devices_and_leaves_nothing_behind(node: Stage) -> None:
+def restraints(process: str) -> tuple[int, int]:
+    status = dict(line.split(":", 1) for line in Path(process, "status").read_text().splitlines())
+    return int(status["Seccomp_filters"]), int(status["NoNewPrivs"])
+
+
+def test_pods_get_their_devices_and_leave_nothing_behind(node: Stage) -> None:
     machine = node.machine
     before = machine.links.by_device()
     for name in ("a", "b"):
@@ -54,33 +59,19 @@ def test_a_pod_gets_its_devices_and_leaves_nothing_behind(node: Stage) -> None:
 
     leases = node.folder / "leases-rails/rails"
     assert len(list(leases.glob("192.168.*"))) == 2
+    assert len(node.status()["grants"]) == 6
 
-    for name in ("a", "b"):
-        node.delete_pod(name)
-    node.await_no_pod("a", "b")
-    assert settled(lambda: [*not_back(machine, before), *still_attached(node)]) == []
-    assert list(leases.glob("192.168.*")) == []
-
-
-def test_an_agent_that_attaches_has_given_up_mounts_and_the_like_in_every_thread(node: Stage) -> None:
-    def restraints(process: str) -> tuple[int, int]:
-        status = dict(line.split(":", 1) for line in Path(process, "status").read_text().splitlines())
-        return int(status["Seccomp_filters"]), int(status["NoNewPrivs"])
-
-    node.create_pod("a", ALL)
-    node.await_pod("a")
+    # The agent that attaches has given up mounts and the like in every thread.
     filters, _ = restraints("/proc/self")
     threads = [*Path(f"/proc/{node.processes['agent'].pid}/task").iterdir()]
     assert len(threads) > 5
     assert {restraints(str(thread)) for thread in threads if thread.exists()} == {(filters + 1, 1)}
 
-
-def test_an_hca_share_brings_the_char_devices_of_that_hca_only(node: Stage) -> None:
-    node.create_pod("a", {"rdma/hca": 1})
-    pod = node.await_pod("a")
-    nodes = node.files_of(pod["containers"][0])
-    assert sum("uverbs" in path for path in nodes) == 1
-    assert set(nodes) - {n for n in nodes if "uverbs" in n} == {"/dev/infiniband/rdma_cm"}
+    node.end_pods("a", "b")
+    assert settled(lambda: [*not_back(machine, before), *still_attached(node)]) == []
+    assert list(leases.glob("192.168.*")) == []
+    assert settled(lambda: [grant["unit"] for grant in node.status()["grants"]]) == []
+    assert [resource["granted"] for resource in node.status()["resources"]] == [0, 0, 0]
 
 
 def test_vf_and_gpu_of_a_pod_are_below_one_switch(node: Stage) -> None:
@@ -97,37 +88,15 @@ def test_vf_and_gpu_of_a_pod_are_below_one_switch(node: Stage) -> None:
         assert locality(snapshot.by_address[gpu.pci_address], vf) is Locality.PIX
 
 
-def test_a_pod_with_nothing_of_ours_passes_through(node: Stage) -> None:
-    node.create_pod("plain", {"cpu": 1})
-    pod = node.await_pod("plain")
-    assert [i["name"] for i in pod["cni_result"]["interfaces"] if i.get("sandbox")] == ["eth0"]
-    assert node.status()["attachments"] == []
-
-
-def test_a_pod_with_several_vfs_gets_as_many_interfaces(node: Stage) -> None:
-    node.create_pod("many", {"rdma/vf": 3})
-    pod = node.await_pod("many")
-    shown = in_pod(pod, "ip", "-brief", "link")
-    assert all(f"net{n}@" in shown for n in (1, 2, 3))
-    node.delete_pod("many")
-    node.await_no_pod("many")
-    assert settled(lambda: still_attached(node)) == []
-
-
-def test_what_a_pod_had_is_free_for_people_to_see_soon_after_its_end(node: Stage) -> None:
-    node.create_pod("a", ALL)
-    node.await_pod("a")
-    assert len(node.status()["grants"]) == 3
-    node.delete_pod("a")
-    node.await_no_pod("a")
-    assert settled(lambda: [grant["unit"] for grant in node.status()["grants"]]) == []
-    assert [resource["granted"] for resource in node.status()["resources"]] == [0, 0, 0]
-
-
-def test_the_variable_lists_vfs_in_the_order_of_their_interfaces(node: Stage) -> None:
-    node.create_pod("many", {"rdma/vf": 6})
-    pod = node.await_pod("many")
+def test_the_variable_lists_vfs_in_the_order_of_interfaces_and_a_share_brings_one_adapters_files(
+    node: Stage,
+) -> None:
+    pod = node.run_pod("many", {"rdma/vf": 6})
     interfaces = [row for row in node.status()["attachments"] if row["pod"] == "default/many"]
     by_name = {row["ifname"]: row["device"] for row in interfaces}
     listed = pod["containers"][0]["envs"]["PCIDEVICE_RDMA_VF"].split(",")
     assert listed == [by_name[f"net{number}"] for number in range(1, 7)]
+    assert all(f"net{number}@" in in_pod(pod, "ip", "-brief", "link") for number in range(1, 7))
+    files = node.files_of(node.run_pod("shares", {"rdma/hca": 1})["containers"][0])
+    assert sum("uverbs" in path for path in files) == 1
+    assert {path for path in files if "uverbs" not in path} == {"/dev/infiniband/rdma_cm"}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
+from typing import Any
 
 from agent.model.topology import Locality
 from agent.placement import Distances
@@ -21,32 +19,15 @@ def test_a_pod_gets_a_vf_beside_its_gpu_that_no_resource_offers(stage: Stage) ->
     stage.start_kubelet("--seed", "7")
     stage.start_agent()
     stage.await_ready()
-    stage.create_pod("a", {"nvidia.com/gpu": 1})
-    pod = stage.await_pod("a")
+    pod = stage.run_pod("a", {"nvidia.com/gpu": 1})
     (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
 
-    env = {
-        **stage.relay_environment,
-        "CNI_CONTAINERID": "sandbox-of-a",
-        "CNI_NETNS": pod["netns"],
-        "CNI_IFNAME": "net7",
-        "CNI_ARGS": "K8S_POD_NAMESPACE=default;K8S_POD_NAME=a",
-        "CNI_PATH": stage.cni_path,
-    }
-    conf = {"cniVersion": "1.1.0", "name": "pool", "type": "nodefabric", "pf": pfs}
+    def call(command: str) -> dict[str, Any]:
+        status, answer = stage.call(command, {"pf": pfs}, "sandbox-of-a", pod["netns"], "net7", "a")
+        assert status == 0, answer
+        return answer
 
-    def call(command: str) -> str:
-        done = subprocess.run(
-            [stage.relay],
-            input=json.dumps(conf).encode(),
-            env={**os.environ, **env, "CNI_COMMAND": command},
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout.decode()
-
-    interface = json.loads(call("ADD"))["interfaces"][0]
+    interface = call("ADD")["interfaces"][0]
     device = snapshot.by_address[interface["pciID"]]
     assert device.vf_index is not None
     assert device.vf_index > 2
@@ -63,5 +44,4 @@ def test_a_pod_gets_a_vf_beside_its_gpu_that_no_resource_offers(stage: Stage) ->
     assert device.address not in before
     call("DEL")
     assert settled(lambda: [row["device"] for row in stage.status()["attachments"]]) == []
-    stage.delete_pod("a")
-    stage.await_no_pod("a")
+    stage.end_pods("a")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 from typing import Any
 
@@ -34,20 +32,6 @@ def configuration(stage: Stage, binding: str, leases: str = "leases", first: int
         "resources": [of_vfs, {"name": "nvidia.com/gpu", "kind": "gpu"}],
         "networks": [{"name": "rails", "ifName": "rail{rail}", "mtu": 4200, "ipam": ipam}],
     }
-
-
-def play(
-    stage: Stage,
-    document: Mapping[str, Any],
-    conflist: Sequence[Mapping[str, Any]] | None = None,
-    node: str = "h100-8gpu",
-) -> None:
-    stage.build_node(node)
-    stage.write_config(document)
-    stage.write_conflist(conflist)
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
 
 
 def rails_of(snapshot: Snapshot) -> dict[str, int]:
@@ -79,26 +63,11 @@ def assert_on_its_rails(stage: Stage, pod: Mapping[str, Any], name: str, count: 
         assert address.startswith(f"10.{10 + int(interface.removeprefix('rail'))}.0.")
 
 
-def call(stage: Stage, command: str, pod: Mapping[str, Any], container_id: str, **conf: Any) -> tuple[int, str]:
+def call(stage: Stage, command: str, pod: Mapping[str, Any], container_id: str, **conf: Any) -> tuple[int, Any]:
     """Call the plugin for an interface of pod a, chained as eth0 if nothing else is said."""
-    chained = {"cniVersion": "1.0.0", "name": "cluster", "type": "nodefabric", "prevResult": pod["cni_result"]}
-    done = subprocess.run(
-        [stage.relay],
-        input=json.dumps({"cniVersion": "1.0.0", "type": "nodefabric", **conf} if conf else chained).encode(),
-        env={
-            **os.environ,
-            **stage.relay_environment,
-            "CNI_COMMAND": command,
-            "CNI_CONTAINERID": container_id,
-            "CNI_NETNS": pod["netns"],
-            "CNI_IFNAME": "net9" if conf else "eth0",
-            "CNI_PATH": stage.cni_path,
-            "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=a",
-        },
-        capture_output=True,
-        check=False,
-    )
-    return done.returncode, done.stdout.decode()
+    document = conf or {"name": "cluster", "prevResult": pod["cni_result"]}
+    ifname = "net9" if conf else "eth0"
+    return stage.call(command, {"cniVersion": "1.0.0", **document}, container_id, pod["netns"], ifname, "a")
 
 
 def leased(stage: Stage, folder: str = "leases") -> list[str]:
@@ -106,7 +75,7 @@ def leased(stage: Stage, folder: str = "leases") -> list[str]:
 
 
 def test_four_vfs_of_four_rails_have_four_subnets_and_the_names_of_their_rails(stage: Stage) -> None:
-    play(stage, configuration(stage, "late"))
+    stage.play("h100-8gpu", configuration(stage, "late"))
     before = stage.machine.links.by_device()
     for name in ("a", "b"):
         stage.create_pod(name, {"rdma/vf": 4, "nvidia.com/gpu": 4})
@@ -117,37 +86,32 @@ def test_four_vfs_of_four_rails_have_four_subnets_and_the_names_of_their_rails(s
     assert len(leased(stage)) == 8
 
     (container_id,) = {row["container"] for row in stage.status()["attachments"] if row["pod"] == "default/a"}
-    assert call(stage, "CHECK", a, container_id) == (0, "")
+    assert call(stage, "CHECK", a, container_id) == (0, {})
     name, address = next(iter(seen(a).items()))
     in_pod(a, "/usr/sbin/ip", "address", "del", f"{address}/16", "dev", name)
     status, told = call(stage, "CHECK", a, container_id)
     assert status == 1
-    assert f"{name} lacks address {address}/16" in told
+    assert f"{name} lacks address {address}/16" in told["msg"]
 
     # What was leased is given back where it was leased, whatever the configuration says by then.
     stage.write_config(configuration(stage, "late", "other", 100))
     wait("the configuration", lambda: stage.log("agent").count("the new configuration is in effect") or None)
-    stage.delete_pod("a")
-    stage.await_no_pod("a")
+    stage.end_pods("a")
     assert settled(lambda: [x for x in leased(stage) if x == address]) == []
     assert len(leased(stage)) == 4
-    stage.create_pod("c", {"rdma/vf": 1, "nvidia.com/gpu": 1})
-    stage.await_pod("c")
+    stage.run_pod("c", {"rdma/vf": 1, "nvidia.com/gpu": 1})
     (of_c,) = leased(stage, "other")
     (rail,) = attached(stage, "c")
     assert of_c.startswith(f"10.{100 + int(rail.removeprefix('rail'))}.0.")
     for pod in ("b", "c"):
-        stage.delete_pod(pod)
-        stage.await_no_pod(pod)
+        stage.end_pods(pod)
 
     # More VFs than rails.
-    stage.create_pod("d", {"rdma/vf": 9})
-    found = seen(stage.await_pod("d"))
+    found = seen(stage.run_pod("d", {"rdma/vf": 9}))
     (twice,) = [name for name in found if "-" in name]
     assert found.keys() == {*(f"rail{n}" for n in range(8)), twice}
     assert found[twice].rpartition(".")[0] == found[twice.removesuffix("-2")].rpartition(".")[0]
-    stage.delete_pod("d")
-    stage.await_no_pod("d")
+    stage.end_pods("d")
     assert leased(stage, "other") == []
     assert settled(lambda: [*not_back(stage.machine, before), *still_attached(stage), *leased(stage)]) == []
 
@@ -166,9 +130,8 @@ def test_planes_of_one_adapter_come_together_each_with_its_own_network(stage: St
         "ipam": {**ipam, "dataDir": str(stage.folder / "leases")},
     }
     resources = [of_rails] if way == "rails" else [late, {"name": "nvidia.com/gpu", "kind": "gpu"}]
-    play(stage, {"resources": resources, "networks": [network]}, node="gb200-cx8-4gpu")
-    stage.create_pod("a", {"rdma/rail": 2} if way == "rails" else {"rdma/nic": 4, "nvidia.com/gpu": 2})
-    pod = stage.await_pod("a")
+    stage.play("gb200-cx8-4gpu", {"resources": resources, "networks": [network]})
+    pod = stage.run_pod("a", {"rdma/rail": 2} if way == "rails" else {"rdma/nic": 4, "nvidia.com/gpu": 2})
     (file,) = (stage.folder / "cdi-specs").glob("*.rails")
     told = json.loads(file.read_text())["rails"]
     places = [(rail["rail"], rail["plane"]) for rail in told]
@@ -208,9 +171,8 @@ def test_a_pf_has_the_network_that_the_resource_names_for_it(stage: Stage) -> No
     ports = {"ens1f0np0": "rails", "0000:3a:00.0": "second", "ens4f0np0": "rails"}
     select = {"pf": [f"{port}#0" for port in ports]}
     of_vfs = {"name": "rdma/vf", "kind": "vf", "select": select, "network": ports}
-    play(stage, {"resources": [of_vfs], "networks": [*rails, {"name": "second"}]})
-    stage.create_pod("a", {"rdma/vf": 3})
-    pod = stage.await_pod("a")
+    stage.play("h100-8gpu", {"resources": [of_vfs], "networks": [*rails, {"name": "second"}]})
+    pod = stage.run_pod("a", {"rdma/vf": 3})
     assert attached(stage, "a") == {"rail0": "0000:18:00.1", "net1": "0000:3a:00.1", "rail2": "0000:5a:00.1"}
     assert {name: address.rpartition(".")[0] for name, address in seen(pod).items()} == {
         "rail0": "10.10.0",
@@ -219,21 +181,21 @@ def test_a_pf_has_the_network_that_the_resource_names_for_it(stage: Stage) -> No
 
 
 def test_a_network_of_multus_may_name_the_agents_and_goes_by_the_rail_of_its_device(stage: Stage) -> None:
-    play(stage, configuration(stage, "early"), [{"type": "ptp", "ipam": stage.ipam("cluster", "10.244.0.0/24")}])
-    stage.create_pod("a", {"rdma/vf": 1})
-    pod = stage.await_pod("a")
+    ptp = {"type": "ptp", "ipam": stage.ipam("cluster", "10.244.0.0/24")}
+    stage.play("h100-8gpu", configuration(stage, "early"), conflist=[ptp])
+    pod = stage.run_pod("a", {"rdma/vf": 1})
     (vf,) = pod["containers"][0]["devices"]["rdma/vf"]
     attachment = {"name": "by-multus", "network": "rails", "deviceID": vf}
     status, told = call(stage, "ADD", pod, "c9", **{**attachment, "network": "gone"})
     assert status == 1
-    assert "network gone is not in the agent's configuration on this node; there are: rails" in told
+    assert "network gone is not in the agent's configuration on this node; there are: rails" in told["msg"]
     status, told = call(stage, "ADD", pod, "c9", **{**attachment, "mtu": 1500})
-    assert "network rails says all of the interface: leave out what else is said of it" in told
+    assert "network rails says all of the interface: leave out what else is said of it" in told["msg"]
     status, told = call(stage, "ADD", pod, "c9", **attachment)
     assert status == 0, told
     rail = rails_of(stage.machine.scan())[stage.machine.scan().by_address[vf].physfn or ""]
     assert seen(pod)["net9"].startswith(f"10.{10 + rail}.0.")
-    assert json.loads(told)["ips"][0]["address"].startswith(f"10.{10 + rail}.0.")
-    assert call(stage, "CHECK", pod, "c9", **attachment, prevResult=json.loads(told)) == (0, "")
-    assert call(stage, "DEL", pod, "c9", **attachment) == (0, "")
+    assert told["ips"][0]["address"].startswith(f"10.{10 + rail}.0.")
+    assert call(stage, "CHECK", pod, "c9", **attachment, prevResult=told) == (0, {})
+    assert call(stage, "DEL", pod, "c9", **attachment) == (0, {})
     assert settled(lambda: leased(stage)) == []

@@ -21,21 +21,14 @@ RAIL = {
 
 
 def play(stage: Stage, node: str, *resources: dict[str, Any]) -> SimulatedMachine:
-    hardware = stage.build_node(node)
-    stage.write_config({**CONFIG, "resources": list(resources)})
-    stage.write_conflist()
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
-    return hardware
+    return stage.play(node, {**CONFIG, "resources": list(resources)})
 
 
 def test_a_rail_brings_its_gpu_and_the_vf_beside_it(stage: Stage) -> None:
     hardware = play(stage, "h100-8gpu", RAIL)
     snapshot, before = hardware.scan(), hardware.links.by_device()
     distances = Distances(snapshot)
-    stage.create_pod("a", {"rdma/rail": 2})
-    pod = stage.await_pod("a")
+    pod = stage.run_pod("a", {"rdma/rail": 2})
     (container,) = pod["containers"]
     gpus = container["envs"]["NVIDIA_VISIBLE_DEVICES"].split(",")
     vfs = container["envs"]["PCIDEVICE_RDMA_RAIL"].split(",")
@@ -46,11 +39,8 @@ def test_a_rail_brings_its_gpu_and_the_vf_beside_it(stage: Stage) -> None:
     (resource,) = stage.status()["resources"]
     assert (resource["units"], resource["healthy"], resource["granted"]) == (8, 8, 2)
 
-    stage.end("agent")
-    stage.start_agent()
-    stage.await_ready()
-    stage.delete_pod("a")
-    stage.await_no_pod("a")
+    stage.restart_agent()
+    stage.end_pods("a")
     assert settled(lambda: [*not_back(hardware, before), *still_attached(stage)]) == []
 
 
@@ -59,15 +49,13 @@ def test_a_whole_adapter_goes_into_the_pod_and_comes_back(stage: Stage) -> None:
     before = hardware.links.by_device()
     (resource,) = stage.status()["resources"]
     assert resource["units"] > 0
-    stage.create_pod("a", {"rdma/nic": 1})
-    pod = stage.await_pod("a")
+    pod = stage.run_pod("a", {"rdma/nic": 1})
     (nic,) = pod["containers"][0]["devices"]["rdma/nic"]
     assert pod["containers"][0]["envs"] == {"PCIDEVICE_RDMA_NIC": nic}
     assert nic not in hardware.links.by_device()
     assert [(row["device"], row["pod"]) for row in stage.status()["attachments"]] == [(nic, "default/a")]
     assert stage.status()["resources"][0]["units"] == resource["units"]
-    stage.delete_pod("a")
-    stage.await_no_pod("a")
+    stage.end_pods("a")
     assert settled(lambda: [*not_back(hardware, before), *still_attached(stage)]) == []
 
 
@@ -75,17 +63,11 @@ def test_a_rail_of_two_vfs_brings_both_each_with_an_interface_of_its_own(stage: 
     one_of_each = {"pf": [f"ens{n}f0np0#0" for n in range(1, 9)]}
     several = {**RAIL, "nic": {"kind": "vf", "select": one_of_each, "count": 2}, "network": "rails"}
     networks = [{"name": "rails", "ifName": "rail{rail}"}]
-    hardware = stage.build_node("h100-8gpu")
-    stage.write_config({**CONFIG, "resources": [several], "networks": networks})
-    stage.write_conflist()
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
+    hardware = stage.play("h100-8gpu", {**CONFIG, "resources": [several], "networks": networks})
     before = hardware.links.by_device()
     taken: dict[str, str] = {}
     for name in ("a", "b"):
-        stage.create_pod(name, {"rdma/rail": 1})
-        (container,) = stage.await_pod(name)["containers"]
+        (container,) = stage.run_pod(name, {"rdma/rail": 1})["containers"]
         nics = container["envs"]["PCIDEVICE_RDMA_RAIL"].split(",")
         rows = [row for row in stage.status()["attachments"] if row["pod"] == f"default/{name}"]
         assert {row["device"] for row in rows} == set(nics)
@@ -94,12 +76,9 @@ def test_a_rail_of_two_vfs_brings_both_each_with_an_interface_of_its_own(stage: 
         assert taken.keys().isdisjoint(nics)
         taken |= dict.fromkeys(nics, name)
         assert len(taken) == 2 * len({*taken.values()})
-        stage.end("agent")
-        stage.start_agent()
-        stage.await_ready()
+        stage.restart_agent()
         granted = {grant["pod"]: grant["devices"] for grant in stage.status()["grants"]}
         assert granted[f"default/{name}"] == nics
     for name in ("a", "b"):
-        stage.delete_pod(name)
-        stage.await_no_pod(name)
+        stage.end_pods(name)
     assert settled(lambda: [*not_back(hardware, before), *still_attached(stage)]) == []

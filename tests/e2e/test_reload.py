@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from typing import Any
 
 import pytest
@@ -59,24 +57,13 @@ def metric(stage: Stage, line: str) -> bool:
 def new_sandbox(stage: Stage, pod: str, netns: str) -> dict[str, Any]:
     """Ask the relay as a runtime does for another sandbox of a pod, chained after the cluster's network."""
     previous = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": netns}], "ips": []}
-    conf = {"cniVersion": "1.0.0", "name": "cluster", "type": "nodefabric", "prevResult": previous}
-    call = {
-        "CNI_COMMAND": "ADD",
-        "CNI_CONTAINERID": "another-sandbox",
-        "CNI_NETNS": netns,
-        "CNI_IFNAME": "eth0",
-        "CNI_ARGS": f"K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}",
-    }
-    env = {**os.environ, **stage.relay_environment, **call}
-    done = subprocess.run([stage.relay], input=json.dumps(conf).encode(), env=env, capture_output=True, check=False)
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    conf = {"cniVersion": "1.0.0", "name": "cluster", "prevResult": previous}
+    return stage.call("ADD", conf, "another-sandbox", netns, "eth0", pod)[1]
 
 
 def test_resources_come_and_go_while_a_pod_keeps_what_it_has(configured: Stage) -> None:
     stage = configured
-    stage.create_pod("a", {"rdma/vf": 1})
-    netns = stage.await_pod("a")["netns"]
+    netns = stage.run_pod("a", {"rdma/vf": 1})["netns"]
     (held,) = [row["device"] for row in stage.status()["attachments"]]
     mount(stage, {"resources": [HCA, {**VFS, "name": "rdma/other"}]})
     wait("the new resources", lambda: capacity(stage) == {"rdma/hca": 504, "rdma/other": 64} or None)
@@ -87,12 +74,9 @@ def test_resources_come_and_go_while_a_pod_keeps_what_it_has(configured: Stage) 
     refused = new_sandbox(stage, "a", netns)
     assert refused["code"] == TRY_AGAIN_LATER
     assert f"has {held} of rdma/vf, and the configuration has no resource of this name any more" in refused["msg"]
-    stage.create_pod("b", {"rdma/other": 1})
-    stage.await_pod("b")
+    stage.run_pod("b", {"rdma/other": 1})
     assert [row["device"] for row in stage.status()["attachments"] if row["pod"] == "default/b"] != [held]
-    stage.delete_pod("a")
-    stage.delete_pod("b")
-    stage.await_no_pod("a", "b")
+    stage.end_pods("a", "b")
     assert wait("both VFs back", lambda: stage.status()["attachments"] == [] or None)
 
 

@@ -77,8 +77,7 @@ def test_each_container_keeps_its_own_devices_when_all_numbers_are_others(stage:
     begin(stage)
     pods = {"a": {"rdma/hca": 2}, "b": {"rdma/hca": 1}, "c": {"dpdk/vf": 1}, "d": {"dpdk/vf": 1, "rdma/hca": 1}}
     for name, limits in pods.items():
-        stage.create_pod(name, limits)
-        answered = stage.await_pod(name)["containers"][0]
+        answered = stage.run_pod(name, limits)["containers"][0]
         assert answered["device_nodes"] == []
         assert not any("mlx5" in value for value in answered["envs"].values())
     before = {name: files(stage, name) for name in pods}
@@ -98,8 +97,7 @@ def specs(stage: Stage) -> set[str]:
 
 def test_units_whose_pod_was_told_paths_are_withheld_when_these_are_anothers(stage: Stage) -> None:
     begin(stage, cdiNames=False)
-    stage.create_pod("a", {"rdma/hca": 1})
-    told = stage.await_pod("a")["containers"][0]
+    told = stage.run_pod("a", {"rdma/hca": 1})["containers"][0]
     (unit,) = told["devices"]["rdma/hca"]
     assert told["cdi_devices"] == []
     assert any("uverbs" in node["host"] for node in told["device_nodes"])
@@ -115,16 +113,14 @@ def test_units_whose_pod_was_told_paths_are_withheld_when_these_are_anothers(sta
     assert {(ill["unit"], ill["reason"]) for ill in resource["unhealthy"] if ill["reason"] == "Renumbered"} == {
         (unit, "Renumbered")
     }
-    stage.create_pod("b", {"rdma/hca": 1})
-    assert stage.await_pod("b")["containers"][0]["cdi_devices"]
+    assert stage.run_pod("b", {"rdma/hca": 1})["containers"][0]["cdi_devices"]
     assert "Renumbered" in stage.fetch("/metrics")
 
 
 def test_a_folder_of_specs_that_cannot_be_written_leaves_paths(stage: Stage) -> None:
     (stage.folder / "cdi-specs").write_text("in the way")
     begin(stage)
-    stage.create_pod("a", {"rdma/hca": 1})
-    told = stage.await_pod("a")["containers"][0]
+    told = stage.run_pod("a", {"rdma/hca": 1})["containers"][0]
     assert told["cdi_devices"] == []
     assert any("uverbs" in node["host"] for node in told["device_nodes"])
     assert Path(stage.folder / "cdi-specs").read_text() == "in the way"

@@ -45,8 +45,7 @@ def test_a_pod_with_shares_gets_one_interface_for_each_adapter(stage: Stage) -> 
     assert [i["name"] for i in pod["cni_result"]["interfaces"] if i.get("sandbox")] == ["eth0", "net1"]
     (row,) = stage.status()["attachments"]
     assert row["device"].endswith("/net1")
-    stage.delete_pod("a")
-    stage.await_no_pod("a")
+    stage.end_pods("a")
     assert wait("empty books", lambda: not stage.status()["attachments"])
 
 

@@ -76,8 +76,7 @@ def test_the_object_follows_the_pods_and_rests_otherwise(stage: Stage) -> None:
     wait("the object for Volcano", lambda: has(port, FOR_VOLCANO) or None)
     assert get(port, FOR_VOLCANO)["spec"]["numares"]["cpu"] == {"allocatable": "0-223", "capacity": 224}
 
-    stage.create_pod("a", {"rdma/vf": 2, "nvidia.com/gpu": 1})
-    stage.await_pod("a")
+    stage.run_pod("a", {"rdma/vf": 2, "nvidia.com/gpu": 1})
     assert settled(lambda: [] if sorted(vfs()) == ["30", "32"] else [str(vfs())]) == []
 
     def is_at_rest() -> bool:
@@ -88,18 +87,15 @@ def test_the_object_follows_the_pods_and_rests_otherwise(stage: Stage) -> None:
     wait("no more writes", lambda: is_at_rest() or None)
     assert "nodefabric.io/unchanged-since" in get(port, OBJECT)["metadata"]["annotations"]
 
-    stage.delete_pod("a")
-    stage.await_no_pod("a")
+    stage.end_pods("a")
     assert settled(lambda: [] if vfs() == ["32", "32"] else [str(vfs())]) == []
 
 
 def test_a_dead_api_server_holds_up_no_pod(stage: Stage) -> None:
     start(stage)
     stage.end("apiserver")
-    stage.create_pod("a", {"rdma/vf": 1})
-    stage.await_pod("a")
-    stage.delete_pod("a")
-    stage.await_no_pod("a")
+    stage.run_pod("a", {"rdma/vf": 1})
+    stage.end_pods("a")
     process = stage.processes["agent"]
     stage.end("agent")
     assert process.returncode == 0  # by itself, then

@@ -6,7 +6,6 @@ Pods that have a VF wait, and then start.
 from __future__ import annotations
 
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +62,11 @@ def start_trainer(stage: Stage) -> None:
 
 
 def begin(stage: Stage, name: str = "plain") -> dict[str, Any]:
-    stage.create_pod(name, {"cpu": 1})
-    return stage.await_pod(name)
+    return stage.run_pod(name, {"cpu": 1})
 
 
 def end(stage: Stage, name: str = "plain") -> None:
-    stage.delete_pod(name)
-    stage.await_no_pod(name)
+    stage.end_pods(name)
 
 
 def interfaces(pod: dict[str, Any]) -> list[str]:
@@ -82,14 +79,7 @@ def spooled(stage: Stage) -> list[Path]:
 
 
 def status_of_network(stage: Stage) -> int:
-    done = subprocess.run(
-        [str(stage.folder / "cni/nodefabric")],
-        input=b'{"cniVersion": "1.1.0", "name": "cluster", "type": "nodefabric"}',
-        env={**stage.relay_environment, "CNI_COMMAND": "STATUS", "CNI_PATH": stage.cni_path},
-        stdout=subprocess.DEVNULL,
-        check=False,
-    )
-    return done.returncode
+    return stage.call("STATUS", {"name": "cluster"})[0]
 
 
 def attached(stage: Stage) -> list[str]:
@@ -98,11 +88,9 @@ def attached(stage: Stage) -> list[str]:
 
 def test_the_file_names_pods_that_hold_a_vf_for_as_long_as_they_do(node: Stage) -> None:
     wait("the file", lambda: holders(node) == [] or None)
-    node.create_pod("gpu", {"nvidia.com/gpu": 1, "rdma/hca": 1})
-    node.await_pod("gpu")
+    node.run_pod("gpu", {"nvidia.com/gpu": 1, "rdma/hca": 1})
     assert holders(node) == []
-    node.create_pod("a", {"rdma/vf": 1})
-    node.await_pod("a")
+    node.run_pod("a", {"rdma/vf": 1})
     wait("the pod on file", lambda: holders(node) == ["default/a"] or None)
 
 
@@ -157,8 +145,7 @@ def test_ordinary_pods_come_and_go_while_the_agent_dies_again_and_again(gated: S
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["after an agent that was well", "after a reboot"])
 def test_a_wrong_configuration_stops_no_pod_that_has_nothing(gated: Stage, fresh: bool) -> None:
-    gated.create_pod("former", {"rdma/vf": 1})
-    gated.await_pod("former")
+    gated.run_pod("former", {"rdma/vf": 1})
     wait("the pod on file", lambda: holders(gated) == ["default/former"] or None)
     start_second = {"rdma/vf": 1, "nvidia.com/gpu": 1}
     (gated.folder / "closed").touch()
@@ -192,8 +179,7 @@ def test_a_wrong_configuration_stops_no_pod_that_has_nothing(gated: Stage, fresh
 
 
 def test_books_that_were_lost_let_nobody_through_until_they_agree_with_kubelet(node: Stage) -> None:
-    node.create_pod("a", {"rdma/vf": 1})
-    node.await_pod("a")
+    node.run_pod("a", {"rdma/vf": 1})
     wait("the pod on file", lambda: holders(node) == ["default/a"] or None)
     node.end("agent", signal.SIGKILL)
     for path in (node.folder / "state").glob("ledger.db*"):

@@ -19,7 +19,6 @@ from hack.sim.cluster.apiserver import ApiServerStandIn
 from tests.agent.cluster.publications import Rig
 
 RESYNC = 5
-ANNOTATION = "nodefabric.io/unchanged-since"
 
 
 class Scheduler:
@@ -105,38 +104,6 @@ def test_a_pod_that_fits_is_bound_soon_after_another_has_ended(tmp_path: Path) -
         it.pass_time(300)
         assert it.scheduler.bound_at is not None, "a pod that fits waits for 5 minutes: nothing is written any more"
         assert it.scheduler.bound_at < 101 + 20
-
-
-def test_one_write_follows_a_series_of_changes_and_none_while_nothing_changes(tmp_path: Path) -> None:
-    with scene(tmp_path) as it:
-        it.hold("u0")
-        it.pass_time(100)
-        it.scheduler.events.clear()
-        for units in (("u0", "u1"), ("u0",), ("u0", "u1"), ("u1",)):
-            it.hold(*units)
-            it.pass_time(4)
-        it.pass_time(3600)
-        assert len(it.scheduler.events) == 5
-        assert 10 <= it.scheduler.events[4] - it.scheduler.events[3] <= 12
-        assert it.rig.stored()["metadata"]["annotations"][ANNOTATION].endswith("Z")
-
-
-def test_an_agent_that_restarts_writes_what_is_still_to_be_written_and_nothing_else(tmp_path: Path) -> None:
-    with scene(tmp_path) as it:
-        it.hold("u0")
-        it.pass_time(60)
-        before = it.rig.stored()["metadata"]["resourceVersion"]
-        for _ in range(3):
-            it.restart()
-            it.pass_time(60)
-        assert it.rig.stored()["metadata"]["resourceVersion"] == before
-        it.scheduler.events.clear()
-        it.hold("u1")
-        it.pass_time(5)
-        assert len(it.scheduler.events) == 1
-        it.restart()
-        it.pass_time(700)
-        assert len(it.scheduler.events) == 2
 
 
 def test_a_cluster_without_that_scheduler_turns_it_off(tmp_path: Path) -> None:

@@ -169,9 +169,21 @@ def test_a_call_ends_soon_when_the_agent_is_stopped_while_it_works_on_it(
 
 
 def test_a_request_that_is_worked_on_may_take_its_time(call: Begin, relay: Relay, server: Server) -> None:
-    outcome, seconds = call("ADD", "c1", "slow").ended()
-    assert (outcome.status, json.loads(outcome.stdout)) == (0, {"cniVersion": "1.0.0"})
-    assert seconds > PROMISED_SECONDS
+    """A relay of an earlier version knows no signs, and gets nothing but the answer."""
+    begun = call("ADD", "c1", "slow")
+    env = {**ENV, "CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c2"}
+    with socket.socket(socket.AF_UNIX) as earlier, Path(OWN_NETNS).open() as netns:
+        earlier.settimeout(60)
+        earlier.connect(str(relay.socket))
+        frame = protocol.encode_request(protocol.Request(env, CONF_TEXT % b"slow"))
+        socket.send_fds(earlier, [frame], [netns.fileno()])
+        outcome, seconds = begun.ended()
+        assert (outcome.status, json.loads(outcome.stdout)) == (0, {"cniVersion": "1.0.0"})
+        assert seconds > PROMISED_SECONDS
+        received = b""
+        while more := earlier.recv(1 << 16):
+            received += more
+    assert protocol.decode_answer(received).exit == 0
 
 
 def test_a_queue_that_nobody_empties_is_not_waited_for_long(call: Begin, relay: Relay) -> None:
@@ -198,16 +210,3 @@ def test_an_agent_of_an_earlier_version_which_gives_no_sign_is_waited_for(call: 
     with serve(relay.socket, agent, answer_late):
         relay.socket.chmod(0o600)
         assert call("ADD", "c1").ended()[0].stdout == b"late"
-
-
-def test_a_relay_of_an_earlier_version_gets_nothing_but_the_answer(relay: Relay, server: Server) -> None:
-    env = {**ENV, "CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1"}
-    with socket.socket(socket.AF_UNIX) as connection, Path(OWN_NETNS).open() as netns:
-        connection.settimeout(60)
-        connection.connect(str(relay.socket))
-        frame = protocol.encode_request(protocol.Request(env, CONF_TEXT % b"slow"))
-        socket.send_fds(connection, [frame], [netns.fileno()])
-        received = b""
-        while more := connection.recv(1 << 16):
-            received += more
-    assert protocol.decode_answer(received).exit == 0

@@ -55,6 +55,7 @@ TRICKLES: dict[str, Callable[[Asked], None]] = {
     "body": lambda asked: trickle(asked, HEAD + b"Content-Length: 100000\r\n\r\n", b" "),
     "chunks": lambda asked: trickle(asked, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
 }
+TRICKLES["watch"] = TRICKLES["chunks"]
 
 
 @contextlib.contextmanager
@@ -66,7 +67,7 @@ def fails_in_time() -> Iterator[None]:
 
 
 def test_an_answer_fails_in_time_whatever_of_it_trickles(tmp_path: Path) -> None:
-    """All kinds at once: each takes its whole time."""
+    """All kinds and a watch at once: each takes its whole time."""
 
     def fails(kind: str) -> float:
         folder = tmp_path / kind.replace(" ", "-")
@@ -74,21 +75,13 @@ def test_an_answer_fails_in_time_whatever_of_it_trickles(tmp_path: Path) -> None
         with asking(folder, TRICKLES[kind]) as api:
             began = time.monotonic()
             with pytest.raises(Unavailable):
-                api.current(CLAIM.within("default"), "nics")
+                list(api.watch(POD, {}, "1", 0)) if kind == "watch" else api.current(CLAIM.within("default"), "nics")
             return time.monotonic() - began
 
     with ThreadPoolExecutor(len(TRICKLES)) as threads:
         took = [threads.submit(fails, kind) for kind in TRICKLES]
         for kind, each in zip(TRICKLES, took, strict=True):
             assert each.result(FOR_EVER) < ALL_IN_TIME, kind
-
-
-def test_a_watch_whose_events_trickle_ends_in_time(tmp_path: Path) -> None:
-    with (
-        asking(tmp_path, TRICKLES["chunks"]) as api,
-        fails_in_time(),
-    ):
-        list(api.watch(POD, {}, "1", 0))
 
 
 def test_an_answer_that_comes_slowly_and_in_time_is_read(tmp_path: Path) -> None:

@@ -51,7 +51,6 @@ def test_who_waits_is_ready_and_touches_nothing_of_the_agent_that_serves(stage: 
 
 
 def test_whoever_is_killed_in_an_update_the_node_heals_and_nothing_is_held_twice_or_lost(stage: Stage) -> None:
-    """`python -m tests.hostile.updating --kill` plays every part of both lists."""
     updates = DeadlyUpdates(stage)
     for death in (
         Death("old", "closing device plugins"),

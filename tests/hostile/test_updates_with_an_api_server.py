@@ -43,9 +43,7 @@ def test_claims_go_on_after_an_update_and_only_the_next_agent_is_found(stage: St
     assert len(sockets(stage)) == 2
     assert not sockets(stage) & registered
     wait("the same slices", lambda: vfs(port) == offered or None)
-    for name in ("a", "b"):
-        stage.delete_pod(name)
-    stage.await_no_pod("a", "b")
+    stage.end_pods("a", "b")
 
 
 def vfs(port: int) -> list[str]:

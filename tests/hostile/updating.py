@@ -1,23 +1,17 @@
 """Updates of a node's agent as a DaemonSet with `maxSurge` makes them: the next agent waits beside the one that serves.
 
-    python -m tests.hostile.updating [--updates 50] [--kill]
-
-plays updates under pods that come four a second, or kills an agent at each part of their lists. The agents are
-processes, each with its own socket for probes as in a pod of its own, and the same configuration, port and folders.
+The agents are processes, each with its own socket for probes as in a pod of its own, and the same configuration, port
+and folders.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import signal
-import statistics
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,9 +23,8 @@ from hack.sim.kubelet import Kubelet
 from hack.sim.pod_life import Pod
 from hack.sim.pods import Container, PodSpec
 from hack.sim.stage import CONFIG, NODE, Stage, settled, wait
-from tests import sandbox
 from tests.awaiting import until
-from tests.hostile.dying_agent import DIE_AT, MARK
+from tests.hostile.dying_agent import DIE_AT
 
 ADAPTERS, SHARES = 8, 8
 RESOURCES = {
@@ -45,7 +38,6 @@ EVERY_SECONDS = 0.25
 LIFE_SECONDS = 0.3
 LOOK_SECONDS = 0.002
 DEADLINE = 120.0
-RELAY = Path(__file__).parents[2] / "build/shim/native/nodefabric-cni"
 
 
 @dataclass
@@ -183,18 +175,6 @@ async def play(stage: Stage, count: int) -> Stream:
         return stream
 
 
-def figures(stream: Stream) -> Mapping[str, Any]:
-    """Sum up."""
-    gaps = sorted(round(gap * 1000) for gap in stream.gaps)
-    return {
-        "pods": stream.ran + len(stream.failed),
-        "rejected": len(stream.failed),
-        "reasons": sorted({pod.message for pod in stream.failed}),
-        "gaps": len(gaps),
-        "gap_ms": {"median": round(statistics.median(gaps)), "max": gaps[-1]},
-    }
-
-
 @dataclass(frozen=True)
 class Death:
     """Who dies in an update, and when."""
@@ -219,15 +199,8 @@ class DeadlyUpdates:
         stage.write_conflist()
         stage.start_kubelet("--seed", "7")
         self._serving = self._served(self._agents.start(self.PROGRAM))
-        stage.create_pod("keeps", {"rdma/vf": 1})
-        stage.await_pod("keeps")
+        stage.run_pod("keeps", {"rdma/vf": 1})
         self._pods = 0
-
-    def parts(self) -> list[str]:
-        """Name the parts of the agent that serves."""
-        lines = self._stage.log(self._serving).splitlines()
-        opened = f"{MARK} opened "
-        return list(dict.fromkeys(line.removeprefix(opened) for line in lines if line.startswith(opened)))
 
     def play(self, death: Death) -> None:
         """Update, with a death, and a pod that ends meanwhile. Fails unless all is well after that."""
@@ -235,8 +208,7 @@ class DeadlyUpdates:
         ends, begins = f"ends-{self._pods}", f"begins-{self._pods}"
         if death.victim == "old":
             self._replace({DIE_AT: death.at})
-        self._stage.create_pod(ends, {"rdma/vf": 2})
-        self._stage.await_pod(ends)
+        self._stage.run_pod(ends, {"rdma/vf": 2})
         old, env = self._serving, {DIE_AT: death.at} if death.victim == "new" else {}
         new = self._agents.start(self.PROGRAM, **env)
         wait("the next agent to be ready, or dead", lambda: self._is_done(new) or None)
@@ -248,18 +220,15 @@ class DeadlyUpdates:
         self._agents.end(old)
         self._serving = self._served(new if death.victim == "old" else self._agents.start(self.PROGRAM))
         self._stage.await_no_pod(ends)
-        self._stage.create_pod(begins, {"rdma/vf": 2})
-        self._stage.await_pod(begins)
+        self._stage.run_pod(begins, {"rdma/vf": 2})
         rows = self._stage.status()["attachments"]
         devices = [row["device"] for row in rows if row["state"] == "attached"]
         assert len(devices) == len(set(devices)) == 3, rows
-        self._stage.delete_pod(begins)
-        self._stage.await_no_pod(begins)
+        self._stage.end_pods(begins)
 
     def finish(self) -> list[str]:
         """End the pod that is left. Returns what is not as it was before the first."""
-        self._stage.delete_pod("keeps")
-        self._stage.await_no_pod("keeps")
+        self._stage.end_pods("keeps")
         leases = self._stage.folder / "leases-rails/rails"
         return settled(
             lambda: [
@@ -285,54 +254,3 @@ class DeadlyUpdates:
 
     def _is_done(self, name: str) -> bool:
         return not self._agents.lives(name) or self._agents.readiness(name) == "ok"
-
-
-def deaths(parts: Sequence[str]) -> Iterator[Death]:
-    """List every death: of the new agent before and after it opens a part, of the old one when it closes it."""
-    for part in parts:
-        yield from (Death("new", f"{moment} {part}") for moment in ("opening", "opened"))
-        if part != "probes":  # whoever dies there has nothing left to do
-            yield from (Death("old", f"{moment} {part}") for moment in ("closing", "closed"))
-
-
-@contextlib.contextmanager
-def own_stage() -> Iterator[Stage]:
-    """A stage without pytest."""
-    with sandbox.network(), tempfile.TemporaryDirectory(prefix="nf-") as folder:
-        stage = Stage(Path(folder), RELAY)
-        try:
-            yield stage
-        except BaseException:
-            print(stage.log_ends(), file=sys.stderr)
-            raise
-        finally:
-            stage.close()
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Play the long form, and print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m tests.hostile.updating")
-    parser.add_argument("--updates", type=int, default=50)
-    parser.add_argument("--kill", action="store_true", help="kill an agent at each part of their lists instead")
-    options = parser.parse_args(arguments)
-    sandbox.seal()
-    with own_stage() as stage:
-        if options.kill:
-            return _kill(stage)
-        print(json.dumps(figures(asyncio.run(play(stage, options.updates))), indent=2))
-    return 0
-
-
-def _kill(stage: Stage) -> int:
-    played = DeadlyUpdates(stage)
-    all_deaths = list(deaths(played.parts()))
-    for number, death in enumerate(all_deaths, 1):
-        print(f"{number}/{len(all_deaths)}: the {death.victim} agent, {death.at}", flush=True)
-        played.play(death)
-    left = played.finish()
-    print("left: " + ("; ".join(left) or "nothing"))
-    return 1 if left else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

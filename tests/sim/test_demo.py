@@ -48,10 +48,3 @@ def test_an_unknown_node_is_refused_before_anything_is_shown(own_network: None) 
     played = demo("--node", "nowhere")
     assert (played.returncode, played.stdout) == (1, "")
     assert "there are: " in played.stderr
-
-
-def test_a_node_with_more_interfaces_than_the_kernel_joins_is_refused(own_network: None) -> None:
-    played = demo("--node", "dense-16x64")
-    assert played.returncode == 1
-    assert "too large to be simulated" in played.stderr
-    assert "Traceback" not in played.stderr

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +16,10 @@ from hack.sim.kubelet import Kubelet
 from hack.sim.pod_life import Timing
 from hack.sim.pods import Container, PodSpec
 from hack.sim.runtime import CniRunner, remove_netns
-from tests import waiting
 from tests.awaiting import until
 
 pytestmark = pytest.mark.usefixtures("own_network")
 
-DEBIAN_PLUGINS = Path("/usr/lib/cni")
 POD = PodSpec("default", "p", (("note", "hello"),), (), (Container("main"),))
 
 RECORDER = """#!/bin/sh
@@ -141,21 +134,6 @@ def test_a_failed_add_is_deleted_at_once_and_retried_under_new_names(folder: Pat
     assert len({s[1] for s in seen}) == len({s[2] for s in seen}) == 3
 
 
-def test_a_pods_message_tells_why_its_sandbox_fails(folder: Path) -> None:
-    node = kubelet(folder, runner(folder, [{"type": "absent"}], folder / "bin"))
-
-    async def work() -> None:
-        await node.start()
-        pod = node.create(POD)
-        await until(lambda: pod.message)
-        status = json.loads((folder / "status" / "default_p.json").read_text())
-        assert status["phase"] == "Pending"
-        await until(lambda: "failed to find plugin 'absent'" in pod.message)
-        await node.close()
-
-    asyncio.run(work())
-
-
 def test_a_later_pod_of_the_same_name_is_not_disturbed_by_late_dels(folder: Path) -> None:
     node = kubelet(folder, recorders(folder, "only"))
 
@@ -173,50 +151,3 @@ def test_a_later_pod_of_the_same_name_is_not_disturbed_by_late_dels(folder: Path
         await node.close()
 
     asyncio.run(work())
-
-
-@pytest.mark.skipif(not (DEBIAN_PLUGINS / "ptp").exists(), reason="containernetworking-plugins is not installed")
-def test_a_pod_gets_a_real_interface_from_debians_plugins(folder: Path) -> None:
-    ptp = {"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.244.7.0/24", "dataDir": str(folder / "ipam")}}
-    runner(folder, [ptp], DEBIAN_PLUGINS)
-    (folder / "manifests").mkdir()
-    (folder / "manifests" / "p.yaml").write_text(
-        "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: main}]}}"
-    )
-    arguments = {
-        "dir": folder / "kubelet",
-        "manifests": folder / "manifests",
-        "status": folder / "status",
-        "netns-dir": folder / "netns",
-        "conflist": folder / "10-test.conflist",
-        "cni-path": DEBIAN_PLUGINS,
-        "later-delete": "0.05",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hack.sim.kubelet"]
-        + [part for name, value in arguments.items() for part in (f"--{name}", str(value))],
-        cwd=Path(__file__).parents[3],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    status = folder / "status" / "default_p.json"
-    try:
-        waiting.until(lambda: status.exists() and json.loads(status.read_text())["phase"] == "Running")
-        pod = json.loads(status.read_text())
-        address = pod["cni_result"]["ips"][0]["address"]
-        shown = subprocess.run(
-            ["nsenter", f"--net={pod['netns']}", "ip", "-br", "address"], capture_output=True, text=True, check=True
-        ).stdout
-        assert address in shown
-        assert json.loads((folder / "status" / "node.json").read_text()) == {"capacity": {}, "allocatable": {}}
-        os.kill(process.pid, signal.SIGUSR1)
-        (folder / "manifests" / "p.yaml").unlink()
-        waiting.until(lambda: not status.exists())
-        assert not Path(pod["netns"]).exists()
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        _, errors = process.communicate()
-    assert process.returncode == 0, errors
-    assert "Traceback" not in errors

@@ -31,8 +31,7 @@ PREVIOUS: dict[str, Any] = {
 
 def measure(stage: Stage, rounds: int, say: Callable[[str], None]) -> Figures:
     """Time a chained ADD: on a node where nothing is granted, beside pods that hold VFs, and without the agent."""
-    stage.create_pod(POD, {})
-    stage.await_pod(POD)
+    stage.run_pod(POD, {})
     say(f"pass-through: {rounds} rounds with nothing granted on the node")
     idle, _ = _sample(stage, rounds)
     for name in NEIGHBOURS:
@@ -43,9 +42,7 @@ def measure(stage: Stage, rounds: int, say: Callable[[str], None]) -> Figures:
     busy, nothing = _sample(stage, rounds)
     floor = quantile(nothing, 0.5)
     away = _without_agent(stage, rounds, say)
-    for name in (POD, *NEIGHBOURS):
-        stage.delete_pod(name)
-    stage.await_no_pod(POD, *NEIGHBOURS)
+    stage.end_pods(POD, *NEIGHBOURS)
     return {
         "passthrough_p50_ms": quantile(busy, 0.5) - floor,
         "passthrough_no_grant_p50_ms": quantile(idle, 0.5) - floor,

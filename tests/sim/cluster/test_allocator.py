@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from hack.sim.cluster.allocator import Node, TooLong, Unsupported, consumed, extended_claim
+from hack.sim.cluster.allocator import Node, TooLong, consumed, extended_claim
 from hack.sim.cluster.claims_for_pairs import (
-    GPU_CLASS,
     NIC_CLASS,
-    NUMA_NODE,
-    PCIE_ROOT,
     UUID,
     claim,
     classes,
@@ -23,7 +20,7 @@ from hack.sim.cluster.claims_for_pairs import (
     preferred_pairs,
 )
 from hack.sim.cluster.selectable import SelectorFailed, holds, tolerated
-from tests.deviceplugin.dra.nodes import DRIVER, GPU_NODES, HCA, NODE, VF, Offered, late, recorded_node, with_vfs
+from tests.deviceplugin.dra.nodes import GPU_NODES, HCA, NODE, VF, Offered, late, recorded_node
 from tests.deviceplugin.machines import node as made_up
 
 Document = Mapping[str, Any]
@@ -133,20 +130,6 @@ def test_two_requests_of_a_claim_may_have_parts_of_one_device_with_a_share_id_ea
     assert first["consumedCapacity"] == {"d.io/part": "1"}
 
 
-def test_without_a_policy_the_first_takes_all_of_a_capacity() -> None:
-    here = node(slice_of(shared("s", "8")))
-    assert given(here, ask(request()), "one") == ["s"]
-    assert given(here, ask(request()), "two") is None
-
-
-def test_capacities_are_asked_for_by_the_name_that_is_published() -> None:
-    policy = {"default": "1", "validRange": {"min": "1", "step": "1"}}
-    for published, is_met in (("d.io/part", True), ("part", False)):
-        here = node(slice_of(shared("s", "8", policy, published)))
-        wanted = ask(request(capacity={"requests": {"d.io/part": "2"}}))
-        assert (given(here, wanted) is not None) is is_met
-
-
 @pytest.mark.parametrize(
     ("policy", "asked", "taken"),
     [
@@ -188,17 +171,6 @@ def test_a_selector_that_reads_what_is_not_there_ends_the_attempt() -> None:
     assert not holds('"speed" in device.attributes["e.io"]', "d.io", device("a", {"speed": {"int": 400}}))
 
 
-def test_what_is_unknown_here_is_refused() -> None:
-    here = node(slice_of(device("a")))
-    for wanted in (
-        ask(request(allocationMode="All")),
-        ask(request(adminAccess=True)),
-        ask(request(), constraints=[{"distinctAttribute": "d.io/at"}]),
-    ):
-        with pytest.raises(Unsupported):
-            here.allocate({"c": wanted})
-
-
 def test_what_takes_too_long_is_given_up_and_nothing_stays_taken() -> None:
     attributes = {"d.io/at": {"int": 1}}
     here = node(slice_of(*(device(f"d{n}", attributes) for n in range(40)), device("e")), limit=0.05)
@@ -234,49 +206,6 @@ def scheduler(name: str, offered: Offered) -> Node:
     return Node(NODE, [gpu_slice(recorded_node(name), NODE), *offered.slices], classes(offered.resources[0].name))
 
 
-def matched(name: str, offered: Offered, attribute: str) -> tuple[int, int]:
-    """Count the GPUs that a pair is found for, each on an empty node; and the most adapters that one matches."""
-    count, adapters = 0, 0
-    for gpu in recorded_node(name).gpus:
-        here = scheduler(name, offered)
-        expression = f'device.attributes["gpu.nvidia.com"].uuid == "{gpu.uuid}"'
-        wanted = pairs(1, attribute)
-        wanted["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [{"cel": {"expression": expression}}]
-        count += here.allocate({"c": wanted}) is not None
-        mine = next(d for d in here.devices if d.document["attributes"].get("uuid") == {"string": gpu.uuid})
-        domain, _, rest = attribute.partition("/")
-        said = mine.values.get((domain, rest))
-        like = {
-            str(d.document["attributes"].get("pf"))
-            for d in here.devices
-            if d.id[0] == DRIVER and said is not None and d.values.get((domain, rest)) == said
-        }
-        adapters = max(adapters, len(like))
-    return count, adapters
-
-
-@pytest.mark.parametrize(
-    ("name", "by_root", "by_numa"),
-    [
-        ("h100-8gpu", (8, 1), (8, 4)),
-        ("a100-8gpu-4nic", (8, 1), (8, 2)),
-        ("b200-8gpu-2nic", (8, 2), (8, 4)),
-        ("v100-16gpu", (16, 2), (16, 4)),
-        ("gb200-4gpu", (0, 0), (4, 2)),
-        ("one-numa-node", (2, 1), (0, 0)),
-        ("epyc-no-switch", (1, 1), (1, 1)),
-    ],
-)
-def test_what_standard_attributes_attain_and_the_gpus_own_name(
-    name: str, by_root: tuple[int, int], by_numa: tuple[int, int]
-) -> None:
-    early, places = Offered(recorded_node(name), [VF]), Offered(recorded_node(name), [late(VF)])
-    assert matched(name, early, PCIE_ROOT) == by_root
-    assert matched(name, early, NUMA_NODE) == by_numa
-    for offered in (early, places):
-        assert matched(name, offered, UUID)[0] == len(recorded_node(name).gpus)
-
-
 @pytest.mark.parametrize("name", [name for name in GPU_NODES if name != "efa"])
 def test_all_gpus_of_a_node_find_their_nics_in_one_claim(name: str) -> None:
     gpus = len(recorded_node(name).gpus)
@@ -307,23 +236,3 @@ def test_the_nearest_is_preferred_where_the_nic_comes_first_and_another_taken_wh
     found = here.allocate({"last": preferred_pairs(1, UUID)})
     assert found is not None
     assert [result["request"] for result in found["last"]] == ["nic-0/any", "gpu-0"]
-
-
-def test_a_full_node_is_told_with_places_where_a_device_for_each_vf_takes_more_than_ten_times_the_steps() -> None:
-    snapshot = with_vfs(recorded_node("h100-8gpu"), 16)
-    steps = []
-    for resource in (VF, late(VF)):
-        devices = Offered(snapshot, [resource]).slices
-        everything = [
-            {**d, "attributes": {**d["attributes"], UUID: d["attributes"]["nearGpu"]}}
-            for one in devices
-            for d in one["spec"]["devices"]
-        ]
-        here = Node(NODE, [gpu_slice(snapshot, NODE), slice_of(*everything, driver=DRIVER)], classes("rdma/vf"))
-        for number in range(6):
-            assert here.allocate({f"taken{number}": pairs(1, UUID)}) is not None
-        before = here.steps
-        assert here.allocate({"c": pairs(3, UUID)}) is None
-        steps.append(here.steps - before)
-    assert steps[0] > 10 * steps[1]
-    assert GPU_CLASS in here.classes

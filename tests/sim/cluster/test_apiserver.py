@@ -88,13 +88,6 @@ def test_a_wrong_apply_is_refused(document: Any, query: str, content_type: str, 
         assert (got, answer["kind"]) == (status, "Status")
 
 
-def test_a_node_has_a_uid() -> None:
-    with ApiServerStandIn() as server:
-        uid = server.state.add_node("worker-1")
-        assert call(server.port, "GET", "/api/v1/nodes/worker-1")[1]["metadata"]["uid"] == uid
-        assert call(server.port, "GET", "/api/v1/nodes/worker-2")[0] == 404
-
-
 def test_faults_last_as_long_as_told() -> None:
     with ApiServerStandIn() as server:
         server.state.set_fault(Fault(status=429, retry_after=7, times=1))

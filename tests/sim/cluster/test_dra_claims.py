@@ -49,14 +49,8 @@ def configured(**opaque: Any) -> dict[str, Any]:
     "document",
     [
         claim(),
-        wants(*({**exactly(), "name": f"r{number}"} for number in range(32))),
-        wants(choice(8)),
-        wants(exactly(allocationMode="All")),
-        wants(exactly(count=8)),
         wants(exactly(tolerations=[{"operator": "Exists"}, {"key": "a.io/b", "value": "c", "effect": "NoExecute"}])),
-        wants(exactly(selectors=[{"cel": {"expression": "x" * 10 * 1024}}])),
         constrained("nic", "nic/s0"),
-        constrained(distinctAttribute="a.io/b"),
         configured(),
         configured(parameters={"a": "x" * (10 * 1024 - 8)}),
     ],
@@ -68,27 +62,10 @@ def test_claims_that_keep_to_the_rules_are_taken(document: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
-        (
-            wants(*({**exactly(), "name": f"r{number}"} for number in range(33))),
-            "spec.devices.requests: Too many: 33: must have at most 32 items",
-        ),
         (wants(exactly(), exactly()), 'spec.devices.requests[1]: Duplicate value: "nic"'),
-        (wants({**exactly(), "name": "NIC"}), 'spec.devices.requests[0].name: Invalid value: "NIC"'),
         (
             wants({"name": "nic"}),
             "spec.devices.requests[0]: Required value: exactly one of `exactly` or `firstAvailable` is required",
-        ),
-        (
-            wants({**exactly(), **choice()}),
-            (
-                "spec.devices.requests[0]: Invalid value: null: exactly one of `exactly` or `firstAvailable` is "
-                "required, but multiple fields are set"
-            ),
-        ),
-        (wants(choice(9)), "spec.devices.requests[0].firstAvailable: Too many: 9: must have at most 8 items"),
-        (
-            wants({"name": "nic", "firstAvailable": choice()["firstAvailable"][:1] * 2}),
-            'spec.devices.requests[0].firstAvailable[1]: Duplicate value: "s0"',
         ),
         (
             wants({"name": "nic", "exactly": {}}),
@@ -99,57 +76,14 @@ def test_claims_that_keep_to_the_rules_are_taken(document: dict[str, Any]) -> No
             "spec.devices.requests[0].exactly.count: Invalid value: 0: must be greater than zero",
         ),
         (
-            wants(exactly(allocationMode="All", count=2)),
-            "spec.devices.requests[0].exactly.count: Invalid value: 2: must not be specified when allocationMode is",
-        ),
-        (
-            wants(exactly(allocationMode="Some")),
-            (
-                'spec.devices.requests[0].exactly.allocationMode: Unsupported value: "Some": supported values: "All", '
-                '"ExactCount"'
-            ),
-        ),
-        (
-            wants(exactly(selectors=[{"cel": {"expression": "x"}}] * 33)),
-            "spec.devices.requests[0].exactly.selectors: Too many: 33: must have at most 32 items",
-        ),
-        (wants(exactly(selectors=[{}])), "spec.devices.requests[0].exactly.selectors[0].cel: Required value"),
-        (
-            wants(exactly(selectors=[{"cel": {"expression": "x" * (10 * 1024 + 1)}}])),
-            "spec.devices.requests[0].exactly.selectors[0].cel.expression: Too long: may not be more than 10240 bytes",
-        ),
-        (
-            wants(exactly(tolerations=[{"operator": "Exists"}] * 17)),
-            "spec.devices.requests[0].exactly.tolerations: Too many: 17: must have at most 16 items",
-        ),
-        (
-            wants(exactly(tolerations=[{"operator": "Exists", "value": "x"}])),
-            'spec.devices.requests[0].exactly.tolerations[0].value: Invalid value: "x": must be empty for operator',
-        ),
-        (
-            wants(exactly(tolerations=[{"operator": "Like"}])),
-            'spec.devices.requests[0].exactly.tolerations[0].operator: Unsupported value: "Like"',
-        ),
-        (
             wants(exactly(tolerations=[{"effect": "No"}])),
             'spec.devices.requests[0].exactly.tolerations[0].effect: Unsupported value: "No"',
         ),
         (constrained("gpu"), f'spec.devices.constraints[0].requests[0]: Invalid value: "gpu": {REFERENCE}'),
         (constrained("nic/s9"), f'spec.devices.constraints[0].requests[0]: Invalid value: "nic/s9": {REFERENCE}'),
-        (constrained("nic", "nic"), 'spec.devices.constraints[0].requests[1]: Duplicate value: "nic"'),
         (
             constrained(matchAttribute="uuid"),
             'spec.devices.constraints[0].matchAttribute: Invalid value: "uuid": a fully qualified name',
-        ),
-        (wants(exactly(), constraints=[{}]), "spec.devices.constraints[0]: Required value"),
-        (
-            wants(exactly(), constraints=[{"matchAttribute": "a.io/b"}] * 33),
-            "spec.devices.constraints: Too many: 33: must have at most 32 items",
-        ),
-        (wants(exactly(), config=[{}]), "spec.devices.config[0].opaque: Required value"),
-        (
-            wants(exactly(), config=[{"opaque": OPAQUE}] * 33),
-            "spec.devices.config: Too many: 33: must have at most 32 items",
         ),
         (
             wants(exactly(), config=[{"requests": ["gpu"], "opaque": OPAQUE}]),
@@ -160,10 +94,6 @@ def test_claims_that_keep_to_the_rules_are_taken(document: dict[str, Any]) -> No
         (
             configured(parameters=[1]),
             'spec.devices.config[0].opaque.parameters: Invalid value: "<value omitted>": must be a valid JSON object',
-        ),
-        (
-            configured(parameters={"a": "x" * (10 * 1024)}),
-            "spec.devices.config[0].opaque.parameters: Too long: may not be more than 10240 bytes",
         ),
     ],
 )
@@ -204,9 +134,6 @@ def test_the_spec_of_a_claim_and_of_a_template_is_immutable(kind: Kind, old: dic
     [
         ({"extendedResourceName": "rdma/vf", "config": [{"opaque": OPAQUE}]}, ""),
         ({"extendedResourceName": "cpu"}, 'spec.extendedResourceName: Invalid value: "cpu": must be a valid extended'),
-        ({"extendedResourceName": "a.kubernetes.io/b"}, "spec.extendedResourceName: Invalid value"),
-        ({"selectors": [{"cel": {"expression": "x"}}] * 33}, "spec.selectors: Too many: 33"),
-        ({"config": [{"opaque": OPAQUE}] * 33}, "spec.config: Too many: 33"),
     ],
 )
 def test_a_class_keeps_to_its_rules_and_may_be_changed(spec: dict[str, Any], problem: str) -> None:
@@ -273,8 +200,6 @@ RESULTS = "status.allocation.devices"
             told(conditions=[{**READY, "type": f"C{number}"} for number in range(9)]),
             f"{STATUS}.conditions: Too many: 9: must have at most 8 items",
         ),
-        (told(conditions=[READY, READY]), f'{STATUS}.conditions[1]: Duplicate value: "Ready"'),
-        (told(conditions=[{**READY, "status": "Yes"}]), f'{STATUS}.conditions[0].status: Unsupported value: "Yes"'),
         (told(conditions=[{**READY, "reason": ""}]), f"{STATUS}.conditions[0].reason: Required value"),
         (
             told(conditions=[{**READY, "lastTransitionTime": None}]),
@@ -283,20 +208,8 @@ RESULTS = "status.allocation.devices"
         (told(data=[1]), f'{STATUS}.data: Invalid value: "<value omitted>": must be a valid JSON object'),
         (told(data={"a": "x" * (10 * 1024)}), f"{STATUS}.data: Too long: may not be more than 10240 bytes"),
         (
-            told(networkData={"interfaceName": "n" * 257}),
-            f"{STATUS}.networkData.interfaceName: Too long: may not be more than 256 bytes",
-        ),
-        (
-            told(networkData={"hardwareAddress": "a" * 129}),
-            f"{STATUS}.networkData.hardwareAddress: Too long: may not be more than 128 bytes",
-        ),
-        (
             told(networkData={"ips": [f"10.0.0.{number}/24" for number in range(17)]}),
             f"{STATUS}.networkData.ips: Too many: 17: must have at most 16 items",
-        ),
-        (
-            told(networkData={"ips": ["10.0.0.1/24"] * 2}),
-            f'{STATUS}.networkData.ips[1]: Duplicate value: "10.0.0.1/24"',
         ),
         (told(networkData={"ips": ["10.0.0.1"]}), f'{STATUS}.networkData.ips[0]: Invalid value: "10.0.0.1": must be'),
         (
@@ -307,15 +220,11 @@ RESULTS = "status.allocation.devices"
             allocated(*({**MINE, "device": f"vf-{number}"} for number in range(33))),
             f"{RESULTS}.results: Too many: 33: must have at most 32 items",
         ),
-        (allocated({**MINE, "request": "gpu"}), f'{RESULTS}.results[0].request: Invalid value: "gpu": {REFERENCE}'),
         (allocated({**MINE, "shareID": "1"}), f'{RESULTS}.results[0].shareID: Invalid value: "1"'),
-        (with_allocation(config=[{"opaque": OPAQUE}]), f'{RESULTS}.config[0].source: Unsupported value: ""'),
         (
             reserved(*(pod(f"u{number}") for number in range(257))),
             "status.reservedFor: Too many: 257: must have at most 256 items",
         ),
-        (reserved(pod("u"), pod("u")), 'status.reservedFor[1]: Duplicate value: "u"'),
-        (reserved({"resource": "pods", "name": "p"}), "status.reservedFor[0].uid: Required value"),
         (
             {**claim(), "status": {"reservedFor": [pod("u")]}},
             "status.reservedFor: Forbidden: may not be specified when `allocated` is not set",

@@ -71,14 +71,6 @@ def test_kubelets_wipe_takes_the_slices_of_its_node_alone_and_watchers_hear_of_e
     assert server.state.counts.deletes == 2
 
 
-def test_a_watch_without_news_sends_bookmarks(server: ApiServerStandIn) -> None:
-    seen: list[Any] = []
-    target = server.state.kinds.target(SLICES)
-    assert target is not None
-    server.state.history.watch(target, {}, server.state.history.version, (0.05, 0.01), seen.append)
-    assert {event["type"] for event in seen} == {"BOOKMARK"}
-
-
 def test_deletion_is_for_the_object_that_is_named_by_uid_and_version(server: ApiServerStandIn) -> None:
     stored = apply(server, f"{SLICES}/a", resource_slice("a"))[1]["metadata"]
 
@@ -103,28 +95,6 @@ def test_taints_without_a_time_get_that_of_the_write_so_that_a_repeat_is_a_chang
     server.state.now = lambda: "2026-01-01T00:00:20Z"
     kept = apply(server, f"{SLICES}/a", {**tainted, "spec": again["spec"]})[1]
     assert kept["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]
-
-
-@pytest.mark.parametrize(
-    ("gate", "given", "left"),
-    [
-        (gates.TAINTS, {"taints": [{"key": "a.io/b", "effect": "NoSchedule"}]}, {}),
-        (
-            gates.CAPACITY,
-            {
-                "allowMultipleAllocations": True,
-                "capacity": {"a.io/s": {"value": "2", "requestPolicy": {"default": "1"}}},
-            },
-            {"capacity": {"a.io/s": {"value": "2"}}},
-        ),
-    ],
-)
-def test_fields_of_a_gate_that_is_off_are_dropped_without_a_word(
-    server: ApiServerStandIn, gate: str, given: dict[str, Any], left: dict[str, Any]
-) -> None:
-    server.state.gates -= {gate}
-    status, stored = apply(server, f"{SLICES}/a", resource_slice("a", devices=[device(**given)]))
-    assert (status, stored["spec"]["devices"]) == (201, [device(**left)])
 
 
 def test_a_list_attribute_whose_gate_is_off_leaves_nothing_and_is_refused(server: ApiServerStandIn) -> None:
@@ -208,14 +178,6 @@ def test_a_device_in_a_status_must_be_one_that_is_allocated_share_and_all(server
     assert apply(server, f"{path}/status", status_of({**MINE, "shareID": SHARE}))[0] == 200
 
 
-def test_the_status_of_no_claim_is_not_found_and_that_of_another_claim_is_refused(server: ApiServerStandIn) -> None:
-    assert apply(server, f"{CLAIMS}/c/status", status_of())[0] == 404
-    path = prepared(server, MINE)
-    other = {"metadata": {"name": "c", "namespace": "ns", "uid": "other"}}
-    status, refused = apply(server, f"{path}/status", status_of(MINE, **other))
-    assert (status, "metadata.uid" in refused["message"]) == (422, True)
-
-
 HERE = ("driver", "associated-node:patch", "nodefabric.io")
 ANYWHERE = ("driver", "arbitrary-node:patch", "nodefabric.io")
 
@@ -247,11 +209,3 @@ def test_who_may_not_bind_changes_no_allocation(server: ApiServerStandIn) -> Non
     assert call(server.port, "PUT", f"{CLAIMS}/c/status", allocated(MINE), JSON)[0] == 422
     server.state.caller = Caller(frozenset({("binding", "update", "")}))
     assert call(server.port, "PUT", f"{CLAIMS}/c/status", allocated(MINE), JSON)[0] == 200
-
-
-def test_a_replacement_is_for_the_version_that_it_names(server: ApiServerStandIn) -> None:
-    path = prepared(server, MINE)
-    stale = allocated(MINE)
-    stale["metadata"]["resourceVersion"] = "1"
-    assert call(server.port, "PUT", f"{path}/status", stale, JSON)[0] == 409
-    assert call(server.port, "PUT", f"{CLAIMS}/absent/status", allocated(MINE), JSON)[0] == 404

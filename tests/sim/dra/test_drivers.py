@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import grpc.aio
@@ -15,13 +14,11 @@ from agent.state import Latest
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.door import Door, Driver
 from deviceplugin.server import unobserved
-from hack.sim.dra.behaviour import Behaviour
 from hack.sim.dra.drivers import CHANNEL_OPTIONS
 from hack.sim.dra.health import HealthCache
 from hack.sim.kubelet import Kubelet
-from hack.sim.pods import Container, ExtendedClaim, ExtendedRequest, PodSpec, UsedClaim
+from hack.sim.pods import UsedClaim
 from proto.drahealth.v1alpha1 import api_pb2 as health_pb2
-from proto.drahealth.v1alpha1 import api_pb2_grpc as health_grpc
 from proto.pluginregistration.v1 import api_pb2, api_pb2_grpc
 from proto.podresources.v1 import api_pb2 as podresources_pb2
 from proto.podresources.v1 import api_pb2_grpc as podresources_grpc
@@ -30,13 +27,6 @@ from tests.sim.dra.dummy import DummyClaims
 from tests.sim.dra.rig import NIC_DRIVER, NODE, QUICK, TIMES, Node, node, pod
 
 NIC = ("nic", NIC_DRIVER, "vf-1")
-
-
-def test_kubelets_own_times_are_those_that_were_seen() -> None:
-    real = Behaviour()
-    assert (real.call, real.retry, real.reconcile, real.wipe, real.look) == (45.0, (79.0, 89.0), 60.0, 30.0, 1.0)
-    quick = real.times(0.1)
-    assert (quick.call, quick.retry, quick.health_retry) == (4.5, (7.9, 8.9), 0.5)
 
 
 def test_an_older_kubelet_calls_the_older_version() -> None:
@@ -204,50 +194,6 @@ def test_health_goes_stale_and_a_device_left_out_too() -> None:
     assert cache.read("d", NODE, "a").health == "Unknown"
 
 
-class Watched(health_grpc.DRAResourceHealthServicer):
-    """Tells one list, and ends the stream when told, without a word."""
-
-    def __init__(self) -> None:
-        self.end = asyncio.Event()
-
-    async def NodeWatchResources(
-        self, request: health_pb2.NodeWatchResourcesRequest, context: object
-    ) -> AsyncIterator[health_pb2.NodeWatchResourcesResponse]:
-        yield health_pb2.NodeWatchResourcesResponse(devices=list_of(a=health_pb2.HEALTHY))
-        await self.end.wait()
-
-
-def test_when_a_stream_ends_all_is_forgotten_and_nobody_is_told() -> None:
-    async def work() -> None:
-        async with node(replace(QUICK, health_retry=60.0)) as n:
-            socket = n.folder / "plugins" / "x.sock"
-            server = grpc.aio.server(options=CHANNEL_OPTIONS)
-            driver = Watched()
-            health_grpc.add_DRAResourceHealthServicer_to_server(driver, server)
-            server.add_insecure_port(f"unix:{socket}")
-            await server.start()
-            dra = n.kubelet.dra
-            assert dra is not None
-            told: list[set[str]] = []
-            dra._changed = told.append
-            dra.drivers.add("x", str(socket), ["v1.DRAPlugin"])
-            await until(lambda: dra.health.read("x", NODE, "a").health == "Healthy")
-            driver.end.set()
-            await until(lambda: dra.health.read("x", NODE, "a").health == "Unknown", seconds=5.0)
-            assert told == []
-            await server.stop(None)
-
-    asyncio.run(work())
-
-
-def test_a_long_message_is_cut_as_kubelet_cuts_it() -> None:
-    cache = HealthCache()
-    (device,) = list_of(a=health_pb2.UNHEALTHY)
-    device.message = "x" * 2000
-    cache.update("d", [device])
-    assert cache.read("d", NODE, "a").message == "x" * 1021 + "..."
-
-
 def vf(healthy: bool) -> DraDevice:
     health = HEALTHY if healthy else unhealthy("LinkDown")
     return DraDevice("vf-1", "rdma/vf", {}, units=(Unit("vf-1", "rdma/vf", "vf", "0000:18:00.1", health, 0),))
@@ -299,40 +245,6 @@ def test_podresources_tell_claims_of_the_containers_that_list_them() -> None:
             (device,) = claim.claim_resources
             assert (device.driver_name, device.pool_name, device.device_name) == (NIC_DRIVER, NODE, "vf-1")
             assert [c.name for c in device.cdi_devices] == [f"k8s.nodefabric.io/claim={uid}-vf-1"]
-
-    asyncio.run(work())
-
-
-def test_the_claim_for_extended_resources_is_told_to_podresources_and_its_health_to_nobody() -> None:
-    async def work() -> None:
-        async with node() as n:
-            await n.serve(NIC_DRIVER)
-            n.cluster.allocate("special", ("container-0-request-0", NIC_DRIVER, "vf-1"), users=["uid-of-p"])
-            mapping = ExtendedRequest("main", "rdma/vf", "container-0-request-0")
-            main = Container("main", limits=(("rdma/vf", 1),))
-            special = ExtendedClaim("special", (mapping,))
-            running = await n.running(
-                PodSpec("default", "p", containers=(main, Container("side")), uid="uid-of-p", extended=special)
-            )
-            first, second = await resources(n.kubelet)
-            assert [c.claim_name for c in first.dynamic_resources] == ["special"]
-            assert list(second.dynamic_resources) == []
-            assert n.kubelet.describe(running)["containers"][0]["claim_health"] == []
-
-    asyncio.run(work())
-
-
-def test_podresources_tell_a_claim_from_the_moment_that_it_is_prepared() -> None:
-    async def work() -> None:
-        async with node() as n:
-            nics = await n.serve(NIC_DRIVER)
-            nics.seconds = 0.5
-            n.cluster.allocate("claim", NIC, users=["uid-of-p"])
-            waiting = n.kubelet.create(pod("p", "claim", UsedClaim("rails")))
-            await until(lambda: n.calls("NodePrepareResources"))
-            assert list((await resources(n.kubelet))[0].dynamic_resources) == []
-            await until(lambda: waiting.phase == "Running")
-            assert len((await resources(n.kubelet))[0].dynamic_resources) == 1
 
     asyncio.run(work())
 

@@ -69,9 +69,7 @@ def starts(node: RunningNode, rounds: int, say: Say) -> Figures:
         _create(stage, claim)
         claim_ms = _started(stage, claim)
         _await_status(cluster, claim)
-        for name in (plugin, claim):
-            stage.delete_pod(name)
-        stage.await_no_pod(plugin, claim)
+        stage.end_pods(plugin, claim)
         cluster.remove(claim)
         if number >= 0:
             by_plugin.append(plugin_ms)
