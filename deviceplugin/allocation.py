@@ -4,7 +4,7 @@ Holds the newest offer. kubelet's admission of the whole node waits for these an
 here asks the kernel or a peer, and the wait for the ledger is bounded.
 
 An Allocate error fails the pod for good. It is for what can never work: an ID that is not offered,
-a device withheld because its clean-up is in doubt, a device without the files a container needs,
+a device in quarantine, a device without the files a container needs,
 and a ledger that cannot be written (a grant that is not on record would be handed out twice after
 a restart). A link that happens to be down is none of these: it may be up when the pod starts.
 """
@@ -144,8 +144,8 @@ class Allocator:
             )
         if unit.health.reason == "Quarantined":
             raise UnitUnhealthy(
-                f"unit {unit_id} of {resource_name}: {' or '.join(unit.devices)} is withheld, because what its last pod"
-                " left behind is not cleaned up yet; recreate the pod"
+                f"unit {unit_id} of {resource_name}: {' or '.join(unit.devices)} is in quarantine, because what its"
+                " last pod left behind is not cleaned up yet; recreate the pod"
             )
         if unit.health.reason == "Held" and slot.is_share:
             # kubelet may not have heard, and of shares no row of the books refuses one too many.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from agent.config import Resource
 from agent.errors import Unavailable
-from agent.kubelet.podresources import PodDevices, PodResources
+from agent.kubelet.podresources import PodDevices, PodResources, held_units
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
@@ -177,17 +177,11 @@ class Occupancy:
 
     def _pod(self, key: tuple[str, str]) -> tuple[str, str] | None:
         pod = self._pod_of(key[1])
-        return self._pods.get(key) or (None if pod is None else (pod.namespace, pod.name))
+        return self._pods.get(key) or (None if pod is None else pod.names)
 
     def read(self, pods: Sequence[PodDevices], resource_names: Collection[str], asked_at: float) -> None:
         """Take in what kubelet's PodResources tell: ours (by resource name), and what other plugins gave."""
-        held = {
-            (devices.resource_name, unit): (pod.pod.namespace, pod.pod.name)
-            for pod in pods
-            for container in pod.containers
-            for devices in container.devices
-            for unit in devices.device_ids
-        }
+        held = {(each.resource_name, each.unit_id): each.pod.names for each in held_units(pods)}
         before = asked_at - ADMISSION_SECONDS
         for key, since in list(self._since.items()):
             if key not in held and since < before:

@@ -40,7 +40,7 @@ class Sandbox:
 
 
 class ContainerRuntime:
-    """A client that connects anew for each question: it is asked once a minute, and runtimes restart."""
+    """A client that connects for each question: it is asked once a minute, and runtimes restart."""
 
     def __init__(self, socket: Path, timeout: float = 2.0) -> None:
         self.socket = socket

@@ -51,7 +51,7 @@ class KubeletSettings:
 
 
 class KubeletConfigFile:
-    """The configuration at its place, read anew when a file of it has changed. What is wrong is logged once."""
+    """The configuration at its place, read again when a file of it has changed. What is wrong is logged once."""
 
     def __init__(self, path: Path, drop_ins: Path | None = None) -> None:
         self._path = path
@@ -131,11 +131,8 @@ def _document(found: Any) -> dict[str, Any]:
 def parse(document: Any) -> KubeletSettings:
     """Take the settings from a KubeletConfiguration. Raises ValueError for what kubelet would not accept."""
     document = _document(document)
-    options = document.get("topologyManagerPolicyOptions") or {}
-    if not isinstance(options, dict):
-        raise ValueError("topologyManagerPolicyOptions must be a mapping")
-    most = options.get("max-allowable-numa-nodes")
-    reserved = [_amounts(document, "kubeReserved"), _amounts(document, "systemReserved")]
+    most = _mapping(document, "topologyManagerPolicyOptions").get("max-allowable-numa-nodes")
+    reserved = [_mapping(document, "kubeReserved"), _mapping(document, "systemReserved")]
     eviction_bytes, eviction_share = _eviction(document)
     return KubeletSettings(
         policy=_word(document, "topologyManagerPolicy", "none", POLICIES),
@@ -170,7 +167,7 @@ def _word(document: dict[str, Any], key: str, default: str, allowed: tuple[str, 
     return str(value)
 
 
-def _amounts(document: dict[str, Any], key: str) -> dict[str, Any]:
+def _mapping(document: dict[str, Any], key: str) -> dict[str, Any]:
     found = document.get(key) or {}
     if not isinstance(found, dict):
         raise ValueError(f"{key} must be a mapping")
@@ -182,7 +179,7 @@ def _eviction(document: dict[str, Any]) -> tuple[int, float]:
 
     kubelet's default goes away as a whole once evictionHard names anything, unless mergeDefaultEvictionSettings is on.
     """
-    hard = _amounts(document, "evictionHard")
+    hard = _mapping(document, "evictionHard")
     default = DEFAULT_EVICTION_BYTES if not hard or document.get("mergeDefaultEvictionSettings") is True else 0
     text = str(hard.get("memory.available", default))
     if text.endswith("%"):

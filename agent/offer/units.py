@@ -158,7 +158,7 @@ def plain_offer(
 ) -> Offer:
     """Make an offer by the selectors alone, as if no pod had anything.
 
-    `quarantined` maps withheld devices to the reason, `host_names` devices in pods to the name of
+    `quarantined` maps devices in quarantine to the reason, `host_names` devices in pods to the name of
     their interface in the host; the last two are for `rails_of`. A device that two resources select goes
     to the first of them: `check_overlaps` refuses such a configuration at start, but a device may also
     appear later.
@@ -241,7 +241,7 @@ def judge(
     candidate: Candidate, snapshot: Snapshot, quarantined: Mapping[str, str], policy: HealthPolicy = PLAIN_POLICY
 ) -> Health:
     """Judge a device that is in the snapshot."""
-    withheld = quarantined.get(candidate.device)
+    reason = quarantined.get(candidate.device)
     if candidate.rdma is not None and not candidate.rdma.char_device("uverbs"):
         return unhealthy(Reason.NO_CHAR_DEVICE)
     if candidate.rdma is not None and snapshot.rdma_exclusive:
@@ -249,8 +249,8 @@ def judge(
         # drivers/infiniband/core/uverbs_main.c, ib_uverbs_open.
         return unhealthy(Reason.EXCLUSIVE_RDMA)
     if candidate.pci is not None and (candidate.rdma is not None or candidate.pci.is_network):
-        return judge_nic(candidate.pci, snapshot, quarantined=withheld, policy=policy)
-    return HEALTHY if withheld is None else unhealthy(Reason.QUARANTINED)
+        return judge_nic(candidate.pci, snapshot, quarantined=reason, policy=policy)
+    return HEALTHY if reason is None else unhealthy(Reason.QUARANTINED)
 
 
 def _adapter_name(candidate: Candidate, shared_guids: frozenset[str]) -> str:
@@ -379,7 +379,7 @@ def with_profiles(resources: Sequence[Resource], snapshot: Snapshot, seen: Itera
     """Add the resources that `mig: mixed` makes, each behind the one it comes from.
 
     Those `seen` before stay, with no units if need be: kubelet would count what it lost as unhealthy, for
-    nobody but GPUs that are being cut anew. A name that the configuration has itself is not made again.
+    nobody but GPUs that are being cut again. A name that the configuration has itself is not made again.
     """
     names = {resource.name for resource in resources}
     found: list[Resource] = []
@@ -533,13 +533,13 @@ def _rail(resource: Resource, gpu: Unit, nics: Sequence[Unit]) -> Unit:
     """Make a rail. It is as ill as any of its parts; a NIC in quarantine counts first, as it must not be granted."""
     first, *further = nics
     ill = [part.health for part in (gpu, *nics) if not part.health.healthy]
-    withheld = (health for health in ill if health.reason == Reason.QUARANTINED)
+    quarantined = (health for health in ill if health.reason == Reason.QUARANTINED)
     return Unit(
         unit_id=rail_id(gpu.device),
         resource_name=resource.name,
         kind="rail",
         device=first.device,
-        health=next(withheld, None) or next(iter(ill), gpu.health),
+        health=next(quarantined, None) or next(iter(ill), gpu.health),
         numa_node=gpu.numa_node,
         rdma_devices=first.rdma_devices,
         alternative=first.alternative,

@@ -276,9 +276,9 @@ def _claim(choices: Choices) -> tuple[int, ...]:
 
     for _ in range(choices.size):
         free = [g for g, group in enumerate(groups) if counts[g] < group.units]
-        owed = [g for g in free if counts[g] < groups[g].taken] or free
-        claims = {g: nearest(g) for g in owed}
-        best = min(owed, key=lambda g: (-len(claims[g]), [near for near, _ in reversed(claims[g])], g))
+        next_ones = [g for g in free if counts[g] < groups[g].taken] or free
+        claims = {g: nearest(g) for g in next_ones}
+        best = min(next_ones, key=lambda g: (-len(claims[g]), [near for near, _ in reversed(claims[g])], g))
         for _, port in claims[best]:
             left[port] -= 1
         counts[best] += 1

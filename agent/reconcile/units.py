@@ -1,8 +1,8 @@
 """Units and slots that kubelet has granted: what it replays to their containers, their bindings and CDI specs.
 
 At the start, before anybody is served, and each minute; in between specs follow each offer (`deviceplugin.plugins`).
-Containers whose answer names device files cannot be helped: their units are withheld, so that kubelet admits no pod
-with them anew, and people are told.
+Containers whose answer names device files cannot be helped: their units become unhealthy, so that kubelet
+admits no other pod with them, and a condition names them.
 
 A binding with an attachment follows it: that one is healed, or not, by what its namespace and device show. One without
 (a device that a program drives, or an ADD that was killed half way) follows what runtime and kubelet know.
@@ -96,7 +96,7 @@ class Units:
         self._outside.misled(units, text or None)
 
     def _is_over(self, entry: Entry, granted: Collection[str], view: View) -> bool:
-        """Tell whether a container is no more. kubelet drops it with its next Allocate, and withheld units get none."""
+        """Tell whether a container is gone. kubelet drops it with its next Allocate, and unhealthy units get none."""
         if not self._settled.value or view.held_units is None:
             return False
         held = {h.unit_id for h in view.held_units if h.resource_name == entry.resource_name}
@@ -192,7 +192,7 @@ class Bindings:
 def is_over(binding: Binding, known: SlotView, is_noted: Callable[[Binding], bool] = lambda binding: False) -> bool:
     """Tell whether a binding's sandbox is no more, for certain.
 
-    A kubelet that has started anew while the API server is away lists none but static pods, though the others run. It
+    A kubelet that has restarted while the API server is away lists none but static pods, though the others run. It
     strikes nothing off its checkpoint before it knows them again: `is_noted` tells what stands there.
     """
     if binding.since >= known.asked_at:

@@ -204,20 +204,20 @@ class Quarantines:
 
     def heal(self, view: View) -> None:
         """Look at each device in quarantine."""
-        withheld = self._ledger.quarantines()
-        # Read in this order: a device that is withheld meanwhile still has its row.
+        quarantined = self._ledger.quarantines()
+        # Read in this order: a device that is put in quarantine meanwhile still has its row.
         held = {row.device for row in self._ledger.attachments()}
         snapshot = self._snapshot.value
         if not snapshot.boot_id:
             return
-        for device, reason in quarantines_to_end(withheld, snapshot, held, self._ledger.boot_id).items():
+        for device, reason in quarantines_to_end(quarantined, snapshot, held, self._ledger.boot_id).items():
             log.info("%s leaves quarantine: %s", device, reason)
             self._ledger.end_quarantine(device)
             self._outside.count("quarantine-end", reason)
 
 
 def quarantines_to_end(
-    withheld: Iterable[Quarantine], snapshot: Snapshot, held: Collection[str], boot_id: str
+    quarantined: Iterable[Quarantine], snapshot: Snapshot, held: Collection[str], boot_id: str
 ) -> Mapping[str, Ended]:
     """Tell which devices are clean again, and by what.
 
@@ -226,7 +226,7 @@ def quarantines_to_end(
     is off the bus comes back reset.
     """
     ended = {}
-    for entry in withheld:
+    for entry in quarantined:
         if entry.device in held:
             continue
         device = snapshot.by_address.get(entry.device)

@@ -34,7 +34,7 @@ async def plugin_stub(rig: Rig, resource: str):  # type: ignore[no-untyped-def]
     ("unit_id", "code", "text"),
     [
         ("0000:99:00.1", grpc.StatusCode.NOT_FOUND, "UnknownUnit: 0000:99:00.1 is not among the 16 units"),
-        ("0000:12:00.1", grpc.StatusCode.FAILED_PRECONDITION, "UnitUnhealthy: .* is withheld"),
+        ("0000:12:00.1", grpc.StatusCode.FAILED_PRECONDITION, "UnitUnhealthy: .* is in quarantine"),
     ],
 )
 async def test_an_impossible_allocation_is_told_apart(
