@@ -11,8 +11,9 @@ folder instead of `/`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from posixpath import basename
@@ -40,6 +41,7 @@ from agent.hardware.sysfs.pci import (
     vhost_net_present,
 )
 from agent.hardware.sysfs.rdma import (
+    CharDevices,
     in_order,
     rdma_cm_present,
     read_char_device,
@@ -128,21 +130,25 @@ class _Entries:
         read: Attributes,
         folder: str,
         known: Mapping[str, str],
+        below: Callable[[str], str | None],
         told: Collection[str] = (),
-        is_own: IsOwn = all_own,
     ) -> None:
-        self._read = read
-        self._is_own = is_own
-        self._folder = folder
+        """`known` are the functions of names when they were last read, `below` looks one up, `told` are to be read."""
+        self.folder = folder
         self._known = known
+        self._below = below
         self._told = told
         self._owners = {name: known.get(name) for name in read.names(folder)}
-        self._shown = {shown(name) for name in self._owners}
-        self._looked: set[str] = set()
+        self.looked: set[str] = set()
+        """Names of which nothing known before counts any more."""
         self._gone = {known[name] for name in known.keys() - self._owners.keys()}
 
     def __contains__(self, name: object) -> bool:
         return name in self._shown
+
+    @cached_property
+    def _shown(self) -> frozenset[str]:
+        return frozenset(map(shown, self._owners))
 
     def owner(self, name: str) -> str | None:
         """Tell which function an entry hangs on; None for one that is not there, too."""
@@ -154,9 +160,9 @@ class _Entries:
         for name, owner in self._owners.items():
             before = self._known.get(name)
             told = before is None or name in self._told
-            if name not in self._looked and (told or owner in affected):
-                self._looked.add(name)
-                self._owners[name] = now = function_below(self._read, self._folder, name, self._is_own)
+            if name not in self.looked and (told or owner in affected):
+                self.looked.add(name)
+                self._owners[name] = now = self._below(name)
                 if now != before or told:
                     yield from (address for address in (before, now) if address is not None)
 
@@ -170,62 +176,8 @@ class _Entries:
 
     def read_again(self, functions: Collection[str]) -> Iterator[str]:
         """Name the folders of which nothing known before counts any more."""
-        yield from (f"{self._folder}/{name}" for name in self._looked)
-        yield from (f"{self._folder}/{n}" for n, owner in self._known.items() if owner in functions)
-
-
-class _CharDevices:
-    """The character devices, read where they may be another RDMA device's now."""
-
-    def __init__(self, read: Attributes, old: Snapshot) -> None:
-        self._read = read
-        self._known = {
-            basename(c.path): (r.name, c, d.address)
-            for d in old.devices
-            for r in d.rdma_devices
-            for c in r.char_devices
-        }
-        self._folders = {name: folder for folder in (VERBS, MAD) for name in read.names(folder)}
-        self._found: dict[str, tuple[str, CharDevice]] = {}
-        self._looked: set[str] = set()
-        self._gone = {self._known[name][2] for name in self._known.keys() - self._folders.keys()}
-
-    def settle(self, affected: Collection[str], rdma: _Entries) -> Iterator[str]:
-        """Read what affected functions had, and what nobody had; name the functions that this affects."""
-        yield from self._gone
-        for name, folder in self._folders.items():
-            known = self._known.get(name)
-            if name in self._looked or (known is not None and known[2] not in affected):
-                continue
-            self._looked.add(name)
-            now = read_char_device(self._read, folder, name)
-            if now is not None:
-                self._found[name] = now
-            if now != (known[:2] if known is not None else None):
-                function = function_in(self._read.link(f"{folder}/{name}")) or (rdma.owner(now[0]) if now else None)
-                yield from (a for a in (function, known[2] if known is not None else None) if a is not None)
-
-    def by_rdma_device(self) -> Mapping[str, tuple[CharDevice, ...]]:
-        """List those that were read."""
-        found: defaultdict[str, list[CharDevice]] = defaultdict(list)
-        for ibdev, device in self._found.values():
-            found[ibdev].append(device)
-        return {ibdev: in_order(devices) for ibdev, devices in found.items()}
-
-    def absent(self, here: _Entries, functions: Collection[str]) -> Names:
-        """Group the RDMA devices that were read of but are in other namespaces by their function."""
-        found: defaultdict[str, list[str]] = defaultdict(list)
-        for name, (ibdev, device) in self._found.items():
-            if device.kind == "uverbs" and ibdev not in here:
-                function = function_in(self._read.link(f"{VERBS}/{name}"))
-                if function is not None and function in functions and ibdev not in found[function]:
-                    found[function].append(ibdev)
-        return found
-
-    def read_again(self) -> Iterator[str]:
-        """Name the folders of which nothing known before counts any more."""
-        yield from (f"{self._folders[name]}/{name}" for name in self._looked)
-        yield from (f"{folder}/{name}" for name in self._known.keys() - self._folders.keys() for folder in (VERBS, MAD))
+        yield from (f"{self.folder}/{name}" for name in self.looked)
+        yield from (f"{self.folder}/{n}" for n, owner in self._known.items() if owner in functions)
 
 
 class _Look:
@@ -241,9 +193,15 @@ class _Look:
             self._affected |= self._listed ^ old.by_address.keys()
         netdevs = {n.name: d.address for d in old.devices for n in d.netdevs}
         rdma = {r.name: d.address for d in old.devices for r in d.rdma_devices if not r.absent}
-        self._netdevs = _Entries(read, NET, netdevs, change.netdevs)
-        self._rdma = _Entries(read, INFINIBAND, rdma, is_own=is_own)
-        self._char_devices = _CharDevices(read, old)
+        files = [
+            (c.kind, basename(c.path), d.address) for d in old.devices for r in d.rdma_devices for c in r.char_devices
+        ]
+        verbs = {name: address for kind, name, address in files if kind == "uverbs"}
+        mad = {name: address for kind, name, address in files if kind != "uverbs"}
+        self._netdevs = _Entries(read, NET, netdevs, partial(function_below, read, NET), change.netdevs)
+        self._rdma = _Entries(read, INFINIBAND, rdma, partial(function_below, read, INFINIBAND, is_own=is_own))
+        self._files = [_Entries(read, f, known, partial(self._below, f)) for f, known in ((VERBS, verbs), (MAD, mad))]
+        self._classes = (self._netdevs, self._rdma, *self._files)
         self._vdpa = read_vdpa_devices(read)
         self._affected |= {d.address for d in old.devices if d.vdpa != self._vdpa.get(d.address)}
 
@@ -272,13 +230,8 @@ class _Look:
         """Read all functions that must be, and the indices that PFs among them tell of their VFs."""
         self._settle()
         affected = self._affected
-        classes = Classes(
-            netdevs=self._netdevs.of(affected),
-            rdma=self._rdma.of(affected),
-            char_devices=self._char_devices.by_rdma_device(),
-            absent=self._char_devices.absent(self._rdma, affected),
-            vdpa=self._vdpa,
-        )
+        char_devices, absent = self._char_devices()
+        classes = Classes(self._netdevs.of(affected), self._rdma.of(affected), char_devices, absent, self._vdpa)
         indices: dict[str, int] = {}
         return {a: read_function(self._read, a, classes, indices) for a in sorted(affected)}, indices
 
@@ -286,17 +239,35 @@ class _Look:
         """Find all functions that must be read, until none draws in another."""
         looked_for_pf: set[str] = set()
         while True:
-            more = {
-                *self._netdevs.settle(self._affected),
-                *self._rdma.settle(self._affected),
-                *self._char_devices.settle(self._affected, self._rdma),
-            }
+            more = {address for entries in self._classes for address in entries.settle(self._affected)}
             for address in self._affected - looked_for_pf:
                 looked_for_pf.add(address)
                 more.update(self._pfs_to_read(address))
             if more <= self._affected:
                 return
             self._affected |= more
+
+    def _below(self, folder: str, name: str) -> str | None:
+        """Find the function of a character device; of software RDMA that of its RDMA device."""
+        function = function_in(self._read.link(f"{folder}/{name}"))
+        if function is None and (found := read_char_device(self._read, folder, name)) is not None:
+            return self._rdma.owner(found[0])
+        return function
+
+    def _char_devices(self) -> tuple[CharDevices, Names]:
+        """Read those that may be another RDMA device's now; list RDMA devices of other namespaces by function, too."""
+        found: defaultdict[str, list[CharDevice]] = defaultdict(list)
+        absent: defaultdict[str, list[str]] = defaultdict(list)
+        for entries in self._files:
+            for name in sorted(entries.looked):
+                now, function = read_char_device(self._read, entries.folder, name), entries.owner(name)
+                if now is None:
+                    continue
+                ibdev, device = now
+                found[ibdev].append(device)
+                if device.kind == "uverbs" and ibdev not in self._rdma and function and ibdev not in absent[function]:
+                    absent[function].append(ibdev)
+        return {ibdev: in_order(devices) for ibdev, devices in found.items()}, absent
 
     def _pfs_to_read(self, address: str) -> Iterator[str]:
         """Name the PFs of which a function became or is no longer a VF: only they tell its number.
@@ -340,8 +311,7 @@ class _Look:
     def _problems(self) -> tuple[Problem, ...]:
         """Keep the problems of what was not read this time."""
         again = {f"{PCI_DEVICES}/{address}" for address in self._affected}
-        again.update(self._netdevs.read_again(self._affected), self._rdma.read_again(self._affected))
-        again.update(self._char_devices.read_again())
+        again.update(*(entries.read_again(self._affected) for entries in self._classes))
         kept = [p for p in self._old.problems if not self._is_outdated(p, again)]
         return tuple(sorted((*kept, *self._read.problems), key=attrgetter("path")))
 
