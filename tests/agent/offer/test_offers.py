@@ -1,15 +1,25 @@
+"""Offers one after the other: what is read of the books for them, what is listed on, and what changes."""
+
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from agent.config import HealthSettings, RailNic, Resource, Select
 from agent.health import HealthBook
+from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, Undo
 from agent.model.device import MigDevice, Snapshot
-from agent.offer.offers import Offers, differs_in_pods_only
-from agent.offer.units import Reading, with_profiles
+from agent.model.health import HEALTHY, Health, Reason, unhealthy
+from agent.model.unit_id import slot_id
+from agent.offer.offer import HealthChange, Offer, Unit, health_changes
+from agent.offer.offer import Units as UnitsByName
+from agent.offer.offers import Offers, differs_in_pods_only, read
+from agent.offer.units import NOTHING_HELD, Holdings, Reading, with_profiles
+from deviceplugin.server import Units, post
+from tests.agent.books import open_books, owner
 from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
 
 PF, VF = "0000:12:00.0", "0000:12:00.1"
@@ -124,3 +134,108 @@ def test_a_slice_in_use_is_withheld_under_any_name_but_its_own(resource: Resourc
     books = Reading(holders={"MIG-1": "nvidia.com/mig-1g.10gb"})
     offer = offers().make(with_profiles([resource], cut, ()), cut, books)
     assert {unit.unit_id: unit.health.reason for units in offer.units.values() for unit in units} == listed
+
+
+WITH_SLOTS = (Resource("rdma/vf", "vf", binding="late"), Resource("nvidia.com/gpu", "gpu"))
+SNAPSHOT = node(rails=4, vfs=4)
+VFS = [device.address for device in SNAPSHOT.devices if device.is_vf]
+SLOT = slot_id("rdma/vf", 0, 0)
+
+
+def slot_offers() -> Offers:
+    return Offers(HealthBook(), lambda: 0.0)
+
+
+def made(maker: Offers, held: Holdings) -> Offer:
+    return maker.make(WITH_SLOTS, SNAPSHOT, Reading(held=held))
+
+
+def test_kubelet_is_told_nothing_where_nothing_changes_for_it() -> None:
+    maker, units = slot_offers(), Units(())
+    for held, version in (
+        (NOTHING_HELD, 1),
+        (Holdings(frozenset({SLOT}), {SLOT: VFS[0]}), 1),
+        (Holdings(frozenset({SLOT}), {SLOT: VFS[-1]}), 2),
+    ):
+        offer = made(maker, held)
+        post(units, offer.units["rdma/vf"])
+        assert units.version == version
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("nic", {"0000:3b:00.0"}), ("vf", set())])
+def test_adapters_that_are_in_pods_are_told_from_vfs(tmp_path: Path, mode: str, expected: set[str]) -> None:
+    device, undo = "0000:3b:00.0", Undo("ens1f0", "02:00:00:00:01:00", 1500, False, mode=mode)
+    with open_books(tmp_path) as books:
+        books.begin_attach(
+            owner(),
+            ifname="net1",
+            device=device,
+            resource_name="",
+            undo=undo,
+            netns_path="/nowhere",
+            request={"name": "net", "network": None},
+        )
+        assert read(books, with_names=False, with_slots=False).whole_adapters == expected
+
+
+def test_devices_of_claims_are_in_use_and_those_that_are_only_looked_at_are_not(tmp_path: Path) -> None:
+    found = [
+        ClaimDevice("vf", "node", "vf-0", "rdma/vf", "vf", "0000:3b:00.1", "u-0"),
+        ClaimDevice(
+            "hca", "node", "hca-0", "rdma/hca", "hca", "0000:3b:00.0", "u-1", share_id="s", exclusive=False, shares=2
+        ),
+        ClaimDevice("look", "node", "vf-1", "rdma/vf", "vf", "0000:3b:00.2", "u-2", exclusive=False, admin=True),
+    ]
+    shares = {"hca-0c42a10300651234-0": "0000:3b:00.0", "hca-0c42a10300651235-0": "0000:5e:00.0"}
+    with open_books(tmp_path) as books:
+        books.prepare_claim(Claim(ClaimRef("u", "ns", "c"), ClaimState.PREPARING, tuple(found)))
+        books.grant("rdma/hca", shares)
+        assert read(books, with_names=False, with_slots=False).shares_granted == {"hca-0c42a10300651234-0"}
+        books.release(shares)
+        reading = read(books, with_names=False, with_slots=False)
+    assert reading.holders == {"0000:3b:00.1": "rdma/vf", "0000:3b:00.0": "rdma/hca"}
+    assert reading.forms == {"0000:3b:00.1": ("rdma/vf", "claim")}
+    assert reading.granted == {}
+    assert (reading.shares_claimed, reading.shares_granted) == ({"0000:3b:00.0": 2}, frozenset())
+
+
+LINK, QUARANTINED = unhealthy(Reason.LINK_DOWN), unhealthy(Reason.QUARANTINED)
+
+
+def a_unit(unit_id: str, health: Health, device: str) -> Unit:
+    return Unit(unit_id, "rdma/vf", "vf", device, health, 0)
+
+
+def units_of(*healths: Health) -> UnitsByName:
+    return {"rdma/vf": [a_unit(f"unit-{n}", health, f"vf-{n}") for n, health in enumerate(healths)]}
+
+
+def test_units_that_share_a_reason_are_told_together() -> None:
+    assert list(health_changes(units_of(HEALTHY, HEALTHY, HEALTHY), units_of(LINK, QUARANTINED, LINK))) == [
+        HealthChange("rdma/vf", "LinkDown", False, ("vf-0", "vf-2")),
+        HealthChange("rdma/vf", "Quarantined", False, ("vf-1",)),
+    ]
+
+
+def test_a_recovery_names_what_is_over_and_comes_after_what_broke() -> None:
+    assert list(health_changes(units_of(LINK, HEALTHY), units_of(HEALTHY, LINK))) == [
+        HealthChange("rdma/vf", "LinkDown", False, ("vf-1",)),
+        HealthChange("rdma/vf", "LinkDown", True, ("vf-0",)),
+    ]
+
+
+def test_another_reason_is_told() -> None:
+    (change,) = health_changes(units_of(LINK), units_of(QUARANTINED))
+    assert (change.reason, change.is_healthy) == ("Quarantined", False)
+
+
+def test_what_stays_as_it_was_is_not_told_and_neither_is_a_healthy_unit_that_is_new() -> None:
+    assert list(health_changes(units_of(LINK, HEALTHY), units_of(LINK, HEALTHY))) == []
+    assert list(health_changes({}, units_of(HEALTHY))) == []
+    assert [change.reason for change in health_changes({}, units_of(LINK))] == ["LinkDown"]
+    assert list(health_changes(units_of(LINK), {"rdma/vf": []})) == []
+
+
+def test_a_unit_without_a_device_goes_by_its_own_name() -> None:
+    (change,) = health_changes({}, {"rdma/vf": [a_unit("slot-1", LINK, "")]})
+    assert change.devices == ("slot-1",)
