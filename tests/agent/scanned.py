@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, ParamSpec
 
 from agent.hardware.host import Link, Rdma, RdmaLink, VfControl, Watch
 from agent.hardware.netlink.links import Netlink
@@ -18,6 +20,17 @@ from agent.model.device import Snapshot
 from agent.model.device_health import GpuEvent
 
 DEADLINE = 30.0
+P = ParamSpec("P")
+
+
+def looped(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test in an event loop."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        asyncio.run(test(*args, **options))
+
+    return run
 
 
 class FakeWatch:

@@ -1,13 +1,17 @@
+"""docs/health.md and docs/gpu.md say of reasons and errors what the code does."""
+
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
 from agent.config import HealthSettings
-from agent.model.device_health import WITHHOLDING, XID_REASONS
+from agent.model.device_health import NOTED, WITHHOLDING, XID_REASONS, XIDS, XidClass
 from agent.model.health import Reason, Tempo
+from agent.offer.units import MISFIT
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/health.md").read_text()
+GPU_DOCUMENT = (Path(__file__).parents[3] / "docs/gpu.md").read_text()
 COUNTS = {Tempo.AT_ONCE: "at once", Tempo.SETTLED: "when it has lasted"}
 
 
@@ -27,5 +31,14 @@ def test_the_document_gives_the_defaults_that_hold() -> None:
     }
 
 
-def test_what_withholds_a_gpu_is_a_reason() -> None:
-    assert {*WITHHOLDING, *XID_REASONS.values()} <= {reason.value for reason in Reason}
+def test_the_table_of_errors_is_that_of_the_code() -> None:
+    for kind in XidClass:
+        listed = "; ".join(f"{xid} {text}" for xid, (found, text) in sorted(XIDS.items()) if found is kind)
+        assert f"| {kind.value} | {listed} |\n" in GPU_DOCUMENT
+
+
+def test_the_table_of_gpu_reasons_is_that_of_the_code() -> None:
+    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", GPU_DOCUMENT, re.MULTILINE))
+    assert set(told) == {*WITHHOLDING, *XID_REASONS.values(), MISFIT}
+    assert {word: told[word] for word in WITHHOLDING} == dict(WITHHOLDING)
+    assert all(f"`{word}`" in GPU_DOCUMENT for word in NOTED)

@@ -9,7 +9,6 @@ import subprocess
 import threading
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,23 +110,6 @@ def test_carrier_is_told(links: Netlink) -> None:
     assert not v0(links).carrier
     run("ip", "link", "set", "p0", "up")
     assert v0(links).carrier
-
-
-def test_a_socket_is_not_used_again_after_an_error(links: Netlink, pod: int) -> None:
-    missing = replace(v0(links), ifindex=2**30)
-
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    kept = descriptors()
-    with pytest.raises(NetlinkFailed, match="No such device"):
-        links.change(missing, LinkChange(mtu=1400))
-    assert descriptors() == kept - 1
-    assert v0(links).mtu == 1500
-    assert descriptors() == kept
-    with pytest.raises(NetlinkFailed, match="No such device"):
-        links.change(missing, LinkChange(mtu=1400), pod)
-    assert descriptors() == kept
 
 
 @pytest.mark.parametrize("name", ["x" * 16, "x" * 500, "a/b", ""])
@@ -370,3 +352,27 @@ def test_an_interface_that_does_not_name_its_device_is_not_certain_to_be_of_it(l
     assert links.find_own(["v0"], "A") == v0(links)
     assert links.find_as("v0", "A") is None
     assert links.find_as("v9", "A") is None
+
+
+def namespace(path: Path) -> int:
+    """Make a network namespace and open it."""
+    path.touch()
+    subprocess.run(["unshare", f"--net={path}", "true"], check=True)
+    return os.open(path, os.O_RDONLY)
+
+
+def test_a_late_detach_takes_no_other_namespace_for_the_host(own_network: None, tmp_path: Path) -> None:
+    subprocess.run(["ip", "link", "add", "v0", "type", "veth", "peer", "name", "p0"], check=True)
+    pod, witness = namespace(tmp_path / "pod"), Netlink()
+    ending = Netlink()
+    link = ending.find("v0")
+    assert link is not None
+    ending.move_in(link, pod, LinkChange())
+    ending.close()
+    reused = [namespace(tmp_path / f"other{n}") for n in range(8)]  # one of them has the number of the host's
+    with pytest.raises(HardwareError):
+        ending.move_out(link, pod, LinkChange())
+    assert witness.find("v0", pod) is not None
+    witness.close()
+    for descriptor in [pod, *reused]:
+        os.close(descriptor)
