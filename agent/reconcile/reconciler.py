@@ -201,10 +201,15 @@ class Reconciler:
         await self.look_around()
         await asyncio.to_thread(self.heal_attachments)
 
-    async def run_once(self) -> None:
-        """Compare everything once, and heal what can be healed. Leases come last."""
-        await self.look_around()
-        await asyncio.to_thread(self._heal_round)
+    async def round(self) -> None:
+        """Compare everything once, and heal what can be healed, but for leases."""
+        async with self._turn:
+            self._at_work = "the look at kubelet and the runtime"
+            await self.look_around()
+            await asyncio.to_thread(self._heal_round)
+
+    async def give_leases_back(self) -> None:
+        """Give back addresses that are due."""
         await asyncio.to_thread(self._let_heal, self.leases)
 
     async def look_around(self) -> None:
@@ -270,10 +275,7 @@ class Reconciler:
         self._rounded_at = time.monotonic()
         while True:
             seen = self._snapshot.value
-            async with self._turn:
-                self._at_work = "the look at kubelet and the runtime"
-                await self.look_around()
-                await asyncio.to_thread(self._heal_round)
+            await self.round()
             self._rounded_at = time.monotonic()
             due = [seconds, self._rows.retries.next_due(), None if self._probe_at else REPAIR_SECONDS]
             if self.grants.is_too_early:
@@ -293,7 +295,7 @@ class Reconciler:
         await served()
         self.leases.resume()
         while True:
-            await asyncio.to_thread(self._let_heal, self.leases)
+            await self.give_leases_back()
             await asyncio.sleep(seconds)
 
     async def _free_ended_for_ever(self) -> None:

@@ -28,6 +28,7 @@ from agent.state import Latest
 from cni.call import Node
 from hack.sim.machine import SimulatedMachine
 from tests.agent.books import open_books
+from tests.agent.reconcile.scene import reconcile_once
 from tests.awaiting import until
 from tests.deviceplugin.rig import new_kubelet
 
@@ -70,13 +71,13 @@ def test_grants_are_settled_once_there_is_an_offer_even_of_nothing(
 
     async def scenario() -> None:
         async with parts_on(short_folder, Conditions(), *resources) as (parts, offer, _):
-            await parts.reconciler.run_once()
+            await reconcile_once(parts.reconciler)
             assert not parts.settled.value
             assert not (short_folder / "cni.sock.pods").exists()
             serving = asyncio.create_task(parts.plugins.run())
             try:
                 await until(lambda: offer.value.snapshot.generation > 0)
-                await parts.reconciler.run_once()
+                await reconcile_once(parts.reconciler)
                 is_settled = parts.settled.value
                 assert (short_folder / "cni.sock.pods").read_text().endswith("\nunknown 0\nend\n")
                 await parts.plugins.close()
@@ -93,13 +94,13 @@ def test_a_damaged_ledger_that_was_set_aside_is_told_and_keeps_nobody_from_anyth
 
     async def scenario() -> None:
         async with parts_on(short_folder, conditions) as (parts, _, _):
-            await parts.reconciler.run_once()
+            await reconcile_once(parts.reconciler)
             assert "damage" not in conditions.found
         (damaged := short_folder / "ledger.db.damaged-1").touch()
         (short_folder / "ledger.db.damaged-1-wal").touch()
         shutil.rmtree(short_folder / "node")
         async with parts_on(short_folder, conditions) as (parts, _, _):
-            await parts.reconciler.run_once()
+            await reconcile_once(parts.reconciler)
             assert f"is kept as {damaged}: see to the disk" in conditions.found["damage"]
             assert conditions.first(besides=("starting", "kubelet", *NO_POD_NEEDS)) is None
 

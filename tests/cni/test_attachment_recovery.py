@@ -16,6 +16,7 @@ from agent.model.allocation import AttachmentState, VfSettings
 from cni import protocol, spool
 from cni.protocol import Request
 from cni.server import CniServer
+from tests.agent.reconcile.scene import reconcile_once
 from tests.cni import tiny_node
 from tests.cni.reconciled import reconciler_of
 from tests.cni.tiny_node import ASKED, PF_NETDEV, Rig, open_rig, stub_answer, vf
@@ -94,7 +95,7 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
     rig.ledger.quarantine("0000:99:00.0", "its row is gone")
 
     def healed() -> bool:
-        asyncio.run(reconciler.run_once())
+        asyncio.run(reconcile_once(reconciler))
         return len(rig.ledger.attachments()) == 1
 
     until(healed)
@@ -144,13 +145,13 @@ def test_nothing_is_reset_on_a_device_that_has_the_address_after_a_reboot(own_ne
         rig.machine.vf_control.apply(PF_NETDEV, 0, VfSettings(vlan=77, trust=True))
         before = rig.found()
         reconciler, counted = reconciler_of(rig, "today")
-        asyncio.run(reconciler.run_once())
+        asyncio.run(reconcile_once(reconciler))
         assert rig.found() == before
         assert rig.ledger.attachments() == ()
         assert rig.leases() == []
         assert rig.ledger.quarantines() == ()
         assert counted == [("detach", "rebooted"), ("quarantine-end", "rebooted"), ("lease-return", "owed")]
-        asyncio.run(reconciler.run_once())
+        asyncio.run(reconcile_once(reconciler))
         assert rig.found() == before
 
 
@@ -168,7 +169,7 @@ def test_a_vf_that_lost_its_row_and_its_pod_is_clean_after_one_run(own_network: 
     with open_rig(tmp_path) as rig:
         until(lambda: rig.machine.find_netdev(vf(0)) is not None)
         reconciler, counted = reconciler_of(rig)
-        asyncio.run(reconciler.run_once())
+        asyncio.run(reconcile_once(reconciler))
         name, _, _, up, settings = rig.found()
         assert (name, up, settings) == (before[0], before[3], before[4])
         assert counted == [("restore", "strange-name"), ("detach", "half-detaching")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import time
@@ -168,14 +167,14 @@ def test_what_nobody_has_foreseen_in_one_healer_is_shown_until_it_succeeds(
     with open_books(tmp_path) as books:
         scene = Scene(books, others=[stumbling])
         for _ in range(2):
-            asyncio.run(scene.reconciler.run_once())
+            scene.run_once()
         assert scene.counted == [("lease-return", "owed")] * 2, "the others have healed"
         assert scene.failing == "slots: ZeroDivisionError: division by zero"
         assert scene.heal_failures == ["slots", "slots"]
         (said,) = [record for record in caplog.records if record.name == "agent.reconcile.reconciler"]
         assert said.exc_info is not None, "the log has where it happened, once"
         stumbling.error = None
-        asyncio.run(scene.reconciler.run_once())
+        scene.run_once()
         assert scene.failing is None
 
 

@@ -39,6 +39,7 @@ from cni.server import CniServer
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
+from tests.agent.reconcile.scene import reconcile_once
 from tests.agent.reconcile.told_outside import ToldOutside
 from tests.soak import observe
 from tests.soak.claims import SPECS, ClaimParts, GrantsAndClaims, granted_or_not, ref_of
@@ -146,7 +147,7 @@ class SmallAgent:
                 self._stock.set(_stock_of(self._snapshot.value))
                 self.claims.look()
                 self.outside.counted.clear()
-                asyncio.run(self.reconciler.run_once())
+                asyncio.run(reconcile_once(self.reconciler))
                 return [f"{action}: {reason}" for action, reason in self.outside.counted]
             case "grant":
                 return granted_or_not(self.ledger.grant, RESOURCE, {device: device for device in order["devices"]})

@@ -10,6 +10,7 @@ from typing import Any
 from agent.model.vf_identity import name_by_place
 from agent.reconcile import Reconciler
 from agent.state import Latest
+from tests.agent.reconcile.scene import reconcile_once
 from tests.agent.reconcile.told_outside import ToldOutside
 from tests.live import Live
 from tests.vm.adapters import Pf, ip, link, wait_until
@@ -30,7 +31,7 @@ def reconcile(parts: Direct, pf: Pf) -> list[tuple[str, str]]:
     """Let the reconciler look once, as if all of the PF's VFs were offered to kubelet."""
     outside = ToldOutside(units=dict, ours=pf.vfs)
     reconciler = Reconciler(parts.ledger, parts.attachments, Live(parts.machine.scan), outside, Latest(False))
-    asyncio.run(reconciler.run_once())
+    asyncio.run(reconcile_once(reconciler))
     return outside.counted
 
 
