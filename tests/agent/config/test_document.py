@@ -46,17 +46,6 @@ def test_bytes_that_are_not_utf8_are_told_so(text: bytes) -> None:
     assert problem.startswith("is not YAML")
 
 
-@pytest.mark.parametrize("text", ["[]", "text", "5", "{1: 2}", "true"])
-def test_a_document_that_is_no_mapping_is_told_so(text: str) -> None:
-    assert problems_of(text)[0].startswith("the document: must be a mapping with text keys")
-
-
-def test_a_key_that_stands_twice_is_an_error() -> None:
-    (problem,) = problems_of("rescanSeconds: 5\nresources: []\nrescanSeconds: 6\n")
-    assert "rescanSeconds" in problem
-    assert "twice" in problem
-
-
 def test_an_expanding_document_is_refused_in_few_words() -> None:
     """Each line repeats the one above ten times: written out it would fill the memory."""
     lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 20)]

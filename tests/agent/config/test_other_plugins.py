@@ -50,12 +50,6 @@ def shared(flags: Flags | None = None, **pool: Any) -> Config:
     return parse(json.dumps({"configList": [{"resourceName": "hca", "rdmaHcaMax": 5, **pool}]}), "config.json", flags)
 
 
-def problems_of(text: str) -> tuple[str, ...]:
-    with pytest.raises(ConfigError) as refused:
-        parse(text, "config.json")
-    return refused.value.problems
-
-
 def test_every_selector_of_the_sriov_plugin_is_read() -> None:
     (resource,) = sriov(selectors=SELECTORS).resources
     assert (resource.name, resource.kind, resource.select) == ("intel.com/vf", "vf", READ)
@@ -114,34 +108,6 @@ def test_unknown_keys_are_overlooked_with_a_warning() -> None:
     assert read == sriov(selectors={"vendors": ["15b3"]})
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ('{"resourceList": {}}', "resourceList: must be a list, is {}"),
-        ('{"resourceList": [7]}', "resourceList[0]: must be an object, is 7"),
-        ('{"resourceList": [{"resourceName": 7}]}', "resourceList[0].resourceName: must be text, is 7"),
-        ('{"resourceList": [{"resourceName": "_a"}]}', "resourceList[0].resourceName: must be a name"),
-        (
-            '{"resourceList": [{"resourceName": "a", "resourcePrefix": "vfs.kubernetes.io"}]}',
-            "resourceList[0].resourcePrefix: vfs.kubernetes.io/a is a name of Kubernetes' own",
-        ),
-        (
-            '{"configList": [{"resourceName": "a", "resourcePrefix": "requests.b", "rdmaHcaMax": 1}]}',
-            "configList[0].resourcePrefix: requests.b/a is a name of Kubernetes' own",
-        ),
-        ('{"resourceList": [{"resourceName": "a", "selectors": "x"}]}', "resourceList[0].selectors: must be an object"),
-        (
-            '{"configList": [{"resourceName": "a", "rdmaHcaMax": 1.5}]}',
-            "configList[0].rdmaHcaMax: must be a whole number",
-        ),
-        ('{"resourceList": [{"resourceName": "a"}]', "is not JSON: "),
-        ('{"resourceList": [{"resourceName": "a", "x": NaN}]}', "is not JSON: NaN is no JSON value"),
-    ],
-)
-def test_what_go_would_refuse_is_refused(text: str, problem: str) -> None:
-    assert any(found.startswith(problem) for found in problems_of(text))
-
-
 def test_a_shared_pool_is_read() -> None:
     (resource,) = shared(selectors={"vendors": ["15b3"], "deviceIDs": ["101b"], "ifNames": ["ib0"]}).resources
     assert (resource.name, resource.kind) == ("rdma/hca", "hca")
@@ -167,13 +133,6 @@ def test_a_configmap_stands_for_what_it_holds(key: str) -> None:
     assert [r.name for r in parse(text, "x").resources] == ["rdma/hca"]
 
 
-def test_a_configmap_of_several_files_is_refused_with_their_names() -> None:
-    text = json.dumps({"kind": "ConfigMap", "data": {"node-1": "{}", "node-2": "{}"}})
-    assert problems_of(text) == (
-        "data: must hold one configuration, holds node-1, node-2: save the one you mean as a file",
-    )
-
-
 def test_tabs_and_a_byte_order_mark_are_no_hindrance() -> None:
     text = '\ufeff{\n\t"resourceList": [\n\t\t{"resourceName": "a"}\n\t]\n}'
     assert [r.name for r in parse(text.encode(), "x").resources] == ["intel.com/a"]
@@ -194,29 +153,3 @@ def test_no_value_of_a_pool_does_more_than_be_refused(selectors: dict[str, Any],
         for key in ("resourceList", "configList"):
             with suppress(ConfigError):
                 assert parse(json.dumps({key: [pool]}), "x").source == "x"
-
-
-def test_values_of_the_chart_are_told_from_a_configuration_with_what_to_check_in_their_place() -> None:
-    with pytest.raises(ConfigError) as refused:
-        parse("image: {repository: r}\nconfig: {resources: []}\n", "values.yaml")
-    (problem,) = refused.value.problems
-    assert problem.startswith("these are values of the chart")
-    assert "--show-only templates/config.yaml" in problem
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("resources: [{name: a/b, kind: vf, select: {vendors: [8086]}}]", "such as 15b3, is 8086, a number: put it in"),
-        ("resources: [{name: a/b, kind: vf, select: {vendors: [x]}}]", "such as 15b3, is 'x'"),
-        ("resources: [{name: 7, kind: vf}]", "such as rdma/hca, is 7, a number: put it in quotes"),
-        ("resources: [{name: [], kind: vf}]", "such as rdma/hca, is []"),
-        ("health: {downSeconds: x}", "is 'x'"),
-    ],
-)
-def test_a_number_where_text_belongs_is_told_to_be_put_in_quotes(text: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parse(text, "x")
-    (problem,) = refused.value.problems
-    assert expected in problem
-    assert problem.endswith("put it in quotes") is ("put it in" in expected)

@@ -1,0 +1,331 @@
+"""The configuration file: what is read from it. What is said about wrong ones: `test_wrong_documents.py`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent import config
+from agent.config import CniSettings, Config, Dra, PfSelector, Resource, Restart, Topology
+from agent.config.files import Sources
+from agent.config.networks import FOREIGN, network_of_keys
+from agent.config.resources import RailNic
+from agent.config.sections import CLAIM_KEYS
+from agent.config.topology import LabelRule
+from agent.errors import RequestInvalid
+from agent.model.device import LinkLayer
+from agent.model.gpu_ids import GpuIds
+from agent.offer.units import plain_offer
+from tests.deviceplugin.machines import node
+
+FULL = """
+resources:
+  - {name: rdma/hca, kind: hca, shares: 10, management: true, select: {linkLayer: [InfiniBand, Ethernet]}}
+  - name: rdma/vf
+    kind: vf
+    network: rails
+    select:
+      vendors: ["15b3", "0x8086"]
+      devices: ["101e"]
+      drivers: [mlx5_core]
+      pciAddresses: ["0000:3B:00.2"]
+      pf: ["ens1f0#0-2,7", "ens2f0"]
+      netdevs: [ens1f0v0]
+      rdmaDevices: [mlx5_2]
+  - {name: nvidia.com/gpu, kind: gpu}
+networks:
+  - {name: rails, mode: vf, mtu: 9000, ipam: {type: host-local}}
+endpoints: {address: "::", port: 0, status: everywhere}
+topology: {publish: true, settleSeconds: 1, heartbeatSeconds: 60.5, kubeletConfig: /etc/kubelet.yaml}
+kubeletDir: /k
+stateDir: /s
+runDir: /r
+runtimeSocket: /run/containerd/containerd.sock
+rescanSeconds: 5
+"""
+
+
+def test_every_key_is_read() -> None:
+    read = config.parse(FULL, "test.yaml")
+    hca, vf, gpu = read.resources
+    assert (hca.name, hca.kind, hca.shares, hca.management) == ("rdma/hca", "hca", 10, True)
+    assert hca.select.link_layers == (LinkLayer.INFINIBAND, LinkLayer.ETHERNET)
+    assert vf.select.vendors == (0x15B3, 0x8086)
+    assert vf.select.devices == (0x101E,)
+    assert vf.select.drivers == ("mlx5_core",)
+    assert vf.select.pci_addresses == ("0000:3b:00.2",)
+    assert vf.select.pf == (PfSelector("ens1f0", frozenset({0, 1, 2, 7})), PfSelector("ens2f0"))
+    assert vf.select.netdevs == ("ens1f0v0",)
+    assert vf.select.rdma_devices == ("mlx5_2",)
+    assert (vf.network, gpu.network) == ("rails", None)
+    network = read.network_of("rdma/vf")
+    assert network is not None
+    assert (network.name, network.setup.mode, network.setup.mtu) == ("rails", "vf", 9000)
+    assert network.setup.ipam == {"type": "host-local"}
+    assert (read.endpoints.address, read.endpoints.port, read.endpoints.status) == ("::", 0, "everywhere")
+    assert read.topology.publish
+    assert (read.topology.settle_seconds, read.topology.heartbeat_seconds) == (1.0, 60.5)
+    assert read.topology.kubelet_config == Path("/etc/kubelet.yaml")
+    assert (read.kubelet_dir, read.ledger_path) == (Path("/k"), Path("/s/ledger.db"))
+    assert (read.spool_dir, read.cni_socket) == (Path("/s/spool"), Path("/r/cni.sock"))
+    assert read.runtime_socket == Path("/run/containerd/containerd.sock")
+    assert read.rescan_seconds == 5.0
+    assert read.source == "test.yaml"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "# nothing\n", "---\n", "null"])
+def test_an_empty_document_means_the_defaults(text: str) -> None:
+    assert config.parse(text, "empty.yaml") == Config()
+
+
+def test_json_is_read_as_the_yaml_that_it_is() -> None:
+    document = {
+        "resources": [{"name": "rdma/hca", "kind": "hca", "network": "pods"}],
+        "networks": [{"name": "pods", "mode": "macvlan"}],
+    }
+    assert config.parse(json.dumps(document), "file") == config.parse(yaml.safe_dump(document), "file")
+
+
+@pytest.mark.parametrize("value", ["/", "/a", "/a/b..c/..d", "/var/lib/node fabric"])
+def test_an_ordinary_path_is_fine(value: str) -> None:
+    assert config.parse(f"stateDir: {value}", "test.yaml").state_dir == Path(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"endpoints: {{port: {port}}}" for port in (0, 65535)),
+        *(f"topology: {{heartbeatSeconds: {seconds}}}" for seconds in (10, 86400)),
+        *(f"rescanSeconds: {seconds}" for seconds in (1, 3600)),
+        *(f"resources: [{{name: a/b, kind: rail, nic: {{kind: hca, count: {count}}}}}]" for count in (1, 64, "planes")),
+        "resources: [{name: a/b, kind: hca, binding: late, offer: dra}]",
+        "resources: [{name: a/b, kind: hca, binding: late, shares: 1}]",
+        f"resources: [{{name: a.example/{'x' * 54}, kind: vf, offer: dra}}]",
+        f"resources: [{{name: a.example/{'x' * 55}, kind: vf}}]",
+        "resources: [{name: a/b, kind: hca, network: n}]\nnetworks: [{name: n, mode: ipoib}]",
+        "networks: [{name: n, rdma: true}]\nresources: [{name: a/b, kind: vf, network: n, select: {drivers: [x]}}]",
+    ],
+)
+def test_what_may_be_said_is_read(text: str) -> None:
+    config.parse(text, "test.yaml")
+
+
+def test_errors_of_gpus_are_ignored_or_fatal_by_number_or_all_at_once() -> None:
+    health = config.parse("health: {ignoredXids: [all], fatalXids: [48, 79]}", "test").health
+    assert [health.gpu_policy.classify(xid).value for xid in (48, 74, 13)] == ["fatal", "application", "application"]
+
+
+def test_a_bond_makes_its_resource_one_of_pairs() -> None:
+    text = "networks: [{name: n, bond: active-backup}]\nresources: [{name: a/b, kind: vf, network: n}]"
+    assert [resource.bonded for resource in config.parse(text, "test").resources] == [True]
+
+
+def with_resources(*resources: dict[str, Any], **sections: Any) -> Config:
+    return config.parse(yaml.safe_dump({"resources": list(resources), **sections}), "test.yaml")
+
+
+def read_placement(text: str) -> Config:
+    return config.parse(f"resources: []\nplacement: {text}\n", "test.yaml")
+
+
+def test_grants_are_required_unless_the_file_says_otherwise() -> None:
+    assert config.parse("{}", "test").cni == CniSettings(require_grant=True, protect=())
+    read = config.parse('cni: {requireGrant: false, protect: [ens2f0, "0000:3B:00.0"]}', "test").cni
+    assert read == CniSettings(require_grant=False, protect=("ens2f0", "0000:3b:00.0"))
+
+
+@pytest.mark.parametrize("name", ["rail1", "0000:22:00.0"])
+def test_a_protected_adapter_is_left_out_of_what_resources_take_and_its_vfs_are_not(name: str) -> None:
+    snapshot = node(rails=2, vfs=2)
+    resources = (
+        Resource("rdma/hca", "hca", shares=1),
+        Resource("rdma/vf", "vf"),
+        Resource("rdma/rail", "rail", nic=RailNic("hca", shares=1)),
+    )
+    for resource in resources:
+        free = plain_offer([resource], snapshot).offered[resource.name]
+        (kept,) = Config(resources=(resource,), cni=CniSettings(protect=(name,))).resources
+        left = plain_offer([kept], snapshot).offered[resource.name]
+        assert any(unit.device == "0000:22:00.0" for unit in free) is (resource.kind != "vf")
+        assert all(unit.device != "0000:22:00.0" for unit in left)
+        if resource.kind == "vf":
+            assert left == free
+
+
+def test_what_is_protected_is_so_for_other_plugins_files_too(tmp_path: Path) -> None:
+    own, shared = tmp_path / "config.yaml", tmp_path / "shared.json"
+    own.write_text("cni: {protect: [rail1]}")
+    shared.write_text('{"configList": [{"resourceName": "hca", "rdmaHcaMax": 4, "selectors": {"vendors": ["15b3"]}}]}')
+    (pool,) = Sources(own, shared=shared).load().resources
+    snapshot = node(rails=2, vfs=0)
+    rdma = {d.address: {r.name for r in d.rdma_devices} for d in snapshot.devices if d.rdma_devices}
+    (first, *_) = plain_offer([pool], snapshot).offered[pool.name]
+    assert set(first.rdma_devices) == set().union(*rdma.values()) - rdma["0000:22:00.0"]
+
+
+def topology(text: str) -> Topology:
+    return config.parse(f"topology:\n{text}", "test").topology
+
+
+def test_by_default_nothing_goes_to_the_cluster() -> None:
+    found = config.parse("", "test").topology
+    assert not found.needs_api
+    assert not found.watches_pods
+    assert found.bandwidth.sample_seconds == 15
+
+
+def test_labels_come_from_facts_by_name_or_with_what_they_need() -> None:
+    found = topology("""
+  labels:
+    to: nfd
+    keys:
+      example.com/rails: rails
+      volcano.sh/tor: leaf-switch
+      example.com/leaf.{nic}: leaf-switch
+      example.com/rack: {fact: node-name, pattern: "(r[0-9]+)-"}
+      example.com/row: {fact: file, path: /etc/row}
+      example.com/site: {fact: text, text: ams1}
+""")
+    assert found.labels.keys == (
+        LabelRule("example.com/rails", "rails"),
+        LabelRule("volcano.sh/tor", "leaf-switch"),
+        LabelRule("example.com/leaf.{nic}", "leaf-switch"),
+        LabelRule("example.com/rack", "node-name", pattern="(r[0-9]+)-"),
+        LabelRule("example.com/row", "file", path=Path("/etc/row")),
+        LabelRule("example.com/site", "text", text="ams1"),
+    )
+    assert found.labels.need_lldp
+    assert not found.needs_api
+
+
+@pytest.mark.parametrize(
+    ("text", "api", "watch"),
+    [
+        ("  publish: true", True, True),
+        ("  publish: true\n  fingerprint: {pods: podresources}", True, False),
+        ("  publish: true\n  fingerprint: {pods: shared}", True, True),
+        ("  publish: true\n  fingerprint: {method: with-exclusive-resources}", True, True),
+        ("  volcano: true", True, False),
+        ("  labels: {keys: {a.b/c: rails}}", True, False),
+        ("  labels: {to: nfd, keys: {a.b/c: rails}}", False, False),
+        ("  bandwidth: {annotation: a.b/c}", True, False),
+    ],
+)
+def test_what_needs_the_api_server_or_a_watch_of_pods_follows_from_what_is_on(
+    text: str, api: bool, watch: bool
+) -> None:
+    found = topology(text)
+    assert (found.needs_api, found.watches_pods) == (api, watch)
+
+
+def test_ids_and_a_file_are_read() -> None:
+    found = read_placement(
+        r"""{topologyFile: /opt/microsoft/topo.xml, gpuIds: [
+        {resource: example.com/npu, pattern: 'npu-(?P<pci>.+)'},
+        {resource: 'example.com/*', pattern: '(?P<number>\d+)', gpu: 'accel{number}'}]}"""
+    ).placement
+    assert found.topology_file == Path("/opt/microsoft/topo.xml")
+    assert found.gpu_ids == (
+        GpuIds("example.com/npu", "npu-(?P<pci>.+)"),
+        GpuIds("example.com/*", r"(?P<number>\d+)", "accel{number}"),
+    )
+    assert read_placement("{}").placement == Config().placement
+
+
+def test_nothing_is_done_about_a_restart_unless_it_is_asked_for() -> None:
+    found = config.parse(b"{}", "c")
+    assert found.restart == Restart(taint=False, wait_seconds=2.0)
+    assert not found.needs_api
+
+
+def test_who_taints_the_node_needs_the_api_server() -> None:
+    found = config.parse(b"restart: {taint: true, waitSeconds: 5}", "c")
+    assert found.restart == Restart(taint=True, wait_seconds=5.0)
+    assert found.needs_api
+    assert not found.topology.needs_api
+
+
+VF = {"name": "rdma/vf", "kind": "vf", "select": {"vendors": ["15b3"]}}
+HCA = {"name": "rdma/hca", "kind": "hca"}
+
+
+def test_a_resource_is_offered_by_the_device_plugin_unless_it_says_otherwise() -> None:
+    found = with_resources(VF)
+    assert found.resources[0].offer == "devicePlugin"
+    assert (found.offers_dra, found.needs_api) == (False, False)
+    assert found.claimable == ()
+
+
+def test_a_resource_is_offered_one_way() -> None:
+    found = with_resources({**VF, "offer": "dra"}, HCA)
+    vf, _ = found.resources
+    assert found.claimable == (vf,)
+    assert found.offers_dra
+    assert found.needs_api
+
+
+def test_the_defaults_are_those_of_the_contract() -> None:
+    assert with_resources(VF).dra == Dra(
+        driver="nodefabric.io",
+        aliases=("gpu.nvidia.com/uuid", "resource.kubernetes.io/pciBusID"),
+        list_attributes=False,
+        status=True,
+        metadata=False,
+        claim_may=(
+            *("ifName", "mtu", "addresses"),
+            *("routing", "gateway", "routes", "rules", "neighbours", "sysctls"),
+        ),
+        shares="capacity",
+    )
+
+
+def test_every_key_of_claims_is_read() -> None:
+    said = {
+        "driver": "dra.example.com",
+        "aliases": ["gpu.amd.com/numaNode", "dra.net/numaNode"],
+        "listAttributes": True,
+        "metadata": True,
+        "claimMay": ["vlan", "ifName"],
+        "shares": "devices",
+    }
+    assert with_resources(dra=said).dra == Dra(
+        driver="dra.example.com",
+        aliases=("gpu.amd.com/numaNode", "dra.net/numaNode"),
+        list_attributes=True,
+        metadata=True,
+        claim_may=("vlan", "ifName"),
+        shares="devices",
+    )
+
+
+def test_an_empty_list_means_none() -> None:
+    found = with_resources(dra={"aliases": [], "claimMay": []}).dra
+    assert (found.aliases, found.claim_may) == ((), ())
+
+
+@pytest.mark.parametrize("driver", ["nodefabric.io", "a", "x1.y-2.z", f"{'a' * 59}.com"])
+def test_a_domain_of_63_characters_is_a_driver(driver: str) -> None:
+    assert with_resources(dra={"driver": driver}).dra.driver == driver
+
+
+def test_a_claim_may_say_what_networks_can_say_and_nothing_else() -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        network_of_keys({"name": "a", "unknown": 1})
+    [known] = re.findall("known are: (.*)", str(refused.value))
+    # What a resource joins is told before there is a claim.
+    of_no_claim = {"type", "cniVersion", "pf", "bond", "arpTargets", *FOREIGN}
+    keys_of_networks = set(known.split(", ")) - of_no_claim
+    assert keys_of_networks - {"ifName"} == set(CLAIM_KEYS) - {"ifName"} - {"addresses", "network"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "#", "x#", "x#a", "x#1-", "x#-1", "x#2-1", "x#65536", "x#1,,2", "a b", "a/b", "..", "x#\uff11"]
+)
+def test_a_pf_selector_that_is_wrong_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^"):
+        config.parse_pf(text)
