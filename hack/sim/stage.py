@@ -25,6 +25,7 @@ import yaml
 from agent.errors import AgentError, Unavailable
 from agent.hardware import recorded
 from hack.sim.machine import SimulatedMachine
+from hack.sim.runtime import remove_netns
 
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 DEADLINE_SECONDS = 100.0
@@ -65,9 +66,11 @@ class Stage:
         subprocess.run(["/usr/sbin/ip", "link", "set", "lo", "up"], check=True)
 
     def close(self) -> None:
-        """End the processes and the links."""
+        """End the processes, pods and links. Kubelet does not end its pods first, which would take its time."""
         for name in list(self.processes):
-            self.end(name)
+            self.end(name, signal.SIGKILL if name == "kubelet" else signal.SIGTERM)
+        for sandbox in (self.folder / "netns").iterdir():
+            remove_netns(sandbox)
         self._stack.close()
 
     # ---------------------------------------------------------------- hardware
