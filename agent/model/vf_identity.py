@@ -215,5 +215,8 @@ def _has_kernel_named_siblings(device: PciDevice, snapshot: Snapshot) -> bool:
 
 
 def name_by_place(address: str) -> str:
-    """Name an interface after its PCI address, for when nothing else tells or its own name is taken."""
-    return "vf" + re.sub("[:.]", "", address)[-12:]
+    """Name an interface after its PCI address, for when nothing else tells or its own name is taken.
+
+    With `net.ifnames=0` the kernel gives the lowest free ethN to whoever comes next.
+    """
+    return "vf" + "".join(filter(str.isalnum, address))[-12:]

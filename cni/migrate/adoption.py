@@ -20,12 +20,13 @@ from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link
 from agent.model.allocation import Owner, Undo, VfSettings
 from agent.model.device import Snapshot
+from agent.model.vf_identity import name_by_place
 from cni.call import Call, Node, request_of
 from cni.detach import NOWHERE
 from cni.found_vfs import CNI_PATH, NETNS_FOLDERS
 from cni.migrate import adopted_rows, sriov_state
 from cni.migrate.sriov_state import Record, Unreadable, files_in
-from cni.modes import choice, guid, moving, pf
+from cni.modes import choice, guid, pf
 
 UNWRITTEN = "/nowhere/netns"
 """Stands for a path that nobody wrote down. Its folder is missing, so nobody concludes that the pod is gone."""
@@ -280,7 +281,7 @@ def _undo_of(host: Host, snapshot: Snapshot, record: Record, link: Link | None, 
 def _name(host: Host, record: Record, link: Link | None) -> str:
     """Name the interface in the host. One that sits in a pod has a name for there."""
     at_home = host.find_netdev(record.device) if link is not None else None
-    return record.netdev or (at_home.name if at_home is not None else moving.spare_name(record.device))
+    return record.netdev or (at_home.name if at_home is not None else name_by_place(record.device))
 
 
 def _with_rdma(host: Host, undo: Undo, names: tuple[str, str], netns: int) -> Undo:

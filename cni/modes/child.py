@@ -300,20 +300,20 @@ def _mac_for(target: Target) -> str:
     return "02:" + digest.digest().hex(":")
 
 
-def _why(child: Child, parent: Link, error: NetlinkFailed) -> str:
+def _why(child: Child, parent: Link | None, error: NetlinkFailed) -> str:
     if error.errno == errno.EEXIST:
         return f"an interface called {child.name} is in the pod already"
     if error.errno == errno.EOPNOTSUPP:
         return f"the kernel has no {child.kind} interfaces: load the module {_MODULES.get(child.kind, child.kind)}"
-    if error.errno == errno.EBUSY:
+    if parent is not None and error.errno == errno.EBUSY:
         others = "macvlans" if child.kind == "ipvlan" else "ipvlans or a passthru macvlan"
         return f"{parent.name} is in use otherwise, as a bridge's port or by {others}: an interface carries one sort"
-    if error.errno == errno.EINVAL:
+    if parent is not None and error.errno == errno.EINVAL:
         return f"{parent.name} cannot carry it (is it an interface of the right kind?)"
     return str(error).removeprefix(f"{error.action}: ")
 
 
-_MODULES = {"ipoib": "ib_ipoib"}
+_MODULES = {"ipoib": "ib_ipoib", "bond": "bonding"}
 
 
 class Bond(ChildMode):
@@ -356,7 +356,7 @@ class Bond(ChildMode):
         try:
             links.create(replace(made, mtu=mtus.pop()), None, netns)
         except NetlinkFailed as error:
-            raise NetlinkFailed(error.action, error.errno, _why_no_bond(made, error)) from error
+            raise NetlinkFailed(error.action, error.errno, _why(made, None, error)) from error
         bond = links.find(made.name, netns)
         if bond is None:
             raise HardwareError(f"bond {made.name} was made in the pod but is not there")
@@ -406,11 +406,3 @@ def _port(host: Host, address: str, netns: int) -> Link:
     if found is None:
         raise HardwareError(f"{address} is not in the pod, so no bond can take it")
     return found
-
-
-def _why_no_bond(made: Child, error: NetlinkFailed) -> str:
-    if error.errno == errno.EEXIST:
-        return f"an interface called {made.name} is in the pod already"
-    if error.errno == errno.EOPNOTSUPP:
-        return "the kernel has no bonds: load the module bonding"
-    return str(error).removeprefix(f"{error.action}: ")

@@ -25,6 +25,7 @@ from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link, LinkChange, TcxProgram
 from agent.model.allocation import Attachment, Undo
 from agent.model.device import Snapshot
+from agent.model.vf_identity import name_by_place
 from cni.netconf import NetConf
 
 SETTLE_SECONDS = 2.0
@@ -250,7 +251,7 @@ def _bring_out(host: Host, where: Whereabouts, undo: Undo, netns: int, keep_mac:
         if taken:
             host.links.change_altnames(link, remove=taken, netns=netns)
         free = host.links.find(undo.netdev) is None
-        name = undo.netdev if free else spare_name(where.device)
+        name = undo.netdev if free else name_by_place(where.device)
         host.links.move_out(link, netns, replace(change, name=name))
 
 
@@ -323,18 +324,10 @@ def _own_name(host: Host, where: Whereabouts, undo: Undo, link: Link) -> str:
     if link.name != undo.netdev:
         other = host.links.find(undo.netdev)
         if other is not None and other.ifindex != link.ifindex:
-            name = spare_name(where.device)
+            name = name_by_place(where.device)
             log.warning("%s keeps the name %s: another interface is called %s now", where.device, name, undo.netdev)
             return name
     return undo.netdev
-
-
-def spare_name(device: str) -> str:
-    """Name an interface after its PCI address, for when another took its own name meanwhile.
-
-    With `net.ifnames=0` the kernel gives the lowest free ethN to whoever comes next.
-    """
-    return "vf" + "".join(letter for letter in device if letter.isalnum())[-12:]
 
 
 def _settle_names(host: Host, undo: Undo, link: Link) -> None:

@@ -23,6 +23,7 @@ from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link, LinkChange, Route
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import Snapshot, is_pci_address
+from agent.model.vf_identity import name_by_place
 from cni.modes import moving, pf, rdma
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.modes.moving import Whereabouts
@@ -156,7 +157,7 @@ def _leave(host: Host, attachment: Attachment, netns: int | None) -> Sequence[st
 def _where(host: Host, device: str, ifname: str, undo: Undo) -> Whereabouts:
     if is_pci_address(device):
         return moving.by_address(host, device, ifname)
-    names = {undo.netdev, ifname, moving.spare_name(device)}
+    names = {undo.netdev, ifname, name_by_place(device)}
 
     def home() -> Link | None:
         return _known(host, None, undo, names)

@@ -27,11 +27,11 @@ from agent.errors import (
 )
 from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, VfSettings
+from agent.model.vf_identity import name_by_place
 from agent.state import Latest
 from cni import protocol
 from cni.attachment import Attachments
 from cni.call import Node
-from cni.modes.moving import spare_name
 from cni.protocol import Answer, Request
 from cni.server import CniServer
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
@@ -214,7 +214,7 @@ def test_a_vf_whose_name_was_taken_comes_back_under_one_made_of_its_address(rig:
     rig.await_back()
     link = rig.machine.find_netdev(vf(0))
     assert link is not None
-    assert link.name == spare_name(vf(0))
+    assert link.name == name_by_place(vf(0))
     assert rig.ledger.quarantines() == ()
     rig.add("c2", pod)
     rig.delete("c2", pod)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -357,10 +356,3 @@ class _Links:
             self._socket.close()
         if isinstance(error, OSError):
             raise failed(self._action, error) from error
-
-
-def _name_of(ifindex: int) -> str | None:
-    try:
-        return socket.if_indextoname(ifindex)
-    except OSError:  # gone just now
-        return None

@@ -187,7 +187,6 @@ SETTLE_SECONDS = 2.0
 """How long a driver may take until a VF's setting holds."""
 POLL_SECONDS = 0.05
 IFLA_VF_IB_NODE_GUID, IFLA_VF_IB_PORT_GUID = 10, 11
-NONE = "00:00:00:00:00:00:00:00"
 
 _GUID = struct.Struct("=IxxxxQ")  # the index, then what the compiler leaves out before 64 bits
 _KINDS = (("node", IFLA_VF_IB_NODE_GUID), ("port", IFLA_VF_IB_PORT_GUID))

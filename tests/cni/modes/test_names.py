@@ -12,7 +12,7 @@ import pytest
 
 from agent.errors import NetlinkFailed
 from agent.hardware.host import Link
-from cni.modes.moving import spare_name
+from agent.model.vf_identity import name_by_place
 from tests.cni.modes.test_leftovers import LONG
 from tests.cni.tiny_node import Rig, netdev, vf
 
@@ -81,8 +81,8 @@ def test_a_vf_whose_name_was_taken_in_the_host_keeps_one_of_its_own(
     if namespace_ends:
         rig.remove(pod)
     back(rig, None if namespace_ends else pod)
-    assert seen(rig) == replace(before, name=spare_name(vf(0)))
-    assert spare_name(vf(0)) == "vf00003b002"
+    assert seen(rig) == replace(before, name=name_by_place(vf(0)))
+    assert name_by_place(vf(0)) == "vf00003b002"
     rig.add("c2", rig.pod("next"))  # and may go on from there
 
 

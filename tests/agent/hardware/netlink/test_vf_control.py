@@ -312,7 +312,7 @@ def test_where_the_driver_refuses_the_files_are_taken(ethernet: str, tmp_path: P
     for name in ("node", "port"):
         (folder / name).write_text("00:00:00:00:00:00:00:00\n")
     control = PfNetlink(root=tmp_path)
-    assert control.guids(ethernet, 3) == (vf_control.NONE, vf_control.NONE)
+    assert control.guids(ethernet, 3) == ("00:00:00:00:00:00:00:00", "00:00:00:00:00:00:00:00")
     control.set_guids(ethernet, 3, GUID, GUID)
     assert (folder / "node").read_text() == (folder / "port").read_text() == GUID
     assert control.guids(ethernet, 3) == (GUID, GUID)
