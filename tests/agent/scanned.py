@@ -13,7 +13,6 @@ from typing import Any, ParamSpec
 from agent.hardware.host import Link, Rdma, RdmaLink, VfControl, Watch
 from agent.hardware.netlink.links import Netlink
 from agent.inventory import Inventory
-from agent.model.allocation import NetnsId
 from agent.model.change import Change, OnEvent
 from agent.model.counters import Counters
 from agent.model.device import Snapshot
@@ -120,9 +119,6 @@ class FakeHost:
         raise AssertionError("not used")
 
     def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
-        raise AssertionError("not used")
-
-    def netns_alive(self, netns: NetnsId, path: str) -> bool:
         raise AssertionError("not used")
 
     def close(self) -> None:
