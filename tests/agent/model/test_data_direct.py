@@ -28,17 +28,6 @@ IDS = {"0000:03:00.0": "one", "0009:05:00.0": "one", "0002:03:00.0": "two", "000
 DEVICES = (*PFS, *FUNCTIONS, STORAGE, *GPUS)
 
 
-def test_functions_are_paired_by_what_their_adapter_says() -> None:
-    found = pair_functions(DEVICES, IDS | {STORAGE.address: ""})
-    assert found.of == {"0000:03:00.0": "0009:05:00.0", "0002:03:00.0": "0008:05:00.0"}
-    assert (found.unknown, found.unpaired) == (frozenset(), ())
-
-
-def test_a_pf_that_was_not_read_is_not_known() -> None:
-    found = pair_functions(DEVICES, IDS)
-    assert found.unknown == {STORAGE.address}
-
-
 def test_a_function_that_was_not_read_may_be_any_left_over_pf_s() -> None:
     ids = {address: adapter for address, adapter in IDS.items() if address != "0008:05:00.0"}
     found = pair_functions(DEVICES, ids | {STORAGE.address: ""})
@@ -51,11 +40,6 @@ def test_two_functions_of_one_adapter_are_not_chosen_between() -> None:
     found = pair_functions(DEVICES, dict.fromkeys(IDS, "one"))
     assert not found.of
     assert {"0000:03:00.0", "0002:03:00.0"} <= found.unknown
-
-
-def test_without_such_functions_nothing_is_asked() -> None:
-    found = pair_functions((*PFS, STORAGE, *GPUS), {})
-    assert (dict(found.of), found.unknown) == ({}, frozenset())
 
 
 def test_a_pf_is_near_the_gpu_beside_its_function_and_stays_on_its_own_numa_node() -> None:

@@ -74,18 +74,6 @@ def test_each_word_has_its_case(a: PciDevice, b: PciDevice, expected: Locality) 
     assert locality(b, a) is expected
 
 
-def test_the_gpu_and_nic_of_a_rail_share_a_switch(node_snapshot: Callable[[str], Snapshot]) -> None:
-    snapshot = node_snapshot("h100-8gpu")
-    nics = [d for d in snapshot.devices if d.device == 0x1021]
-    for gpu, nic in zip(snapshot.gpus, nics, strict=True):
-        own = snapshot.by_address[gpu.pci_address]
-        assert locality(own, nic) is Locality.PIX
-        for other in nics:
-            if other is not nic:
-                expected = Locality.NODE if other.numa_node == own.numa_node else Locality.SYS
-                assert locality(own, other) is expected
-
-
 def test_a_vf_is_as_near_as_its_pf_to_everything_else(node_snapshot: Callable[[str], Snapshot]) -> None:
     snapshot = node_snapshot("h100-8gpu")
     for vf in (d for d in snapshot.devices if d.is_vf):
