@@ -68,7 +68,8 @@ def _resource_rows(said: Schema, resources: list[Schema]) -> list[Key]:
     for row, kinds in rows.values():
         above = rows.get(row.path.rpartition(".")[0])
         everywhere = above[1] if above is not None else list(KINDS)
-        of = "" if set(kinds) == set(everywhere) else f" ({', '.join(dict.fromkeys(kinds))})"
+        is_said = set(kinds) == set(everywhere) or row.path.startswith(f"{SELECT}.")
+        of = "" if is_said else f" ({', '.join(dict.fromkeys(kinds))})"
         listed.append(Key(row.path, row.value, row.default, row.about + of))
     return listed
 

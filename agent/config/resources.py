@@ -304,7 +304,7 @@ class RailNic(Section):
     kind: Annotated[str, choice(*RAIL_NIC_KINDS)] = "vf"
     """What the NIC half is"""
     select: Annotated[Select, OneOrMany(_joined)] = Select()
-    """Which devices it takes; of a list, any may take one"""
+    """Which devices it takes"""
     # So many rails may one HCA serve.
     shares: Annotated[int, _NUMBER_OF_UNITS, only("hca")] = DEFAULT_SHARES
     """Units that one HCA offers"""
@@ -335,10 +335,10 @@ class Resource(Section):
     kind: Annotated[str, choice(*KINDS)]
     """What a unit is: a share of an HCA, a VF, a whole adapter, a GPU, a GPU with its nearest NIC, an accelerator"""
     select: Annotated[Select, OneOrMany(_joined), only("hca", "vf", "nic", "gpu", "accelerator")] = Select()
-    """Which devices it takes; of a list, any may take one"""
+    """Which devices it takes"""
     # rail only.
     gpu: Annotated[Select, OneOrMany(_joined), only("rail")] = Select()
-    """Which devices it takes; of a list, any may take one"""
+    """Which devices it takes"""
     # rail only.
     nic: Annotated[RailNic, only("rail")] = RailNic()
     """The other half of a rail"""
