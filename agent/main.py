@@ -275,7 +275,7 @@ class Agent:
         except ConfigError as error:
             problems = "; ".join(error.problems)
             self._conditions.set(
-                "publishing", f"nothing is published until the agent starts anew: {error.source}: {problems}"
+                "publishing", f"nothing is published until the agent starts again: {error.source}: {problems}"
             )
 
     # ------------------------------------------------------------------ running

@@ -312,4 +312,4 @@ def _end_quarantine(host: Host, ledger: Ledger, device: str, asked: ReleaseReque
         )
     log.warning("the quarantine of %s is ended by the operator: %s", device, asked.reason)
     ledger.end_quarantine(device)
-    return f"{device} is withheld no more"
+    return f"{device} leaves quarantine"

@@ -282,7 +282,7 @@ class DevicePlugins:
         try:
             return self._ledger.rails()
         except LedgerError as error:
-            log.warning("rails are numbered anew: %s", error)
+            log.warning("rails are numbered again: %s", error)
             return ()
 
     def _remember(self, rails: tuple[Rail, ...]) -> None:

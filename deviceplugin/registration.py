@@ -188,7 +188,7 @@ class ResourceServer:
             elif asyncio.get_running_loop().time() > patience:
                 return f"kubelet opened no stream within {self._times.stream:g} s: registering again"
             if identity(self.kubelet_socket) not in (kubelet, None):
-                return "kubelet has started anew: registering again"
+                return "kubelet has started again: registering again"
             if identity(socket) is None:
                 return f"{socket} was removed: listening and registering again"
             await _wait(service.stream_changed, self._times.poll)

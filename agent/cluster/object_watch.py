@@ -115,7 +115,7 @@ class ObjectWatch(Generic[T]):
                 self._watch(self._version)
             except AgentError as error:
                 if isinstance(error, Refused) and error.status == GONE:
-                    log.debug("the watch of %s is too far behind; listing anew", self._watched.words)
+                    log.debug("the watch of %s is too far behind; listing again", self._watched.words)
                     self._version = None
                     self._rest(self._clock() - began)
                 else:

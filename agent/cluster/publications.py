@@ -182,7 +182,7 @@ class Republication:
                     failure = running.exception()
                     if not isinstance(failure, Exception):
                         return running.result()
-                    log.error("publications failed, and begin anew in %g s", self._again_seconds, exc_info=failure)
+                    log.error("publications failed, and begin again in %g s", self._again_seconds, exc_info=failure)
                     what = f"failed unexpectedly, which the log tells more of: {type(failure).__name__}"
                     self._conditions.set("publishing", what)
                     await asyncio.wait((another,), timeout=self._again_seconds)

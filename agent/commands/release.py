@@ -25,7 +25,10 @@ def add(command: Command) -> None:
     add_output(parser)
     parser = command("pause-gpus", _pause, "let go of the NVIDIA driver for a while, so that GPUs can be reset")
     parser.add_argument(
-        "gpus", metavar="GPU", nargs="+", help="a GPU that will be reset: UUID, PCI address or number; it starts anew"
+        "gpus",
+        metavar="GPU",
+        nargs="+",
+        help="UUID, PCI address or number; errors of before are forgotten",
     )
     parser.add_argument(
         "--seconds", type=float, default=DEFAULT_SECONDS, help="for how long (default: %(default)g); 0 ends a pause"

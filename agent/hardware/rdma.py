@@ -244,7 +244,7 @@ class Renumbering:
         if not self._lock.acquire(timeout=self._seconds):
             raise DeviceBusy(
                 f"{device} has waited {self._seconds:g} s for the RDMA devices' numbers: {self._holder or 'another'}"
-                " is still being moved or bound anew; if that goes on, look at dmesg for what its driver waits for"
+                " is still being moved or bound again; if that goes on, look at dmesg for what its driver waits for"
             )
         outer, self._holder = self._holder, self._holder or device
         try:

@@ -290,7 +290,7 @@ class Database:
             self._reopen_if_stuck()
             self._reader = self._open_reader()
             self._rewrites += 1
-            log.error("%s was damaged (%s): it is set aside as %s, and written anew", self.path, why, aside)
+            log.error("%s was damaged (%s): it is set aside as %s, and written again", self.path, why, aside)
 
     def _made_from_memory(self) -> Path:
         fresh = self.path.with_name(f"{self.path.name}.new")
@@ -327,7 +327,7 @@ class Database:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error as error:
-            log.error("%s: a change that failed could not be taken back, the file is opened anew: %s", self.path, error)
+            log.error("%s: a failed change could not be taken back, the file is opened again: %s", self.path, error)
             self._is_stuck = True
             self._reopen_if_stuck()
 
@@ -352,7 +352,7 @@ class Database:
             raise  # the folder or the disk, not the content
         except sqlite3.DatabaseError as error:
             self.recovered_from = aside = _set_aside(self.path, self._clock())
-            log.error("the ledger is damaged; it is set aside and begun anew", extra={"path": str(aside)})
+            log.error("the ledger is damaged; it is set aside and begun again", extra={"path": str(aside)})
             log.error("damage: %s", error)
             self._db = self._open_file(self.path)
 

@@ -280,7 +280,7 @@ def owe_lease(
     )
     if not done.rowcount:
         log.error(
-            "the addresses of %s in container %s will not be given back: what is owed takes %d bytes already; see why"
+            "the addresses of %s in container %s will not be given back: pending leases take %d bytes already; see why"
             " (nodefabric status), and free them in the IPAM plugin by hand",
             ifname,
             container_id,

@@ -45,7 +45,7 @@ class Reason(StrEnum):
 
     RENUMBERED = (
         "Renumbered",
-        "a device file that kubelet was told of when a pod got it is another device's by now: recreate the pod",
+        "a device file in kubelet's answer for a pod is another device's by now: recreate the pod",
     )
 
     # What a container would lack.
@@ -71,8 +71,8 @@ class Reason(StrEnum):
         "MigUnfit",
         "it is cut into slices, and has none or others than its resource can offer: see `mig` in the configuration",
     )
-    XID_FATAL = "XidFatal", "the driver told of an error that only a reset ends"
-    XID_TRANSIENT = "XidTransient", "the driver told of an error a short while ago"
+    XID_FATAL = "XidFatal", "the driver reported an error that only a reset ends"
+    XID_TRANSIENT = "XidTransient", "the driver reported an error a short while ago"
 
 
 _BY_WORD = {reason.value: reason for reason in Reason}

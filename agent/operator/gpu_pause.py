@@ -47,10 +47,10 @@ def answering(host: Holder, snapshot: Latest[Snapshot], otherwise: admin.Answer)
         is_free = host.pause_gpus(seconds, [gpu.pci_address for gpu in found])
         named = ", ".join(gpu.uuid for gpu in found)
         if seconds == 0:
-            return f"the GPUs are read again; {named} as found anew"
+            return f"the GPUs are read again; {named} as newly found"
         if not is_free:
             return (
-                f"the driver does not answer, so it is still open; {named} will be read as found anew in {seconds:g} s"
+                f"the driver does not answer, so it is still open; {named} will be read as newly found in {seconds:g} s"
             )
         return f"the driver is let go for {seconds:g} s: reset {named} now; other programs may have them open, too"
 

@@ -269,7 +269,7 @@ async def keep_listening(stands: Callable[[], bool], again: Callable[[], None], 
     """Open the socket for pods again whenever it does not stand any more: no relay would ever find it."""
     while True:
         if not stands():
-            conditions.set("cni", "somebody has removed the socket: it is made anew")
+            conditions.set("cni", "somebody has removed the socket: it is made again")
             try:
                 await asyncio.to_thread(again)
             except ConfigError as error:

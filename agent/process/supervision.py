@@ -35,7 +35,7 @@ async def supervised(run: Callable[[], Awaitable[None]], what: str, *, again_sec
         try:
             return await run()
         except Exception:
-            log.exception("%s failed, and begin anew in %g s", what, again_seconds)
+            log.exception("%s failed, and begin again in %g s", what, again_seconds)
         await asyncio.sleep(again_seconds)
 
 
@@ -100,7 +100,7 @@ class Volumes:
             return None
         text = f"deleted on the host, where this container does not see what has come instead: {', '.join(gone)}"
         if text != self._said:
-            log.error("%s; the container must start anew", text)
+            log.error("%s; the container must start again", text)
             self._said = text
         return text
 

@@ -272,7 +272,7 @@ class LeaseBook:
         dropped = [lease for i, lease in enumerate(owed) if lease.since < before or i < len(owed) - MAX_OWED]
         for lease in dropped:
             log.error(
-                "giving up on the addresses of %s in container %s, owed since %s: free them in the IPAM plugin"
+                "giving up on the addresses of %s in container %s, pending since %s: free them in the IPAM plugin"
                 " by hand (%s)",
                 lease.ifname,
                 lease.container_id,

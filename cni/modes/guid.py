@@ -46,7 +46,7 @@ def recorded(host: Host, device: str, vf_index: int) -> dict[str, object]:
     bound = pf.driver(host, device)
     if bound is None:
         raise HardwareError(f"{device} has no driver that could take a GUID: bind it to one")
-    pci.require_writable(host.root, "binding a VF anew for its GUID")
+    pci.require_writable(host.root, "binding a VF again for its GUID")
     found = host.vf_control.guids(uplink.name, vf_index)
     return {"guids": list(found or _of_vf(host, device)), "driver": bound}
 
@@ -99,7 +99,7 @@ def give(host: Host, device: str, undo: Undo, guid: str) -> None:
     if found is None:
         return
     if rdma.digits(found.node_guid) != rdma.digits(guid):
-        raise HardwareError(f"{device} was bound anew for the GUID {guid} but has {found.node_guid}: look at dmesg")
+        raise HardwareError(f"{device} was bound again for the GUID {guid} but has {found.node_guid}: look at dmesg")
     rdma.refuse_other_node(device, found, promised, rdma.node(host, found))
 
 
@@ -142,7 +142,7 @@ def put_back_on_pf(host: Host, device: str, undo: Undo) -> None:
         _set(host, device, undo, node, port)
     if _has_given(host, device, undo):
         log.warning(
-            "%s is bound to %s now, and keeps the GUID %s of its pod until it is bound anew",
+            "%s is bound to %s now, and keeps the GUID %s of its pod until it is bound again",
             device,
             pf.driver(host, device),
             undo.extra["rdma_guid"],
@@ -230,5 +230,5 @@ def _awaited(look: Callable[[], T | None], missing: str) -> T:
         if found is not None:
             return found
         if time.monotonic() > deadline:
-            raise HardwareError(f"{missing} {SETTLE_SECONDS:g} s after its driver was bound anew: look at dmesg")
+            raise HardwareError(f"{missing} {SETTLE_SECONDS:g} s after its driver was bound again: look at dmesg")
         time.sleep(POLL_SECONDS)

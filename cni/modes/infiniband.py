@@ -156,7 +156,7 @@ def _after_rdma(where: Whereabouts, netns: int, *, moved: bool) -> Link | None:
 def _change_in_pod(host: Host, where: Whereabouts, netns: int, planned: Planned) -> None:
     link = where.there(netns)
     if link is None:
-        raise HardwareError(f"{planned.device} came anew in the pod but is not there")
+        raise HardwareError(f"{planned.device} was created again in the pod but is not there")
     host.links.change(link, planned.change, netns)
     if planned.altnames:
         host.links.change_altnames(link, add=planned.altnames, netns=netns)

@@ -104,7 +104,7 @@ def refuse_other_node(device: str, found: RdmaLink, promised: str | None, given:
     if promised is not None and given != promised:
         raise HardwareError(
             f"RDMA device {found.name} of {device} came with {promised} and has {given or 'none'} in the pod, so"
-            " containers would get the wrong device: let the pod be created anew"
+            " containers would get the wrong device: let the pod be created again"
         )
 
 

@@ -129,7 +129,7 @@ def _read(claim: Fields, ref: ClaimRef, driver: str, pool: str) -> Allocation:
     meta, status = claim.inside("metadata"), claim.inside("status")
     uid = _text(meta, "uid")
     if uid != ref.uid:
-        raise RequestInvalid(f"has the UID {uid!r}, not {ref.uid!r}: it was deleted and made anew")
+        raise RequestInvalid(f"has the UID {uid!r}, not {ref.uid!r}: it was deleted and made again")
     if status.mapping("allocation") is None:
         raise RequestInvalid("is not allocated")
     devices = status.inside("allocation").inside("devices")

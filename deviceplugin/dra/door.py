@@ -156,7 +156,7 @@ class Door:
         while not self._closing.is_set():
             gone = next((socket for socket in sockets if identity(socket) != made[socket]), None)
             if gone is not None:
-                return f"{gone} was removed: serving anew"
+                return f"{gone} was removed: serving again"
             await first(self._closing.wait(), seconds=self._times.poll)
         return "the agent is stopping"
 

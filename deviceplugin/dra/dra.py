@@ -241,7 +241,7 @@ class Dra:
             if self._open_api is not None:
                 return self._open_api()
         except ConfigError as error:
-            self._no_api = f"no claim is prepared until the agent starts anew: {error}"
+            self._no_api = f"no claim is prepared until the agent starts again: {error}"
         else:
             self._no_api = "no claim is prepared: the agent was started without an API server"
         return None

@@ -79,7 +79,7 @@ class Allocations:
         """Read a claim. Raises ClaimInvalid, Unavailable, and Refused without the right to read."""
         found = self._reader.get(ref)
         if found is None:
-            raise ClaimInvalid(f"claim {ref} does not exist any more, or was made anew")
+            raise ClaimInvalid(f"claim {ref} does not exist any more, or was made again")
         return ours(found, ref, self._driver, self._pool)
 
     def with_members(self, claim: Allocation) -> Allocation:
@@ -171,7 +171,7 @@ class Preparer:
         self._files.complete(claim, allocation, partial(self._ledger.claim, claim.ref.uid))
         now = self._ledger.claim(claim.ref.uid)
         if now is None or now.state is ClaimState.UNPREPARING:
-            raise NotYet(f"claim {claim.ref} was just ended, since nobody had it: kubelet prepares it anew")
+            raise NotYet(f"claim {claim.ref} was just ended, since nobody had it: kubelet prepares it again")
         if claim.state is not ClaimState.PREPARED:
             self._ledger.set_claim_state(claim.ref.uid, ClaimState.PREPARED)
         return [_told(device) for device in claim.devices]

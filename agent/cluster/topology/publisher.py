@@ -253,7 +253,7 @@ class Publisher:
             return True
         others = other_writers(stored or {}, FIELD_MANAGER)
         what = f"was changed by {', '.join(others)}" if others else "was changed or removed"
-        log.warning("the %s of this node %s; applying it anew", self._kind.kind, what)
+        log.warning("the %s of this node %s; applying it again", self._kind.kind, what)
         return False
 
     async def _apply(self, document: Mapping[str, Any]) -> None:

@@ -306,7 +306,7 @@ class GpuMonitor:
             try:
                 follow(self, self._tell, self._ending)
             except Exception:
-                log.exception("errors of GPUs are watched anew")
+                log.exception("errors of GPUs are watched again")
                 self._ending.wait(self._times.quick)
 
     def _tell(self, event: GpuEvent) -> None:
@@ -348,7 +348,7 @@ def follow(monitor: GpuMonitor, tell: Callable[[GpuEvent], None], ending: thread
             finally:
                 monitor.let_go.set()
         if trouble and trouble != said:
-            log.warning("errors of GPUs are watched anew, because of: %s", trouble)
+            log.warning("errors of GPUs are watched again, because of: %s", trouble)
         if trouble and said:  # and not just once, as when a GPU is lost
             monitor.unheard = (f"errors (XIDs) of GPUs are not told: {trouble}",)
         said = trouble

@@ -202,7 +202,7 @@ def test_what_is_owed_takes_no_more_than_so_much_room(tmp_path: Path, caplog: py
         row = attach(books, VF, owner("c99"))
         books.finish_detach(row, lease_owed=True)
         assert (books.attachments(), books.owed_leases()) == ((), owed)
-        assert "the addresses of net1 in container c99 will not be given back: what is owed takes" in caplog.text
+        assert "the addresses of net1 in container c99 will not be given back: pending leases take" in caplog.text
         for lease in owed[:5]:
             books.settle_lease(lease.lease_id)
         books.owe_lease("c100", "net1", "/netns", long)

@@ -89,7 +89,7 @@ def test_a_device_that_nobody_has_is_told(rig: Rig, device: str) -> None:
 
 def test_a_device_in_quarantine_is_offered_again_once_it_is_seen(rig: Rig) -> None:
     rig.ledger.quarantine(vf(0), "clean-up failed")
-    assert rig.attachments.release(wish(), gone) == f"{vf(0)} is withheld no more"
+    assert rig.attachments.release(wish(), gone) == f"{vf(0)} leaves quarantine"
     assert rig.ledger.quarantines() == ()
 
 

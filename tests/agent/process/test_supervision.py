@@ -24,7 +24,7 @@ def test_what_fails_begins_anew_and_the_log_tells_why(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.ERROR):
         asyncio.run(supervised(run, "recent events", again_seconds=0))
     assert len(runs) == 3
-    assert [record.message for record in caplog.records] == ["recent events failed, and begin anew in 0 s"] * 2
+    assert [record.message for record in caplog.records] == ["recent events failed, and begin again in 0 s"] * 2
     assert "0000:3b:00.2" in caplog.text
 
 

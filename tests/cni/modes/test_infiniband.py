@@ -95,7 +95,7 @@ def test_a_vf_that_comes_back_without_its_guid_is_told_and_brought_back(own_netw
 
     with tiny_node.open_rig(tmp_path, host=forgetful) as rig:
         before, pod = state(rig), rig.pod()
-        with pytest.raises(HardwareError, match=f"was bound anew for the GUID {GUID} but has "):
+        with pytest.raises(HardwareError, match=f"was bound again for the GUID {GUID} but has "):
             rig.add("c1", pod, guid=GUID)
         assert (state(rig), rig.ledger.attachments(), rig.ledger.quarantines()) == (before, (), ())
 

@@ -128,7 +128,7 @@ def test_of_preferred_devices_those_are_pinned_that_the_constraint_is_about() ->
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
-        (changed("metadata.uid", "another"), "made anew"),
+        (changed("metadata.uid", "another"), "made again"),
         (changed("status.allocation", None), "not allocated"),
         (changed("status", {}), "not allocated"),
         (changed("status.allocation.devices.results.0.pool", "node-2"), "pool 'node-2', not of 'node-1'"),
