@@ -107,7 +107,9 @@ def furnished(image: Image, own_network: None) -> Iterator[Image]:
         for name in ("proc", "sys", "dev"):
             subprocess.run(["mount", "--rbind", f"/{name}", image.root / name], check=True)
         subprocess.run(["mount", "-t", "tmpfs", "none", image.root / "tmp"], check=True)
-        shutil.copytree(REPOSITORY / "hack/sim", image.root / SIMULATION.relative_to("/") / "hack/sim")
+        simulation = image.root / SIMULATION.relative_to("/") / "hack"
+        shutil.copytree(REPOSITORY / "hack/sim", simulation / "sim")
+        shutil.copy(REPOSITORY / "hack/node_file.py", simulation)
         yield image
 
 
