@@ -17,7 +17,7 @@ from tests.agent.books import attach, open_books, owner
 
 PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 NOTES = "echo $CNI_COMMAND $CNI_CONTAINERID >>$(dirname $0)/calls; "
-"""What a plugin begins with that writes down what it was asked; `Desk.said` reads it."""
+"""What a plugin begins with that writes down what it was asked; `said` reads it."""
 
 
 class Desk:
@@ -75,9 +75,7 @@ class Desk:
         return [lease.container_id for lease in self.books.owed_leases()]
 
     def said(self, file: str = "calls") -> list[str]:
-        """Read what the plugins noted."""
-        path = self.folder / file
-        return path.read_text().splitlines() if path.exists() else []
+        return said(self.folder, file)
 
 
 @contextmanager
@@ -90,3 +88,9 @@ def open_desk(
             yield desk
         finally:
             desk.leases.close()
+
+
+def said(folder: Path, file: str = "calls") -> list[str]:
+    """Read what the plugins of a folder noted."""
+    path = folder / file
+    return path.read_text().splitlines() if path.exists() else []

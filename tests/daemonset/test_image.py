@@ -164,7 +164,7 @@ def simulating(image: Image) -> dict[str, str]:
 def start_agent_of(image: Image, stage: Stage) -> None:
     """Start the image's agent in the image, where the stage's folder is at the same place."""
     place = image.root / stage.folder.relative_to("/")
-    place.mkdir()
+    place.mkdir(parents=True)
     subprocess.run(["mount", "--bind", stage.folder, place], check=True)
     config = image.told["OCIv1"]["config"]
     options = ["--config", str(stage.folder / "config.yaml"), *stage.host, "--log-format", "text"]

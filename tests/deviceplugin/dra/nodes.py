@@ -15,7 +15,8 @@ from agent.hardware import recorded
 from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs import scan
 from agent.model.device import PciDevice, Snapshot
-from agent.offer.offer import Offer
+from agent.model.health import Reason, unhealthy
+from agent.offer.offer import Offer, Unit
 from agent.offer.units import plain_offer
 from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import Document, DraDevice, devices_of, slices_of
@@ -30,6 +31,7 @@ VF, HCA, NIC = (
     Resource("rdma/hca", "hca", shares=63, offer="dra"),
     Resource("rdma/nic", "nic", offer="dra"),
 )
+PF, FIRST, SECOND = "0000:12:00.0", "0000:12:00.1", "0000:12:00.2"
 
 
 @functools.cache
@@ -93,3 +95,12 @@ class Offered:
 def value(device: DraDevice, name: str) -> Any:
     """Read an attribute, whatever its type; None if it is not there."""
     return next(iter(device.attributes.get(name, {"": None}).values()))
+
+
+def ill(offer: Offer, reason: Reason, *devices: str) -> Offer:
+    """Return an offer in which devices are ill."""
+
+    def with_health(unit: Unit) -> Unit:
+        return replace(unit, health=unhealthy(reason)) if unit.device in devices else unit
+
+    return replace(offer, claimable={name: tuple(map(with_health, units)) for name, units in offer.claimable.items()})

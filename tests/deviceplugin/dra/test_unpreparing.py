@@ -1,0 +1,130 @@
+"""What kubelet has unprepared: devices come back, and a living sandbox keeps its own."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.errors import DeviceBusy
+from agent.kubelet.cri import Sandbox
+from agent.model.allocation import ClaimState
+from tests.deviceplugin.dra.claim_documents import POD, REF, result
+from tests.deviceplugin.dra.preparing import (
+    FIRST,
+    OTHER,
+    PATIENT,
+    VF,
+    Counting,
+    Desk,
+    files,
+    prepared,
+    spec,
+)
+from tests.deviceplugin.dra.preparing import desk as desk  # the fixture
+
+
+def test_an_unprepared_claim_leaves_nothing_and_needs_no_api_server(desk: Desk) -> None:
+    prepared(desk)
+    desk.others.is_away = True
+    desk.preparer.unprepare(REF)
+
+    assert (desk.ledger.claims(), files(desk)) == ((), [])
+
+
+def test_a_claim_that_nobody_knows_is_unprepared_and_a_stray_spec_goes(desk: Desk) -> None:
+    prepared(desk)
+    desk.ledger.remove_claim(REF.uid)
+    desk.preparer.unprepare(REF)
+    desk.preparer.unprepare(OTHER)
+
+    assert files(desk) == []
+
+
+def test_a_device_in_a_living_sandbox_keeps_its_claim(desk: Desk) -> None:
+    prepared(desk)
+    row = desk.attach(FIRST, POD, REF.uid)
+    for _ in range(2):
+        with pytest.raises(DeviceBusy, match="in sandbox sandbox-1 of pod team/trainer, which lives"):
+            desk.preparer.unprepare(REF)
+
+    assert desk.ledger.claims()[0].state is ClaimState.UNPREPARING
+    assert spec(desk)
+    desk.detached(row)
+    desk.preparer.unprepare(REF)
+    assert (desk.ledger.claims(), files(desk)) == ((), [])
+
+
+def test_a_device_that_no_add_brought_in_stays_with_a_sandbox_that_lives(desk: Desk) -> None:
+    prepared(desk)
+    desk.others.sandboxes = (Sandbox("s-1", POD, ready=True),)
+    with pytest.raises(DeviceBusy, match="sandbox s-1 of pod team/trainer, which has the claim, lives"):
+        desk.preparer.unprepare(REF)
+    assert spec(desk)
+    desk.others.sandboxes = (Sandbox("s-1", POD, ready=False), Sandbox("s-2", replace(POD, uid="another"), ready=True))
+    desk.preparer.unprepare(REF)
+    assert (desk.ledger.claims(), files(desk)) == ((), [])
+
+
+def test_a_share_in_a_living_sandbox_keeps_its_claim(desk: Desk) -> None:
+    prepared(desk, result("rdma", "hca-0", shareID="s"))
+    desk.attach("0000:12:00.0/sandbox-1/net1", POD, REF.uid)
+    with pytest.raises(DeviceBusy, match="in sandbox sandbox-1"):
+        desk.preparer.unprepare(REF)
+
+
+def test_a_device_on_its_way_back_is_home_when_unprepare_answers(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, VF, patience=PATIENT)
+    with closing(desk.ledger):
+        prepared(desk)
+        row = desk.attach(FIRST, POD, REF.uid)
+        desk.ledger.begin_detach([row.attachment_id])
+        later = threading.Timer(0.2, desk.ledger.finish_detach, [row])
+        later.start()
+        desk.preparer.unprepare(REF)
+        later.join()
+
+        assert (desk.ledger.attachments(), desk.ledger.claims()) == ((), ())
+
+
+def test_a_device_that_does_not_come_back_fails_unprepare_until_it_is_withheld(desk: Desk) -> None:
+    prepared(desk)
+    row = desk.attach(FIRST, POD, REF.uid)
+    desk.ledger.begin_detach([row.attachment_id])
+    with pytest.raises(DeviceBusy, match="on its way back from pod team/trainer for more than"):
+        desk.preparer.unprepare(REF)
+
+    desk.ledger.quarantine(FIRST, "it does not answer")
+    desk.preparer.unprepare(REF)
+    assert desk.ledger.claims() == ()
+
+
+def test_who_waits_for_a_device_that_does_not_come_back_looks_ever_more_seldom(desk: Desk) -> None:
+    prepared(desk)
+    row = desk.attach(FIRST, POD, REF.uid)
+    desk.ledger.begin_detach([row.attachment_id])
+    counted = Counting(desk.ledger)
+    with pytest.raises(DeviceBusy, match="on its way back"):
+        desk.made(replace(PATIENT, unprepare=2), counted).unprepare(REF)
+
+    assert 5 < counted.looks < 150
+
+
+def test_a_device_whose_namespace_has_gone_is_healed_by_unprepare(desk: Desk) -> None:
+    prepared(desk)
+    row = desk.attach(FIRST, POD, REF.uid)
+    desk.others.on_heal = lambda device: desk.detached(row)
+    desk.preparer.unprepare(REF)
+
+    assert (desk.ledger.attachments(), desk.ledger.claims()) == ((), ())
+
+
+def test_a_claim_that_is_being_unprepared_can_be_prepared_again(desk: Desk) -> None:
+    answer = prepared(desk)
+    desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
+
+    assert desk.preparer.prepare(REF) == answer
+    assert desk.ledger.claims()[0].state is ClaimState.PREPARED
