@@ -4,13 +4,14 @@
     hack/release --build-from-source [--push REGISTRY]
 
 A release of VERSION (such as 1.0.0 or 1.1.0-rc.1) writes the version where it is said, makes the changelog's section
-"Not released yet" the version's, commits that, builds, and tags the commit vVERSION. What a failure interrupted goes on
-where it was when the same command is run again. Nothing leaves this machine without --push: push branch and tag
-yourself. With --build-from-source the checkout is built as it is.
+"Not released yet" the version's, commits that, builds, and tags the commit vVERSION. After a failure, run the same
+command again. Nothing leaves this machine without --push: push branch and tag yourself. With --build-from-source the
+checkout is built as it is. A registry that has other contents under this version keeps them.
 
 In build/release then: the image for all architectures and the chart, each as an OCI archive; the chart, the wheel and
-the source distribution as files; a bill of materials (SPDX) for each architecture's image; SHA256SUMS, signed where
-cosign is installed (with the key that COSIGN_KEY names, if it is set). The same commit gives the same files.
+the source distribution as files; a bill of materials (SPDX) for each architecture's image; SHA256SUMS. With --push they
+are signed where cosign is installed (with the key that COSIGN_KEY names, if it is set), which enters the signature into
+a public log. The same commit gives the same files where hack/build-image takes the same Debian packages.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ NUMBER = "(0|[1-9][0-9]*)"
 VERSION = re.compile(rf"{NUMBER}\.{NUMBER}\.{NUMBER}(-(alpha|beta|rc)\.{NUMBER})?")
 """Those that mean the same to semver.org (chart, tags of images) and to PEP 440 (wheel)."""
 UNRELEASED = "## Not released yet\n"
+REGISTRY = re.compile(r"[a-z0-9.:\[\]-]+(/[a-z0-9._-]+)*")
 REPOSITORY_KEY = re.compile(r"^(image:\n(?:  #.*\n)*  repository: )(\S+)$", re.MULTILINE)
 
 
@@ -49,12 +51,17 @@ class ReleaseError(Exception):
 def main() -> int:
     options = parse()
     try:
-        if options.push and shutil.which("skopeo") is None:
-            raise ReleaseError("--push needs skopeo: apt-get install skopeo")
+        if options.push:
+            check_registry(options.push)
         if options.version is not None:
             check_version(options.version)
             check_checkout(options.version)
             changed = new_texts(options.version, datetime.now(UTC).date().isoformat())
+            if changed and git("tag", "--list", f"v{options.version}"):
+                raise ReleaseError(
+                    f"the tag v{options.version} is on a commit of another version, which says so in "
+                    f"{', '.join(changed)}: delete the tag, which this program makes (git tag --delete)"
+                )
             if options.dry_run:
                 show(changed, options.version, options.push)
                 return 0
@@ -97,6 +104,13 @@ def run(*command: str | Path, **environment: str) -> None:
     """Run a step in the repository; CI=true, so that nothing is left out of it silently."""
     settings = {**os.environ, "CI": "true", **environment}
     subprocess.run(command, cwd=REPOSITORY, check=True, env=settings)
+
+
+def check_registry(registry: str) -> None:
+    if shutil.which("skopeo") is None:
+        raise ReleaseError("--push needs skopeo: apt-get install skopeo")
+    if REGISTRY.fullmatch(registry) is None:
+        raise ReleaseError(f"--push {registry!r}: write HOST[:PORT][/FOLDER] in lower case, such as ghcr.io/owner")
 
 
 def check_version(version: str) -> None:
@@ -151,11 +165,16 @@ def show(changed: Mapping[str, str], version: str, registry: str | None) -> None
 
 
 def commit(changed: Mapping[str, str], version: str) -> None:
-    for name, text in changed.items():
-        (REPOSITORY / name).write_text(text)
-    run(sys.executable, "hack/make-manifests")
-    if git("status", "--porcelain"):
-        git("commit", "--quiet", "--all", "--message", f"Release {version}")
+    """Commit the new version. A failure leaves the checkout without changes, as it was."""
+    try:
+        for name, text in changed.items():
+            (REPOSITORY / name).write_text(text)
+        run(sys.executable, "hack/make-manifests")
+        if git("status", "--porcelain"):
+            git("commit", "--quiet", "--all", "--message", f"Release {version}")
+    except BaseException:
+        git("checkout", "--quiet", "HEAD", "--", ".")
+        raise
 
 
 def current_version() -> str:
@@ -199,7 +218,8 @@ def build(registry: str | None) -> None:
     if missing:
         raise ReleaseError(f"the build did not make {', '.join(missing)}")
     write_checksums(OUTPUT)
-    sign(OUTPUT)
+    if registry:
+        sign(OUTPUT)
 
 
 def build_images(version: str, target: Path, epoch: int) -> None:
@@ -244,12 +264,30 @@ def tag(version: str) -> None:
 
 
 def push(registry: str) -> None:
-    """Push with skopeo, which has its own log-in (`skopeo login`). A registry of this machine's need not have TLS."""
-    local = re.match(r"(localhost|127\.[0-9.]+|\[::1\])(:|/|$)", registry) is not None
-    for name, target in destinations(current_version(), registry).items():
-        options = ["--all", "--preserve-digests", *(["--dest-tls-verify=false"] if local else [])]
+    """Push with skopeo, which has its own log-in (`skopeo login`). A registry of this machine's need not have TLS.
+
+    Replaces nothing: nodes that have an image of a version would go on with it.
+    """
+    tls = "false" if re.match(r"(localhost|127\.[0-9.]+|\[::1\])(:|/|$)", registry) else "true"
+    pairs = destinations(current_version(), registry).items()
+    for name, target in pairs:
+        there = manifest(f"docker://{target}", tls)
+        if there is not None and there != manifest(f"oci-archive:{OUTPUT / name}", tls):
+            raise ReleaseError(
+                f"{target} is there with other contents. Choose a new version: for a build from source write it into "
+                "pyproject.toml, such as 1.0.1-rc.1, and run hack/make-manifests"
+            )
+    for name, target in pairs:
+        options = ["--all", "--preserve-digests", f"--dest-tls-verify={tls}"]
         run("skopeo", "copy", "--quiet", *options, f"oci-archive:{OUTPUT / name}", f"docker://{target}")
         print(f"pushed {target}")
+
+
+def manifest(name: str, tls: str) -> bytes | None:
+    """Return the manifest of an image or chart; None if skopeo finds none there."""
+    command = ["skopeo", "inspect", "--raw", f"--tls-verify={tls}", name]
+    found = subprocess.run(command, check=False, capture_output=True)
+    return found.stdout if found.returncode == 0 else None
 
 
 if __name__ == "__main__":

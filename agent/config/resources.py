@@ -373,8 +373,8 @@ class Resource(Section):
     offer: Annotated[str, choice(*OFFERS), only(*OFFERED_KINDS)] = "devicePlugin"
     """Who hands it out: kubelet, or the scheduler by claims (DRA)"""
     binding: Annotated[str, choice(*BINDINGS), only(*LATE_KINDS)] = "early"
-    """early: kubelet (DRA: the scheduler) chooses the device; late: the agent, when the pod's GPUs are known (not for
-    hostNetwork; of an hca only shares: 1 or claims)"""
+    """early: kubelet (DRA: the scheduler) chooses the device; late: the agent, when the pod's GPUs are known (by limits
+    not for hostNetwork, nor shares of an hca)"""
     slots: Annotated[int | None, _NUMBER_OF_UNITS, only(*LATE_KINDS)] = None
     """Late binding: number of units, if less than that of devices"""
     shares: Annotated[int, _NUMBER_OF_UNITS, only("hca")] = DEFAULT_SHARES

@@ -251,7 +251,7 @@ class Topology(Section):
     """Interfaces to listen on for the switch's name; default: each adapter with an RDMA device"""
     rails: Many[Annotated[tuple[str, ...], _RAIL]] = ()
     """Adapters to the fabric by interface or PCI address, rail 0 first; a list for a rail with planes; default:
-    adapters that resources take, with an RDMA device and nearest to a GPU"""
+    the RDMA adapters nearest to GPUs that resources take (docs/rails.md)"""
     bandwidth: Bandwidth = Bandwidth()
     """Live bandwidth of the ports"""
 

@@ -149,6 +149,10 @@ def test_a_release_is_tagged_signed_and_pushed_and_the_pushed_chart_installs_the
     assert checkout.git("rev-parse", f"v{NEXT}^{{commit}}") == checkout.git("rev-parse", "HEAD")
     assert checkout.made() == made
 
+    (checkout.folder / "daemonset/chart/templates/NOTES.txt").write_text("Mine\n")
+    other = checkout.release("--build-from-source", "--push", registry)
+    assert (other.returncode, "charts/nodefabric:7.8.9 is there with other contents" in other.stderr) == (1, True)
+
 
 def raw_manifest(name: str) -> bytes:
     command = ["skopeo", "inspect", "--raw", "--tls-verify=false", name]
@@ -162,7 +166,7 @@ def test_from_source_a_checkout_is_built_as_it_is(tmp_path: Path) -> None:
     (made.folder / "daemonset/chart/templates/NOTES.txt").write_text("Mine\n")
     done = made.release("--build-from-source")
     assert done.returncode == 0, done.stderr
-    assert made.made().keys() >= {*artefacts(VERSION)}
+    assert made.made().keys() == {*artefacts(VERSION), "SHA256SUMS"}  # a signature would be entered into a public log
     unpacked = subprocess.run(
         [
             "tar",
@@ -194,6 +198,15 @@ def test_a_release_is_refused_before_anything_changes(tmp_path: Path) -> None:
     made.commit()
     assert "1.2.3 is released already" in refusal("1.2.3")
     assert 'no section "## Not released yet"' in refusal("1.2.4")
+    (made.folder / "CHANGELOG.md").write_text("## Not released yet\n")
+    made.commit()
+    made.git("tag", "v1.2.5")
+    assert "the tag v1.2.5 is on a commit of another version" in refusal("1.2.5")
+    assert "write HOST[:PORT][/FOLDER]" in refusal("1.2.4", "--push", "https://ghcr.io/me")
+    (made.folder / "hack/make-manifests").write_text("raise SystemExit(7)")
+    made.commit()
+    failed = made.release("1.2.4")
+    assert (failed.returncode, "failed with exit status 7" in failed.stderr) == (1, True)
     assert made.git("status", "--porcelain") == ""
 
 

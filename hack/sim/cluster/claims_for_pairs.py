@@ -1,7 +1,7 @@
 """Claims for GPUs with NICs, and what a GPU driver publishes: NVIDIA's, or AMD's on a node without NVIDIA's GPUs.
 
 Source: Kubernetes 1.36, staging/src/k8s.io/api/resource/v1/types.go; the attributes' names are those of NVIDIA's
-k8s-dra-driver-gpu and of ROCm's k8s-gpu-dra-driver (docs/driver-attributes.md), which has no UUID, and its NUMA node in
+k8s-dra-driver-gpu and of ROCm's k8s-gpu-dra-driver, which has no UUID, and its NUMA node in
 a domain of its own.
 """
 
