@@ -60,7 +60,7 @@ class Preference:
     def read(self, pods: Sequence[PodDevices], asked_at: float) -> None:
         """Take in what kubelet's PodResources said when they were asked at a time of the clock."""
         offer = self._offer.value
-        self._occupancy.read(pods, frozenset(offer.resources), asked_at)
+        self._occupancy.read(pods, frozenset(offer.units), asked_at)
         self.ratios.read(pods, offer.resources, offer.distances)
 
     def prefer(

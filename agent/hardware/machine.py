@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent.errors import HardwareError
 from agent.hardware.host import Link, RdmaLink, Watch
-from agent.hardware.netlink.default_routes import Ways, read_ways
+from agent.hardware.netlink.default_routes import Ways, read_ipv6_defaults, read_ways
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.nvml.library import Reading
@@ -179,12 +179,16 @@ class Machine:
 def lifelines(api_server: str | None) -> Mapping[str, str]:
     """Return which of the host's interfaces it cannot do without at this moment, and why. Raises HardwareError."""
     try:
-        ways = read_ways(api_server)
+        ways, six = read_ways(api_server), read_ipv6_defaults()
     except OSError as error:
-        raise HardwareError(f"the host's default routes cannot be read: {error.strerror}") from error
+        raise HardwareError(f"the host's default routes cannot be read: {error.strerror or error}") from error
     read = Attributes(Path("/"))
+    routes = [route for route in read_default_routes(read) if route.family == 4]
+    if problems := read.problems:
+        raise HardwareError(f"the host's default routes cannot be read: {problems[0].path}: {problems[0].text}")
+    routes += [DefaultRoute(name, 6, metric, is_ra) for index, metric, is_ra in six if (name := _name_of(index))]
     to_api = with_lower(read, filter(None, map(_name_of, ways.to_api))) - {LOOPBACK}
-    only = needed_ways(read, all_default_routes(read_default_routes(read), ways))
+    only = needed_ways(read, all_default_routes(routes, ways)) - {LOOPBACK}
     reasons = dict.fromkeys(to_api, f"is the way to the API server {api_server}")
     return reasons | dict.fromkeys(only, "carries the host's default route")
 

@@ -35,7 +35,7 @@ MOST_LINKS = 40
 BOOKS = re.compile(rf"{re.escape(LEDGER)}.*|{re.escape(LOCK)}|{re.escape(NEXT_LOCK)}|ipam-[0-9a-f]{{8}}\.lock")
 """With what SQLite keeps beside them, damaged ones that were set aside, and locks of earlier versions."""
 OWN_SOCKETS = re.compile(
-    r"(cni|admin)\.sock|cni\.sock\.(ready|pods)|\.cni\.sock\.pods\.new|\.(cni|admin)\.sock\.[0-9]+"
+    r"(cni|admin)\.sock|cni\.sock\.(ready|pods)|\.cni\.sock\.pods\.(new|[0-9]+)|\.(cni|admin)\.sock\.[0-9]+"
     r"|\.adapter-ids\.json\.new|adapter-ids\.json"
 )
 """With the relay's note that the agent was ready, what it reads of pods, what adapters' functions belong together,

@@ -18,7 +18,6 @@ back with: that is why libcni's files are read.
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import json
 import logging
@@ -426,7 +425,7 @@ def _cached(cache: _Cache, kind: str, network: str) -> CachedCall:
 def _cached_conf(encoded: str, kind: str, network: str, args: Mapping[str, str]) -> NetConf | None:
     try:
         document = decode(base64.b64decode(encoded, validate=True), "config")
-    except binascii.Error as error:
+    except ValueError as error:  # binascii.Error, and a character that is not ASCII
         raise RequestInvalid(f"config is not base64: {error}") from error
     if not isinstance(document, dict):
         raise RequestInvalid("config must be an object")

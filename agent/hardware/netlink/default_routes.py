@@ -27,7 +27,7 @@ from agent.hardware.netlink.codec import (
 )
 
 RTM_NEWROUTE, RTM_GETROUTE = 24, 26
-RT_TABLE_MAIN, RTPROT_RA, RTN_UNICAST = 254, 9, 1
+RT_TABLE_MAIN, RTPROT_UNSPEC, RTPROT_RA, RTN_UNICAST = 254, 0, 9, 1
 _RTA_DST, _RTA_OIF, _RTA_PRIORITY, _RTA_MULTIPATH = 1, 4, 6, 9
 _RTM_F_FIB_MATCH = 0x2000
 _SOL_NETLINK, _NETLINK_GET_STRICT_CHK = 270, 12
@@ -67,13 +67,27 @@ def read_ways(api_server: str | None) -> Ways:
         default = _lookup(asking, _NOWHERE, _MOST_DEFAULT_BITS, _RTM_F_FIB_MATCH)
         to_api = _lookup(asking, ipaddress.ip_address(api_server), 128) if api_server is not None else ()
         try:
-            asking.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
-            advertised = frozenset(_advertised(asking))
+            advertised = frozenset((index, metric) for index, metric, _ in _ipv6_defaults(asking, RTPROT_RA))
         except OSError as error:
             if error.errno not in _NO_IPV6:
                 raise
             advertised = frozenset()
     return Ways(default, advertised, to_api)
+
+
+def read_ipv6_defaults() -> list[tuple[int, int, bool]]:
+    """List the ways of IPv6 default routes of the main table: interface, metric, whether a router advertises it.
+
+    /proc/net/ipv6_route shows those of all tables. Lists every route of the table, so it may take long. Raises OSError.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as asking:
+        asking.settimeout(_PATIENCE)
+        try:
+            return list(_ipv6_defaults(asking, RTPROT_UNSPEC))
+        except OSError as error:
+            if error.errno not in _NO_IPV6:
+                raise
+            return []
 
 
 def _lookup(
@@ -90,18 +104,19 @@ def _lookup(
     return ()
 
 
-def _advertised(asking: socket.socket) -> Iterator[tuple[int, int]]:
-    body = _RTMSG.pack(socket.AF_INET6, 0, 0, 0, RT_TABLE_MAIN, RTPROT_RA, 0, RTN_UNICAST, 0)
+def _ipv6_defaults(asking: socket.socket, protocol: int) -> Iterator[tuple[int, int, bool]]:
+    asking.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
+    body = _RTMSG.pack(socket.AF_INET6, 0, 0, 0, RT_TABLE_MAIN, protocol, 0, RTN_UNICAST, 0)
     asking.send(request(RTM_GETROUTE, NLM_F_DUMP, body))
     for kind, payload in _answers(asking):
         if kind == NLMSG_DONE:
             return
         if kind == RTM_NEWROUTE:
-            _, length, _, _, _, protocol, *_ = _RTMSG.unpack_from(payload)
-            if length == 0 and protocol == RTPROT_RA:
+            _, length, _, _, table, made_by, *_ = _RTMSG.unpack_from(payload)
+            if length == 0 and table == RT_TABLE_MAIN and protocol in (made_by, RTPROT_UNSPEC):
                 found = attribute_table(payload, _RTMSG.size)
                 metric = WORD.unpack(found[_RTA_PRIORITY])[0] if _RTA_PRIORITY in found else 0
-                yield from ((index, metric) for index in _ways(found))
+                yield from ((index, metric, made_by == RTPROT_RA) for index in _ways(found))
 
 
 def _answers(asking: socket.socket, expected: tuple[int, ...] = ()) -> Iterator[tuple[int, bytes]]:

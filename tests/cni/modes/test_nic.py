@@ -201,6 +201,18 @@ def test_the_way_to_the_api_server_is_a_lifeline(lab: Rig) -> None:
     assert lifelines("203.0.113.1") == {"lab0": "carries the host's default route"}
 
 
+def test_a_default_route_of_another_table_is_nobodys_lifeline(lab: Rig) -> None:
+    """A rail that has a table of its own, while the node's default route is in the main one with a higher metric."""
+    ip("link", "add", "rail0", "type", "veth", "peer", "name", "rail1")
+    for number, name in enumerate(("lab0", "rail0")):
+        ip("link", "set", name, "up")
+        ip("address", "add", f"2001:db8:{number}::2/64", "dev", name, "nodad")
+    ip("-6", "route", "add", "default", "via", "2001:db8:1::1", "dev", "rail0", "table", "101", "metric", "512")
+    assert lifelines(None) == {}
+    ip("-6", "route", "add", "default", "via", "2001:db8:0::1", "dev", "lab0", "metric", "1024")
+    assert lifelines(None) == {"lab0": "carries the host's default route"}
+
+
 def test_a_port_of_a_bridge_is_refused(lab: Rig) -> None:
     ip("link", "add", "name", "br7", "type", "bridge")
     ip("link", "set", "lab0", "master", "br7")
