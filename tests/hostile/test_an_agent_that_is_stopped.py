@@ -34,7 +34,7 @@ door = Door(Path(sys.argv[1]))
 
 def work(call):
     command = next(command for command, each in door.attachments.calls if each is call)
-    print(command, call.container_id, flush=True)
+    print(f"{{command}} {{call.container_id}}\\n", end="", flush=True)  # in one write: other threads print, too
     if command == "ADD" and call.conf.name == "slow":
         time.sleep({PROMISED_SECONDS + 3})
     return {{"cniVersion": "1.0.0"}}
