@@ -165,7 +165,7 @@ def start_agent_of(image: Image, stage: Stage) -> None:
     """Start the image's agent in the image, where the stage's folder is at the same place."""
     place = image.root / stage.folder.relative_to("/")
     place.mkdir(parents=True)
-    subprocess.run(["mount", "--bind", stage.folder, place], check=True)
+    subprocess.run(["mount", "--rbind", stage.folder, place], check=True)  # with the simulated links' namespace
     config = image.told["OCIv1"]["config"]
     options = ["--config", str(stage.folder / "config.yaml"), *stage.host, "--log-format", "text"]
     program = ["/usr/bin/python3.11", "-sP", "-m", "hack.sim.agent"]
