@@ -133,13 +133,15 @@ def test_kubernetes_takes_the_example(path: Path) -> None:
             kubernetes_validate.validate(pod, "1.37", strict=True)
 
 
-@pytest.mark.parametrize("path", BY_PLUGIN, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", JOBS, ids=lambda p: p.name)
 def test_who_pins_memory_may_do_so(path: Path) -> None:
     for document in documents(path):
         for spec in pods(document):
             for container in spec["containers"]:
                 added = container.get("securityContext", {}).get("capabilities", {}).get("add", [])
                 needs = any(OWN.match(name) and name != "rdma/ipoib" for name in extended(container))
+                if path not in BY_PLUGIN:
+                    needs = bool(container.get("resources"))
                 assert ("IPC_LOCK" in added) is needs, (path.name, container["name"])
 
 
@@ -167,14 +169,15 @@ def test_ranks_that_ssh_starts_have_the_variable_that_names_their_pods_adapter()
     assert "UCX_NET_DEVICES" not in commands["launcher"]
 
 
-@pytest.mark.parametrize("name", ["pytorch-rails", "pytorch-late"])
+@pytest.mark.parametrize("name", ["pytorch-rails", "pytorch-late", "pytorch-dra"])
 def test_pytorch_starts_a_process_for_each_gpu_on_as_many_nodes_as_there_are_pods(name: str) -> None:
-    service, job = documents(EXAMPLES / f"{name}.yaml")
+    *templates, service, job = documents(EXAMPLES / f"{name}.yaml")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     (command,) = container["args"]
     (nodes,), (processes,) = re.findall(r"--nnodes (\d+)", command), re.findall(r"--nproc-per-node (\d+)", command)
     assert int(nodes) == job["spec"]["completions"] == job["spec"]["parallelism"]
-    assert set(extended(container).values()) == {int(processes)}
+    claimed = [request["exactly"]["count"] for d in templates for request in d["spec"]["spec"]["devices"]["requests"]]
+    assert {*extended(container).values(), *claimed} == {int(processes)}
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     subdomain = job["spec"]["template"]["spec"]["subdomain"]
     assert f"--master-addr {name}-0.{subdomain} " in command

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,7 @@ from tests.deviceplugin.dra.nodes import Offered, recorded_node
 CONFIG = EXAMPLES / "config-dra.yaml"
 GPU_CLASS = "gpu.nvidia.com"
 GPU_CLASSES = {GPU_CLASS, "gpu.amd.com"}
-CLAIMS = [path for path in JOBS if path not in BY_PLUGIN]
-BY_CLAIM = [path for path in CLAIMS if path.name != "dra-unchanged.yaml"]
+BY_CLAIM = [path for path in JOBS if path not in BY_PLUGIN and path.name != "dra-unchanged.yaml"]
 MOST_PREFERRED = 4
 """With more pairs of which one is preferred the scheduler may search for seconds."""
 
@@ -155,15 +153,6 @@ def test_the_interface_has_the_name_that_the_example_tells(parsed: Config) -> No
     assert setting.ifname in path.read_text().partition("apiVersion")[0]
 
 
-@pytest.mark.parametrize("path", CLAIMS, ids=lambda p: p.name)
-def test_who_pins_memory_may_do_so(path: Path) -> None:
-    for document in documents(path):
-        for spec in pods(document):
-            for container in spec["containers"]:
-                added: Any = container.get("securityContext", {}).get("capabilities", {}).get("add", [])
-                assert ("IPC_LOCK" in added) is bool(container.get("resources")), container["name"]
-
-
 @pytest.fixture(scope="module")
 def devices(parsed: Config) -> tuple[DraDevice, ...]:
     """What the scheduler is told of a node with the configuration."""
@@ -208,6 +197,7 @@ def test_on_the_node_of_the_configuration_every_gpu_has_its_place_for_vfs(device
 def test_the_shares_of_the_example_are_there_to_be_had(devices: tuple[DraDevice, ...]) -> None:
     ((_, what),) = asked(templates(EXAMPLES / "dra-shares.yaml")["dra-shares"])
     ((name, count),) = what["capacity"]["requests"].items()
+    assert int(count) > 1
     shared = [device for device in devices if device.resource_name == "rdma/hca"]
     assert shared
     assert all(int(device.capacity[name]["value"]) >= int(count) for device in shared)
@@ -218,26 +208,3 @@ def test_an_unchanged_pod_asks_for_what_a_class_stands_for(classes: dict[str, Do
     (container,) = pod["spec"]["containers"]
     assert "resourceClaims" not in pod["spec"]
     assert set(extended(container)) - {"nvidia.com/gpu"} <= {each["extendedResourceName"] for each in classes.values()}
-
-
-def test_shares_are_asked_for_by_the_name_that_devices_have_them_by(parsed: Config) -> None:
-    ((_, what),) = asked(templates(EXAMPLES / "dra-shares.yaml")["dra-shares"])
-    ((name, count),) = what["capacity"]["requests"].items()
-    assert name == f"{parsed.dra.driver}/shares"
-    (resource,) = [r for r in parsed.claimable if r.kind == "hca"]
-    assert 1 < int(count) < resource.shares
-
-
-def test_pytorch_starts_a_process_for_each_gpu_and_has_an_adapter_for_each() -> None:
-    path = EXAMPLES / "pytorch-dra.yaml"
-    (devices,) = templates(path).values()
-    _, service, job = documents(path)
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    (command,) = container["args"]
-    (nodes,), (processes,) = re.findall(r"--nnodes (\d+)", command), re.findall(r"--nproc-per-node (\d+)", command)
-    assert int(nodes) == job["spec"]["completions"] == job["spec"]["parallelism"]
-    assert {what["count"] for _, what in asked(devices)} == {int(processes)}
-    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
-    subdomain = job["spec"]["template"]["spec"]["subdomain"]
-    assert f"--master-addr pytorch-dra-0.{subdomain} " in command
-    assert subdomain == service["metadata"]["name"]
