@@ -18,8 +18,8 @@ from agent.edits.add_facts import GID_INDEXES, SOCKET_IFNAME
 from agent.edits.build import build, helper_variables
 from agent.model.device import PciDevice, Snapshot
 from agent.offer.units import plain_offer
-from tests.deviceplugin.machines import node
 from tests.documents import blocks
+from tests.node import node
 
 REPOSITORY = Path(__file__).parents[1]
 EXAMPLES = sorted((REPOSITORY / "daemonset/examples").glob("*.yaml"))

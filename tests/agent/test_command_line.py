@@ -15,7 +15,7 @@ from agent.hardware import recorded
 from agent.model.vf_identity import Rail
 from hack.sim.agent import main as simulated_main
 from hack.sim.machine import SimulatedMachine
-from tests.agent.books import open_books
+from tests.node import open_books
 
 CONFIG = "resources: [{name: rdma/vf, kind: vf}]"
 

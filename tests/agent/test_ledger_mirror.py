@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import Ledger
 from agent.model.allocation import NetnsId, Owner, PodRef, Undo
-from tests.agent.books import open_books
+from tests.node import open_books
 
 DEVICES = [f"0000:3b:00.{n}" for n in range(3)]
 UNITS = [f"unit-{n}" for n in range(4)]

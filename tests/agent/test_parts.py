@@ -27,10 +27,10 @@ from agent.report.report import Report
 from agent.state import Latest
 from cni.call import Node
 from hack.sim.machine import SimulatedMachine
-from tests.agent.books import open_books
 from tests.agent.reconcile.scene import reconcile_once
 from tests.awaiting import until
 from tests.deviceplugin.rig import new_kubelet
+from tests.node import open_books
 
 
 class PutTogether(NamedTuple):

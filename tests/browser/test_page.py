@@ -17,9 +17,9 @@ from agent.report.endpoints import EndpointServer
 from agent.report.facts import DriverState
 from agent.report.replies import Pages
 from agent.report.status import served
-from tests.agent.claimed import claimed_vf, prepare
 from tests.browser.chromium import Browser, Page
 from tests.browser.shown import ShownNode, offered
+from tests.node import claimed_vf, prepare
 
 AWAY = "Failed to load resource: net::ERR_"
 """Said of what nobody answers; an answer that is an error is told otherwise."""

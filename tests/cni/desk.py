@@ -13,7 +13,7 @@ from agent.model.allocation import Attachment
 from cni.call import LeasingNetwork
 from cni.ipam.leases import STATUS_SECONDS, LeaseBook, Limits
 from cni.ipam.plugins import namespace_of
-from tests.agent.books import attach, open_books, owner
+from tests.node import attach, open_books, owner
 
 PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 NOTES = "echo $CNI_COMMAND $CNI_CONTAINERID >>$(dirname $0)/calls; "

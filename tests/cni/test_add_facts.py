@@ -32,7 +32,7 @@ from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
 from tests.cni.modes.rdma_node import rdma_name
 from tests.cni.tiny_node import Rig, vf
-from tests.deviceplugin.machines import node
+from tests.node import node
 
 SLOT = "slot-rdma:vf-0-0"
 ASKED = ("NCCL_IB_HCA==mlx5_1", "NODEFABRIC_RAILS=/run/nodefabric/rails.json")

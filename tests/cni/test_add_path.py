@@ -30,10 +30,10 @@ from cni import protocol
 from cni.call import Node
 from cni.protocol import Answer, Request
 from hack.sim.machine import SimulatedMachine
-from tests.agent.books import open_books
 from tests.cni import tiny_node
 from tests.cni.networks import network
 from tests.cni.tiny_node import vf
+from tests.node import open_books
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / name) + "/" for name in ("agent", "cni", "deviceplugin", "proto"))

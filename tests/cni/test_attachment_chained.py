@@ -14,11 +14,11 @@ from agent.errors import HardwareError, IpamFailed, NetlinkFailed, RequestInvali
 from agent.state import Latest
 from cni.attachment import Attachments
 from cni.call import GrantedDevice, Node
-from tests.agent.books import attach, owner
 from tests.cni import tiny_node
 from tests.cni.networks import PREVIOUS
 from tests.cni.networks import network as network_of_keys
 from tests.cni.tiny_node import Rig, mac_of, stub_answer, tiny_snapshot, vf
+from tests.node import attach, owner
 
 
 def grant(rig: Rig, *indices: int, network: dict[str, Any] | None = None) -> None:

@@ -19,12 +19,12 @@ from agent.model.vf_identity import KnownDevice
 from cni.call import Node
 from cni.found_vfs import UNKNOWN, Finder
 from cni.heal import ReleaseRequest
-from tests.agent.claimed import claimed_vf, prepare
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, mac_of, netdev, open_rig, vf
 from tests.live import Live
+from tests.node import claimed_vf, prepare
 from tests.vf_trunk import TrunkDriver, WithTrunk
 from tests.waiting import until
 

@@ -39,10 +39,9 @@ from cni.add_facts import FactsWriter
 from cni.call import GrantedDevice, Holding, Node
 from cni.held import HeldDevices, PodClaims, Sources
 from cni.pods_file import PodsFile
-from tests.agent.books import open_books, owner
 from tests.awaiting import until
 from tests.cni.networks import network
-from tests.deviceplugin.machines import node, pci, rdma, without
+from tests.node import node, open_books, owner, pci, rdma, without
 
 
 def granted_of(

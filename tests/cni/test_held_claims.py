@@ -33,7 +33,6 @@ from cni.found_vfs import Finder
 from cni.held import ClaimReader
 from cni.targets import interface_names
 from hack.sim.rdma import SimulatedRdma
-from tests.agent.books import open_books
 from tests.agent.reconcile.told_outside import ToldOutside
 from tests.cni import tiny_node
 from tests.cni.claiming import RESOURCES, Kubelet, Scene, of_share, of_vf, pod_of
@@ -42,6 +41,7 @@ from tests.cni.modes import rdma_node
 from tests.cni.networks import PREVIOUS
 from tests.cni.tiny_node import mac_of, open_rig, vf
 from tests.live import Live
+from tests.node import open_books
 from tests.waiting import until
 
 # -------------------------------------------------------------------------------------------------------- into the pod

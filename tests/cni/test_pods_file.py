@@ -21,8 +21,8 @@ from agent.state import Latest
 from cni import pods_file
 from cni.pods_file import PodsFile, content_of, may_join, name_of
 from tests import versions
-from tests.agent.books import attach, open_books, owner
 from tests.cni.small_disk import disk
+from tests.node import attach, open_books, owner
 
 BOOT = "6b3c2f1e-0000-4000-8000-000000000001"
 VF, OTHER = "0000:3b:00.2", "0000:3b:00.3"

@@ -30,10 +30,9 @@ from agent.state import Latest
 from cni import netconf
 from cni.call import NO_GRANTS, Call, Grants, Node
 from cni.targets import Pool
-from tests.agent.books import attach, open_books, owner
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
-from tests.deviceplugin.machines import gpu_uuid, node
+from tests.node import attach, gpu_uuid, node, open_books, owner
 
 POOL: dict[str, Any] = {"deviceID": None, "pf": [PF_NETDEV]}
 

@@ -14,7 +14,7 @@ from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
-from tests.deviceplugin.machines import gpu_uuid, node
+from tests.node import gpu_uuid, node
 
 GPU, VF, HCA = Resource("nvidia.com/gpu", "gpu"), Resource("rdma/vf", "vf"), Resource("rdma/hca", "hca", shares=2)
 

@@ -28,7 +28,7 @@ from hack.sim.kubelet import Kubelet
 from hack.sim.plugins import Call
 from hack.sim.pods import Container, PodSpec
 from tests.awaiting import until
-from tests.deviceplugin.machines import node
+from tests.node import node
 
 T = TypeVar("T")
 RESOURCES = (

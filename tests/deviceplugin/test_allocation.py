@@ -17,7 +17,7 @@ from agent.offer.selection import assign
 from agent.offer.units import Inputs, Reading, make_offer, plain_offer
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
-from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
+from tests.node import change, gpu_uuid, netdev, node, without
 
 RESOURCES = (
     Resource("rdma/hca", "hca", shares=4),

@@ -21,8 +21,8 @@ from agent.offer.units import plain_offer
 from hack.sim.pods import Container
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.awaiting import until
-from tests.deviceplugin.machines import change, node, without
 from tests.deviceplugin.rig import Rig, rig
+from tests.node import change, node, without
 
 VF = "0000:12:00.1"
 FILES = ("uverbs4", "umad4", "issm4")

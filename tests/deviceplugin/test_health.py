@@ -13,8 +13,8 @@ from agent.model.device_health import GpuEvent
 from agent.model.health import Reason
 from hack.sim.pods import Container
 from tests.awaiting import until
-from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
 from tests.deviceplugin.rig import Rig, rig
+from tests.node import change, gpu_uuid, netdev, node, without
 
 PF, VF = "0000:12:00.0", "0000:12:00.1"
 NEVER = 3600.0

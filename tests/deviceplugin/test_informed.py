@@ -9,9 +9,9 @@ from pathlib import Path
 
 from agent.config import Resource
 from hack.sim.pods import Container
-from tests.agent.books import attach, owner
 from tests.awaiting import until
 from tests.deviceplugin.rig import rig
+from tests.node import attach, owner
 
 POD = Container("main", (("rdma/vf", 1),))
 

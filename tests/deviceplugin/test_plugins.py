@@ -12,8 +12,8 @@ from agent.edits.build import GpuFiles
 from agent.model.device import NO_NUMA_NODE, Snapshot
 from hack.sim.pods import Container
 from tests.awaiting import until
-from tests.deviceplugin.machines import change, gpu_uuid, node, without
 from tests.deviceplugin.rig import RESOURCES, VF_ONLY, rig, run
+from tests.node import change, gpu_uuid, node, without
 
 GPU = RESOURCES[2]
 THREE = Container("main", (("rdma/hca", 1), ("rdma/vf", 1), ("nvidia.com/gpu", 1)))

@@ -19,8 +19,8 @@ from agent.state import Latest
 from deviceplugin.plugins import DevicePlugins, Ground, sweep
 from hack.sim.pods import Container
 from tests.awaiting import until
-from tests.deviceplugin.machines import node
 from tests.deviceplugin.rig import QUICK, VF_ONLY, all_counts, new_kubelet, plugins_on, rig, run
+from tests.node import node
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ from agent.config import RailNic, Resource
 from agent.model.allocation import PodRef
 from tests.agent.placement.hosts import hosts
 from tests.deviceplugin.desk import GPU, HCA, VF, desk, nics_at, pod, take
-from tests.deviceplugin.machines import gpu_uuid, node
+from tests.node import gpu_uuid, node
 
 
 def test_a_gpu_chosen_first_is_one_whose_nic_is_free() -> None:

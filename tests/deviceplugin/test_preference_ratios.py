@@ -15,7 +15,7 @@ from deviceplugin.preference import Ratios
 from tests.agent.placement.hosts import Host
 from tests.agent.placement.hosts import uuid as gpu_name
 from tests.deviceplugin.desk import GPU, VF, Desk, desk, pod, take
-from tests.deviceplugin.machines import change, gpu_uuid, node, rdma
+from tests.node import change, gpu_uuid, node, rdma
 
 
 def wide(gpus: int = 8, nics: int = 4) -> Snapshot:

@@ -11,8 +11,8 @@ from agent.model.device import Snapshot
 from hack.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.dra.nodes import recorded_node
-from tests.deviceplugin.machines import node, without
 from tests.deviceplugin.rig import Rig, rig
+from tests.node import node, without
 
 PAIR = Resource("rdma/rail", "rail", nic=RailNic("vf", count=2))
 P5 = Resource("rdma/rail", "rail", nic=RailNic("hca", Select(vendors=(0x1D0F,)), count=4, shares=1))

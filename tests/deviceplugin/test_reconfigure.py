@@ -15,8 +15,8 @@ from agent.health import HealthBook
 from agent.model.device_health import HealthPolicy
 from hack.sim.pods import Container
 from tests.awaiting import until
-from tests.deviceplugin.machines import change, node, without
 from tests.deviceplugin.rig import RESOURCES, Rig, rig, run
+from tests.node import change, node, without
 
 HCA, VF, GPU = RESOURCES
 

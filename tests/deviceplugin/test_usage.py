@@ -18,7 +18,7 @@ from agent.model.device import Snapshot
 from agent.state import Latest
 from deviceplugin.preference import SHOWN_SECONDS, Preference, Usage, UsageTimes
 from tests.awaiting import until
-from tests.deviceplugin.machines import node
+from tests.node import node
 
 
 class Kubelet(PodResources):

@@ -15,7 +15,7 @@ from measure.markdown import END, put_into
 
 from agent.placement import Distances
 from tests.deviceplugin.dra.nodes import recorded_node
-from tests.deviceplugin.machines import node
+from tests.node import node
 
 PURE = ("--only", "locality", "--only", "slices", "--only", "stall")
 WAYS = {way.figure.removesuffix("_attained_pct"): way for way in locality.WAYS}

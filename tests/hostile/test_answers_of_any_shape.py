@@ -34,10 +34,9 @@ from cni.held import ClaimReader as Reads
 from cni.held import pods_of
 from deviceplugin.dra.attributes import leaves_in
 from deviceplugin.dra.pods import claim_names
-from tests.agent.books import open_books
-from tests.agent.claimed import prepare
 from tests.agent.reconcile.scene import Scene
 from tests.hostile.answering import asking
+from tests.node import open_books, prepare
 
 UID = "uid-nics"
 REF = ClaimRef(UID, "default", "nics")

@@ -25,11 +25,10 @@ from agent.reconcile.reconciler import OVERDUE_SECONDS
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from cni.held import ClaimReader as Reads
-from tests.agent.books import open_books
-from tests.agent.claimed import claimed_vf, prepare
 from tests.agent.reconcile.scene import Scene
 from tests.awaiting import until
 from tests.hostile.answering import Asked, asking
+from tests.node import claimed_vf, open_books, prepare
 
 ALL_IN_TIME = 4 * READ_SECONDS
 """Before this, an answer has failed on any machine. The trickle goes on for longer."""

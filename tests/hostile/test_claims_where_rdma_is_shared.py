@@ -17,11 +17,10 @@ from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, Und
 from agent.model.device import RdmaDevice
 from agent.offer.units import plain_offer
 from hack.sim.cluster.apiserver import ApiServerStandIn
-from tests.agent.books import POD, owner
 from tests.awaiting import until
 from tests.deviceplugin.dra.test_dra import OFFERED, Node
-from tests.deviceplugin.machines import change
-from tests.deviceplugin.machines import node as machine
+from tests.node import POD, change, owner
+from tests.node import node as machine
 from tests.sim.cluster.dra_documents import allocated
 from tests.sim.cluster.dra_documents import claim as claim_document
 from tests.sim.cluster.test_apiserver import call

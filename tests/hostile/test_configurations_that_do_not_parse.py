@@ -13,7 +13,7 @@ from agent.report.endpoints import EndpointServer
 from agent.report.replies import Pages
 from agent.report.status import served
 from tests import sandbox
-from tests.agent.books import VF, attach, open_books, owner
+from tests.node import VF, attach, open_books, owner
 
 BROKEN = "resources: [\n\t*b"
 WRONG = "resources: 7"

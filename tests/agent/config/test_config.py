@@ -21,7 +21,7 @@ from agent.errors import RequestInvalid
 from agent.model.device import LinkLayer
 from agent.model.gpu_ids import GpuIds
 from agent.offer.units import plain_offer
-from tests.deviceplugin.machines import node
+from tests.node import node
 
 FULL = """
 resources:

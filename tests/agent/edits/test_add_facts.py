@@ -26,7 +26,7 @@ from agent.model.allocation import NetworkData
 from agent.model.device import NumaNode, Snapshot
 from agent.placement import Distances
 from tests.deviceplugin.dra.nodes import recorded_node
-from tests.deviceplugin.machines import gpu_uuid, node, rdma
+from tests.node import gpu_uuid, node, rdma
 
 FILES = {"NODEFABRIC_RAILS": "/run/cdi/a.rails", "NCCL_TOPO_FILE": "/run/cdi/a.nccl"}
 

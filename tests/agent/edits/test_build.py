@@ -25,8 +25,8 @@ from agent.offer.offer import Unit
 from agent.offer.units import plain_offer
 from deviceplugin.server import edits_message
 from hack.sim.pods import Container
-from tests.deviceplugin.machines import change, node, rdma
 from tests.deviceplugin.rig import rig
+from tests.node import change, node, rdma
 
 HCA = Resource("rdma/hca", "hca", shares=2)
 VF = Resource("rdma/vf-pool", "vf")

@@ -15,7 +15,7 @@ from agent.errors import LedgerError, Unavailable
 from agent.kubelet.checkpoint import Entry
 from agent.model.allocation import Undo
 from agent.offer.units import plain_offer
-from tests.agent import books
+from tests import node as books
 from tests.agent.edits.unit_specs_rig import (
     HCA,
     OTHER,
@@ -29,7 +29,7 @@ from tests.agent.edits.unit_specs_rig import (
     permuted,
     with_vf_rdma,
 )
-from tests.deviceplugin.machines import change, gpu_uuid, node, without
+from tests.node import change, gpu_uuid, node, without
 
 
 @pytest.fixture

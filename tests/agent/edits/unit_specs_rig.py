@@ -18,8 +18,8 @@ from agent.ledger import Ledger
 from agent.model.device import RdmaDevice, Snapshot
 from agent.offer.units import plain_offer
 from agent.state import Latest
-from tests.agent import books
-from tests.deviceplugin.machines import change, rdma
+from tests import node as books
+from tests.node import change, rdma
 
 HCA = Resource("rdma/hca", "hca", shares=2, environment=("nccl",))
 VF = Resource("rdma/vf", "vf", environment=("ucx",))

@@ -7,7 +7,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from tests.agent.books import VF
+from tests.node import VF
 
 FORMAT_1 = (Path(__file__).parent / "format-1.sql").read_text()
 UNDO = {

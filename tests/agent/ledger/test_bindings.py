@@ -10,7 +10,7 @@ import pytest
 from agent.errors import DeviceBusy
 from agent.ledger import database
 from agent.model.allocation import Binding
-from tests.agent.books import POD, VF, open_books
+from tests.node import POD, VF, open_books
 
 OTHER = "0000:3b:00.3"
 SLOT = "slot-rdma:vf-0-0"

@@ -9,7 +9,7 @@ import pytest
 
 from agent.errors import DeviceBusy, LedgerError
 from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
-from tests.agent.books import POD, VF, attach, open_books, owner
+from tests.node import POD, VF, attach, open_books, owner
 
 
 def test_a_grant_is_bound_and_released(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from agent.errors import ClaimConflict, DeviceBusy, LedgerError
 from agent.ledger import Ledger
 from agent.ledger.database import read_books
 from agent.model.allocation import Binding, Claim, ClaimDevice, ClaimRef, ClaimState, NetnsId, Owner, PodRef, Undo
-from tests.agent.books import POD, VF, attach, open_books, owner
+from tests.node import POD, VF, attach, open_books, owner
 
 OTHER_VF = "0000:3b:00.3"
 HCA = "0000:3b:00.0"

@@ -20,12 +20,12 @@ from agent import ledger
 from agent.errors import LedgerError
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState
-from tests.agent.books import POD, VF, attach, open_books, owner
+from tests.node import POD, VF, attach, open_books, owner
 
 ATTACHES_AND_WAITS = """
 import sys
 from pathlib import Path
-from tests.agent.books import VF, attach, open_books, owner
+from tests.node import VF, attach, open_books, owner
 with open_books(Path(sys.argv[1])) as books:
     books.grant("rdma/vf", {"u1": VF})
     row = attach(books, VF, owner("killed"))

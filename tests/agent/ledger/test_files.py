@@ -16,7 +16,7 @@ from agent.ledger import Ledger
 from agent.ledger.database import MOST_REWRITES, is_damage, is_locked, lock_folder
 from agent.model.allocation import Binding, Claim, ClaimDevice, ClaimRef, ClaimState
 from agent.model.vf_identity import KnownDevice
-from tests.agent.books import POD, VF, attach, open_books, owner
+from tests.node import POD, VF, attach, open_books, owner
 
 OTHER = "0000:3b:00.3"
 

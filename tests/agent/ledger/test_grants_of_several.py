@@ -11,7 +11,7 @@ import pytest
 from agent.errors import ClaimConflict
 from agent.ledger import database
 from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, UnitSpec
-from tests.agent.books import POD, open_books
+from tests.node import POD, open_books
 
 RAIL, NICS = "rail-GPU-1", ("0000:3b:00.0", "0000:3c:00.0", "0000:3d:00.0")
 OTHER = "0000:5b:00.0"

@@ -15,8 +15,8 @@ from agent.errors import LedgerError
 from agent.ledger import SCHEMA_VERSION
 from agent.ledger.database import Books, read_books, read_rails
 from agent.model.vf_identity import Rail
-from tests.agent.books import VF, attach, open_books, owner
 from tests.agent.ledger.format_1 import write_format_1
+from tests.node import VF, attach, open_books, owner
 
 
 def test_what_is_in_the_books_is_read_while_the_agent_has_them_open(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_reading_writes_nothing(tmp_path: Path) -> None:
 
 def test_what_a_killed_agent_had_written_last_is_read(tmp_path: Path) -> None:
     script = (
-        "import os, sys; from pathlib import Path; from tests.agent.books import *\n"
+        "import os, sys; from pathlib import Path; from tests.node import *\n"
         "with open_books(Path(sys.argv[1])) as books:\n"
         "    attach(books, VF, owner()); os._exit(9)"
     )

@@ -13,8 +13,8 @@ from agent.errors import LedgerError
 from agent.ledger import SCHEMA_VERSION, Ledger, schema
 from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Quarantine, VfSettings
 from agent.model.vf_identity import Rail
-from tests.agent.books import VF, open_books
 from tests.agent.ledger.format_1 import write_format_1
+from tests.node import VF, open_books
 
 
 def tables(path: Path) -> dict[str, list[tuple[object, ...]]]:

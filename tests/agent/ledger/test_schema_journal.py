@@ -17,7 +17,7 @@ import pytest
 from agent.errors import LedgerError
 from agent.ledger import Ledger, schema
 from agent.model.allocation import AttachmentState
-from tests.agent.books import POD, VF, open_books
+from tests.node import POD, VF, open_books
 
 LEFT = Path(__file__).with_name("with-journal.tar.gz")
 TAKEN_OVER = [

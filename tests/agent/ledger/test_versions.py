@@ -28,7 +28,7 @@ from agent.model.allocation import (
 )
 from agent.model.vf_identity import KnownDevice
 from tests import versions
-from tests.agent.books import open_books
+from tests.node import open_books
 
 POD, OTHER = PodRef("default", "trainer", "uid-1"), PodRef("default", "worker", "uid-2")
 PLAIN = VfSettings(vlan=0, vlan_qos=0, vlan_proto="802.1q", trust=False)

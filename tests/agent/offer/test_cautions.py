@@ -12,7 +12,7 @@ from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
 from agent.offer.explanation import cautions
 from agent.offer.units import plain_offer
-from tests.deviceplugin.machines import node, split
+from tests.node import node, split
 
 Snapshots = Callable[[str], Snapshot]
 PAIR = "networks: [{name: pair, bond: active-backup}]"

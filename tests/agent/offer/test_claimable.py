@@ -13,7 +13,7 @@ from agent.model.health import Reason
 from agent.offer.offer import Offer
 from agent.offer.offers import Offers
 from agent.offer.units import Reading, plain_offer
-from tests.deviceplugin.machines import node, without
+from tests.node import node, without
 
 VF = Resource("rdma/vf", "vf", offer="dra")
 HCA = Resource("rdma/hca", "hca", shares=63, offer="dra")

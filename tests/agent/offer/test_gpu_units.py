@@ -11,7 +11,7 @@ from agent.model.device import MigDevice, Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from agent.model.unit_id import MAX_UNIT_ID
 from agent.offer.units import plain_offer, with_profiles
-from tests.deviceplugin.machines import node
+from tests.node import node
 
 NAME = "nvidia.com/gpu"
 

@@ -19,8 +19,7 @@ from agent.offer.offer import Units as UnitsByName
 from agent.offer.offers import Offers, differs_in_pods_only, read
 from agent.offer.units import NOTHING_HELD, Holdings, Reading, with_profiles
 from deviceplugin.server import Units, post
-from tests.agent.books import open_books, owner
-from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, without
+from tests.node import change, gpu_uuid, netdev, node, open_books, owner, without
 
 PF, VF = "0000:12:00.0", "0000:12:00.1"
 RESOURCES = (Resource("rdma/hca", "hca", shares=4), Resource("rdma/vf", "vf"), Resource("nvidia.com/gpu", "gpu"))

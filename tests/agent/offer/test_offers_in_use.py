@@ -28,7 +28,7 @@ from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer, Unit
 from agent.offer.offers import Offers, read
 from agent.offer.units import with_profiles
-from tests.deviceplugin.machines import change, node, without
+from tests.node import change, node, without
 
 GONE_SECONDS = 5.0
 

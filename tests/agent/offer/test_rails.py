@@ -20,8 +20,7 @@ from agent.offer.selection import candidates
 from agent.offer.units import Reading, plain_offer
 from agent.placement import Distances
 from agent.report.chart import rails as nearest_nics
-from tests.agent.books import open_books
-from tests.deviceplugin.machines import change, netdev, node, pci, rdma, split, without
+from tests.node import change, netdev, node, open_books, pci, rdma, split, without
 
 PFS = ("0000:12:00.0", "0000:22:00.0", "0000:32:00.0", "0000:42:00.0")
 

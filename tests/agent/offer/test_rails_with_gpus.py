@@ -28,8 +28,7 @@ from agent.offer.rails import planes_in
 from agent.offer.selection import assign
 from agent.offer.units import Inputs, Reading, make_offer, plain_offer
 from agent.placement import Distances, choose_sets
-from tests.agent.books import open_books
-from tests.deviceplugin.machines import change, gpu_uuid, node, split, without
+from tests.node import change, gpu_uuid, node, open_books, split, without
 
 P5 = Resource("a.b/rail", "rail", nic=RailNic("hca", Select(vendors=(0x1D0F,)), shares=1, count=4))
 PAIR = Resource("rdma/rail", "rail", nic=RailNic("vf", count=2))

@@ -25,7 +25,7 @@ from agent.offer.selection import (
     takes,
 )
 from agent.offer.units import plain_offer
-from tests.deviceplugin.machines import change, node, rdma
+from tests.node import change, node, rdma
 
 PF, VF = "0000:12:00.0", "0000:12:00.2"
 IB_PORT = RdmaPort(1, "ACTIVE", LinkLayer.INFINIBAND, 400.0, pkey=0x8001)

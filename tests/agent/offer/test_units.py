@@ -15,7 +15,7 @@ from agent.offer.explanation import explain_all
 from agent.offer.offer import Offer, Unit
 from agent.offer.selection import check_overlaps
 from agent.offer.units import plain_offer
-from tests.deviceplugin.machines import change, gpu_uuid, netdev, node, rdma
+from tests.node import change, gpu_uuid, netdev, node, rdma
 
 HCA = Resource("rdma/hca", "hca", shares=3)
 VF = Resource("rdma/vf", "vf")

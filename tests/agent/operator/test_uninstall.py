@@ -12,10 +12,10 @@ import pytest
 from agent.__main__ import main
 from agent.ledger.database import lock_folder
 from agent.operator.uninstall import CDI_SPEC
-from tests.agent.books import VF, attach, open_books, owner
 from tests.agent.operator.uninstalling import CONFLIST, Host
 from tests.agent.operator.uninstalling import clean as clean  # the fixture
 from tests.agent.operator.uninstalling import host as host  # the fixture
+from tests.node import VF, attach, open_books, owner
 
 
 def test_the_hosts_files_are_what_they_were(host: Host, clean: dict[str, str]) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.dra.claims import CHECKPOINT, ClaimCache, ClaimInfo
-from tests.agent.books import open_books
 from tests.agent.operator.uninstalling import CLAIM, Host
 from tests.agent.operator.uninstalling import clean as clean  # the fixture
 from tests.agent.operator.uninstalling import host as host  # the fixture
+from tests.node import open_books
 from tests.sim.cluster.dra_documents import SLICES, resource_slice
 from tests.sim.cluster.test_apiserver import call
 

@@ -15,7 +15,7 @@ from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState
 from cni.install import chain
 from cni.install import installation as install
 from cni.install.installation import Installation
-from tests.agent.books import VF, open_books
+from tests.node import VF, open_books
 
 CLAIM = Claim(
     ClaimRef("c1", "default", "rails"),

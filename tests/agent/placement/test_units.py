@@ -14,7 +14,7 @@ from agent.model.device import MigDevice, Snapshot
 from agent.model.topology import Locality
 from agent.offer.units import plain_offer, with_profiles
 from agent.placement import Distances, Layout, Option, choose
-from tests.deviceplugin.machines import gpu_uuid, node
+from tests.node import gpu_uuid, node
 
 
 def vfs(snapshot: Snapshot) -> list[Option]:

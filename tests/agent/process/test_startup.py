@@ -23,7 +23,7 @@ from agent.config.files import Sources
 from agent.errors import ConfigError, HardwareError, LedgerError
 from agent.model.device import Snapshot
 from agent.process import startup
-from tests.deviceplugin.machines import node
+from tests.node import node
 
 URL = "http://127.0.0.1:9808"
 GOOD = "resources: [{name: rdma/vf, kind: vf, select: {pf: [rail0]}, network: n}]\nnetworks: [{name: n, mtu: 9000}]\n"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.books import open_books
 from tests.agent.reconcile.scene import Scene
+from tests.node import open_books
 
 
 @pytest.fixture

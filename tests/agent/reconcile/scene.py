@@ -19,7 +19,7 @@ from agent.state import Latest
 from cni.attachment import Attachments
 from cni.heal import PodKnown
 from cni.migrate.adoption import Adopted
-from tests.agent.books import VF
+from tests.node import VF
 
 OTHER_VF = "0000:3b:00.3"
 

@@ -21,9 +21,8 @@ from agent.reconcile.claims import ASK_SECONDS, NEW_SECONDS, SLOW_SECONDS, Claim
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from cni.held import ClaimReader
-from tests.agent.books import POD, VF, attach, open_books, owner
-from tests.agent.claimed import claimed_vf, prepare
 from tests.cni.tiny_node import tiny_snapshot, vf
+from tests.node import POD, VF, attach, claimed_vf, open_books, owner, prepare
 
 NOW = 10_000.0
 NOBODY = View(asked_at=NOW, held_units=(), pods=())

@@ -10,9 +10,9 @@ from pathlib import Path
 from agent.model.allocation import PodRef
 from agent.reconcile import HeldUnit
 from agent.reconcile.grants import ENDED_PAUSES, EndedPods
-from tests.agent.books import POD, VF, open_books
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until
+from tests.node import POD, VF, open_books
 
 NEXT = PodRef("default", "next")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from agent.kubelet.podresources import HeldUnit
 from agent.model.allocation import Devices, Grant
 from agent.reconcile.grants import Move, Release, TakeOver, decide
-from tests.agent.books import POD, open_books
 from tests.agent.reconcile.scene import Scene
+from tests.node import POD, open_books
 
 RAIL, NICS = "rail-GPU-1", ("0000:3b:00.0", "0000:3c:00.0")
 GRANT = Grant(RAIL, "rdma/rail", NICS[0], 0.0, POD, others=NICS[1:])

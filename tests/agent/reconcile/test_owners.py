@@ -15,9 +15,9 @@ from agent.model.allocation import PodRef
 from agent.reconcile import HeldUnit
 from agent.reconcile.grants import OWNER_PAUSES, Owners
 from cni.pods_file import PodsFile
-from tests.agent.books import VF, open_books
 from tests.agent.reconcile.told_outside import ToldOutside
 from tests.awaiting import until
+from tests.node import VF, open_books
 
 TRAINER, WEB = PodRef("default", "trainer"), PodRef("shop", "web")
 OTHER = "0000:3b:00.3"

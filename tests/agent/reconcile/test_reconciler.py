@@ -11,9 +11,9 @@ import pytest
 from agent.errors import HardwareError, LedgerError
 from agent.model.device import Snapshot
 from cni.migrate.adoption import Adopted
-from tests.agent.books import VF, attach, owner
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until
+from tests.node import VF, attach, owner
 
 
 @pytest.mark.parametrize(

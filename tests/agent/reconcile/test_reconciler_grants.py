@@ -8,11 +8,10 @@ from pathlib import Path
 from agent.errors import Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.reconcile import UNCLAIMED_SECONDS, HeldUnit
-from tests.agent.books import POD, VF, attach, open_books, owner
-from tests.agent.claimed import prepare
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until
 from tests.cni.tiny_node import tiny_snapshot
+from tests.node import POD, VF, attach, open_books, owner, prepare
 
 
 def test_a_grant_that_no_pod_claims_is_released_when_it_is_old(scene: Scene) -> None:

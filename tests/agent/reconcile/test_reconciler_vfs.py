@@ -9,10 +9,9 @@ from agent.kubelet.cri import Sandbox
 from agent.model.allocation import PodRef
 from agent.reconcile import HeldUnit
 from cni.migrate.adoption import Adopted
-from tests.agent.books import POD, VF, attach, owner
-from tests.agent.claimed import claimed_vf, prepare
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.cni.tiny_node import tiny_snapshot, vf
+from tests.node import POD, VF, attach, claimed_vf, owner, prepare
 
 
 def test_a_vf_that_cannot_be_put_back_keeps_no_other_from_it(scene: Scene) -> None:

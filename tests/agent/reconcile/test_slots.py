@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.kubelet.cri import Sandbox
 from agent.model.allocation import Binding, PodRef
 from agent.reconcile.units import SANDBOX_SECONDS, SlotView, is_over
-from tests.agent.books import POD, VF, attach, open_books, owner
+from tests.node import POD, VF, attach, open_books, owner
 
 BINDING = Binding("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "worker", "c1", "net1", POD, {}, "boot", since=10.0)
 LATER = BINDING.since + SANDBOX_SECONDS + 1

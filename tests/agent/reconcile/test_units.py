@@ -24,9 +24,9 @@ from agent.reconcile.units import Units
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from proto.deviceplugin.v1beta1 import api_pb2
-from tests.agent import books
+from tests import node as books
 from tests.agent.edits.unit_specs_rig import OTHER, SHARE, permuted
-from tests.deviceplugin.machines import change, node
+from tests.node import change, node
 
 HCA = Resource("rdma/hca", "hca", shares=2)
 VF = Resource("rdma/dpdk", "vf")

@@ -19,7 +19,7 @@ from agent.offer.left_out import LeftOut, Why
 from agent.offer.offer import Unit
 from agent.report import status
 from agent.report.facts import DriverState, Facts
-from tests.agent.books import POD, VF, owner
+from tests.node import POD, VF, owner
 
 OTHER = "0000:3b:00.3"
 

@@ -9,8 +9,7 @@ from agent.model.health import HEALTHY, Health, unhealthy
 from agent.offer.offer import Unit, Units
 from agent.process.conditions import Conditions
 from agent.report.events import MOST_TEXT, SAME_SECONDS, Events
-from tests.agent.books import POD, VF, attach, open_books, owner
-from tests.agent.claimed import prepare
+from tests.node import POD, VF, attach, open_books, owner, prepare
 
 
 class Clock:

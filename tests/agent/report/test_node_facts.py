@@ -35,7 +35,7 @@ from agent.report.metrics import Metrics
 from agent.report.overview import NodeFacts
 from agent.report.report import Report
 from agent.state import Latest
-from tests.agent.books import VF, attach, open_books, owner
+from tests.node import VF, attach, open_books, owner
 
 OTHER = "0000:3b:00.3"
 

@@ -18,9 +18,9 @@ from agent.offer.offer import Unit
 from agent.report import status, status_text
 from agent.report.events import Events
 from agent.report.facts import DriverState, Facts
-from tests.agent.books import POD, VF
 from tests.agent.ledger.test_claims import claim, of_share, of_vf
 from tests.agent.report.status_facts import DRIVER, FACTS, LEFT_OUT, OTHER, ROW, document, offered, slot
+from tests.node import POD, VF
 
 
 def test_the_document_tells_who_holds_what_and_what_is_wrong() -> None:

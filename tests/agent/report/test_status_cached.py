@@ -16,8 +16,8 @@ from agent.model.device import Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from agent.offer.offer import Unit
 from agent.report.status import CachedStatus, served
-from tests.agent.books import POD, VF, attach, open_books, owner
 from tests.agent.report.told_node import ToldNode
+from tests.node import POD, VF, attach, open_books, owner
 
 
 class Source:

@@ -26,8 +26,8 @@ from cni.call import Call, Grants
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from tests.cni.networks import network
-from tests.deviceplugin.machines import change, node, rdma
 from tests.live import Live
+from tests.node import change, node, rdma
 
 LATE = Resource("rdma/vf", "vf", binding="late")
 HELPED = Resource("rdma/hca", "hca", shares=2, environment=("nccl",))

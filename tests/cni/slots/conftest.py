@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.books import open_books
 from tests.cni.slots.binding import Rig, snapshot_with_rdma, stock_of
+from tests.node import open_books
 
 
 @pytest.fixture

@@ -24,11 +24,10 @@ from agent.reconcile.grants import Release, decide
 from agent.reconcile.units import SlotView
 from proto.deviceplugin.v1beta1 import api_pb2
 from tests import descriptors
-from tests.agent.books import open_books
 from tests.agent.reconcile.scene import Scene
 from tests.cni.slots.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot, stock_of
 from tests.deviceplugin.dra.nodes import recorded_node
-from tests.deviceplugin.machines import change, gpu_uuid, node
+from tests.node import change, gpu_uuid, node, open_books
 
 
 def note(rig: Rig, *entries: tuple[str, str, list[str]]) -> None:

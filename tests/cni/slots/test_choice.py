@@ -13,7 +13,7 @@ from agent.model.topology import Locality
 from agent.offer.offer import Unit
 from agent.placement import Distances
 from cni.slots.choice import Choice, Wish, choose, wishes
-from tests.deviceplugin.machines import gpu_uuid, node
+from tests.node import gpu_uuid, node
 
 NODE = node(rails=4, vfs=4)
 DISTANCES = Distances(NODE)

@@ -22,9 +22,8 @@ from agent.offer.units import Holdings, Inputs, Reading, make_offer
 from agent.reconcile import HeldUnit
 from agent.reconcile.units import SlotView, is_over
 from cni.slots.bound import Holder, slot_devices, slot_holders
-from tests.agent.books import open_books
 from tests.cni.slots.binding import OTHER, POD, RESOURCES, Rig, call, slot, snapshot_with_rdma, stock_of
-from tests.deviceplugin.machines import node
+from tests.node import node, open_books
 
 RUNS = Sandbox("c1", POD, ready=True)
 OTHER_RUNS = Sandbox("c2", OTHER, ready=True)

@@ -29,9 +29,8 @@ from cni.install.folder import LIMITS, FolderChanges
 from cni.slots.bound import BoundSlots
 from cni.slots.spec_watch import SpecWatch
 from tests import descriptors
-from tests.agent.books import open_books
-from tests.agent.claimed import prepare
 from tests.awaiting import until
+from tests.node import open_books, prepare
 
 SLOT = "slot-rdma:vf-0-1"
 EDITS = {"env": ["PCIDEVICE_RDMA_VF=0000:3b:00.1"]}

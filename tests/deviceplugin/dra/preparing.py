@@ -28,7 +28,7 @@ from deviceplugin.dra.planner import Planner
 from deviceplugin.dra.pods import GpuAsker, PodGroups
 from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Patience, Preparer
 from tests.deviceplugin.dra.claim_documents import DRIVER, NODE, POD, REF, claim, result
-from tests.deviceplugin.machines import node
+from tests.node import node
 
 VF = Resource("rdma/vf", "vf", offer="dra")
 LATE = Resource("rdma/vf", "vf", offer="dra", binding="late")

@@ -17,7 +17,7 @@ from deviceplugin.dra.devices import (
     devices_of,
 )
 from tests.deviceplugin.dra.nodes import FIRST, HCA, NIC, PF, VF, Offered, late, recorded_node, value
-from tests.deviceplugin.machines import change, node
+from tests.node import change, node
 
 
 def test_a_vf_tells_what_it_is_and_where() -> None:

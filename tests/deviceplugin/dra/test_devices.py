@@ -29,7 +29,7 @@ from tests.deviceplugin.dra.nodes import (
     recorded_node,
     value,
 )
-from tests.deviceplugin.machines import change, node
+from tests.node import change, node
 
 TELLING = ("gpu.nvidia.com/uuid",)
 

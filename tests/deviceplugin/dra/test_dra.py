@@ -34,12 +34,11 @@ from deviceplugin.dra.dra import Dra, OnNode
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.kinds import SLICE, Target
 from proto.dra.v1 import api_pb2, api_pb2_grpc
-from tests.agent.books import POD, VF, attach, owner
 from tests.agent.ledger.test_claims import claim
 from tests.awaiting import until
 from tests.deviceplugin.dra.rig import channel
-from tests.deviceplugin.machines import change
-from tests.deviceplugin.machines import node as machine
+from tests.node import POD, VF, attach, change, owner
+from tests.node import node as machine
 from tests.sim.cluster.dra_documents import resource_slice
 
 OFFERED = (Resource("rdma/vf", "vf", offer="dra"),)

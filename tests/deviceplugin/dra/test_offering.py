@@ -18,7 +18,7 @@ from agent.state import Latest
 from deviceplugin.dra.driver import Offering
 from tests.awaiting import until
 from tests.deviceplugin.dra.nodes import HCA, NIC, NODE, VF, late, value
-from tests.deviceplugin.machines import change, node, without
+from tests.node import change, node, without
 
 PF, FIRST = "0000:12:00.0", "0000:12:00.1"
 

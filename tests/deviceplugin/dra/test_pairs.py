@@ -23,7 +23,7 @@ from tests.deviceplugin.dra.nodes import (
     recorded_node,
     value,
 )
-from tests.deviceplugin.machines import node
+from tests.node import node
 
 ALIAS = "gpu.nvidia.com/uuid"
 

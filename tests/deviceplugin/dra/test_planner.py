@@ -27,7 +27,7 @@ from deviceplugin.dra.planner import LateWish, choose_late
 from deviceplugin.dra.pods import MOST_READ, NO_GPUS, GpuAsker, PodGroups
 from tests.deviceplugin.dra.claim_documents import NODE, POD, REF, claim, result
 from tests.deviceplugin.dra.preparing import LATE, Desk
-from tests.deviceplugin.machines import gpu_uuid, node
+from tests.node import gpu_uuid, node
 
 PFS = tuple(d.address for d in node().devices if d.vfs)
 OTHER = ClaimRef("11111111-2222-4333-8444-555555555555", "team", "gpus")

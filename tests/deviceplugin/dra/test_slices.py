@@ -17,7 +17,7 @@ from deviceplugin.dra.devices import (
     slices_of,
 )
 from tests.deviceplugin.dra.nodes import DRIVER, HCA, NODE, VF, Offered, ill, late, recorded_node, with_vfs
-from tests.deviceplugin.machines import node
+from tests.node import node
 
 
 def names(slices: Sequence[Document]) -> list[list[str]]:

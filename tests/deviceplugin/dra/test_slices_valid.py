@@ -21,7 +21,7 @@ from hack.sim.cluster.dra import admitted
 from hack.sim.cluster.dra.gates import DEFAULT, LISTS
 from hack.sim.cluster.kinds import SLICE
 from tests.deviceplugin.dra.nodes import NODE, Offered, recorded_node
-from tests.deviceplugin.machines import change, node
+from tests.node import change, node
 
 REASONS = [reason for reason in Reason if not reason.name.startswith(("GPU_", "XID"))]
 KINDS = st.sampled_from(["vf", "vf", "hca", "nic"])

@@ -21,7 +21,7 @@ from hack.sim.cluster.claims_for_pairs import (
 )
 from hack.sim.cluster.selectable import SelectorFailed, holds, tolerated
 from tests.deviceplugin.dra.nodes import GPU_NODES, HCA, NODE, VF, Offered, late, recorded_node
-from tests.deviceplugin.machines import node as made_up
+from tests.node import node as made_up
 
 Document = Mapping[str, Any]
 ANY_CLASS: Mapping[str, Document] = {"any": {"spec": {}}}

@@ -19,7 +19,7 @@ from agent.process.conditions import Conditions
 from agent.state import Latest
 from tests.agent.cluster.publications import NOTHING_HELD, node_of
 from tests.agent.cluster.topology.adapters import ONE, TWO
-from tests.deviceplugin.machines import netdev
+from tests.node import netdev
 
 FIRMWARE = "example.com/firmware"
 COUNT = "example.com/hcas"

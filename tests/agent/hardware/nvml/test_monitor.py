@@ -17,7 +17,7 @@ from agent.hardware.nvml.monitor import GpuMonitor, Times
 from agent.model.change import GPUS, Change
 from agent.model.device import Gpu
 from agent.model.device_health import NO_INSTANCE
-from tests.deviceplugin.machines import change, node
+from tests.node import change, node
 from tests.nvml.fake import DRIVER_NOT_LOADED, GPU_IS_LOST, UNKNOWN, FakeDriver, FakeGpu, FakeMig, environment
 from tests.nvml.peer import DEADLINE, Peer, peer
 

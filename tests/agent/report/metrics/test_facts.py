@@ -31,10 +31,9 @@ from agent.report.events import Events
 from agent.report.facts import DriverState, Facts
 from agent.report.metrics import MOST_PENDING, Metrics
 from agent.report.report import Report
-from tests.agent.books import POD as CLAIMANT
-from tests.agent.books import VF, attach, open_books, owner
-from tests.agent.claimed import claimed_vf, prepare
 from tests.agent.ledger.test_claims import claim, of_share, of_vf
+from tests.node import POD as CLAIMANT
+from tests.node import VF, attach, claimed_vf, open_books, owner, prepare
 
 POD = PodRef("team", "trainer-0", "uid-1")
 

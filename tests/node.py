@@ -1,10 +1,30 @@
-"""Small made-up nodes for device plugin and placement tests."""
+"""The one builder of a node for tests: its hardware as a snapshot, its books, and what pods and claims hold in them."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from agent.ledger import Ledger
+from agent.model.allocation import (
+    Attachment,
+    Claim,
+    ClaimDevice,
+    ClaimRef,
+    ClaimState,
+    NetnsId,
+    Owner,
+    PodRef,
+    Undo,
+)
 from agent.model.device import CharDevice, Gpu, LinkLayer, Netdev, PciDevice, RdmaDevice, RdmaPort, Snapshot
+
+VF = "0000:3b:00.2"
+POD = PodRef("default", "trainer", "uid-1")
 
 
 def rdma(number: int, guid: str, *, state: str = "ACTIVE", layer: LinkLayer = LinkLayer.ETHERNET) -> RdmaDevice:
@@ -122,3 +142,54 @@ def without(snapshot: Snapshot, *addresses: str) -> Snapshot:
     """Take devices away."""
     devices = tuple(d for d in snapshot.devices if d.address not in addresses)
     return replace(snapshot, devices=devices, generation=snapshot.generation + 1)
+
+
+@contextmanager
+def open_books(folder: Path, boot_id: str = "boot", clock: Callable[[], float] = time.time) -> Iterator[Ledger]:
+    """Open the ledger in a folder, and close it."""
+    books = Ledger.open(folder / "ledger.db", boot_id, clock)
+    try:
+        yield books
+    finally:
+        books.close()
+
+
+def owner(container_id: str = "c1", cni_ifname: str = "net1") -> Owner:
+    """Name a container of POD."""
+    return Owner(container_id, cni_ifname, POD, NetnsId(4, 4026531840))
+
+
+def attach(books: Ledger, device: str, who: Owner, **request: object) -> Attachment:
+    """Begin an attachment."""
+    return books.begin_attach(
+        who,
+        ifname=who.cni_ifname,
+        device=device,
+        resource_name="rdma/vf",
+        undo=Undo("ens1f0v0", "02:00:00:00:01:00", 1500, False),
+        netns_path="/nowhere",
+        request={"name": "net", "network": None, **request},
+    )
+
+
+def claimed_vf(device: str = VF, **more: Any) -> ClaimDevice:
+    """Say that a claim has a VF."""
+    return replace(ClaimDevice("nic", "node", "vf", "rdma/vf", "vf", device, f"name-{device}"), **more)
+
+
+def prepare(
+    books: Ledger,
+    name: str = "nics",
+    *devices: ClaimDevice,
+    pod: PodRef = POD,
+    state: ClaimState = ClaimState.PREPARED,
+    **more: Any,
+) -> Claim:
+    """Bring a claim of one pod into a state, with one VF if nothing else is said."""
+    ref = ClaimRef(f"uid-{name}", "default", name)
+    claim = Claim(ref, ClaimState.PREPARING, devices or (claimed_vf(),), (pod,), pod.uid)
+    books.prepare_claim(replace(claim, **more))
+    books.set_claim_state(ref.uid, state)
+    found = books.claim(ref.uid)
+    assert found is not None
+    return found
