@@ -8,6 +8,7 @@ then does what the kernel does for hardware: the device is in the host again, un
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -146,9 +147,15 @@ def _can_be_simulated(netdev: Netdev) -> bool:
 
 
 def _remove(name: str) -> None:
+    from pyroute2.netlink.exceptions import NetlinkError
+
     with _socket() as ipr:
         for index in ipr.link_lookup(ifname=name):
-            ipr.link("del", index=index)
+            try:
+                ipr.link("del", index=index)
+            except NetlinkError as error:
+                if error.code != errno.ENODEV:  # ended just now, with a namespace
+                    raise
 
 
 def _make_bridge() -> None:

@@ -1,47 +1,51 @@
-"""A program killed before each of the steps it tells of, one after the other."""
+"""A process killed before each of the steps it tells of, one after the other."""
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
+import traceback
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import NoReturn
 
-ROOT = Path(__file__).parents[2]
-PREAMBLE = """
-import os, signal, sys
-left = int(sys.argv[1])
-def step(name):
-    global left
-    if left == 0:
-        print(name, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    left -= 1
-"""
+Step = Callable[[str], None]
 
 
-def kill_at_each_step(folder: Path, script: str, prepare: Callable[[Path], None]) -> Iterator[Path]:
-    """Run `script`, which calls `step`, in a fresh folder per step, and give out what the killed one left.
+def kill_at_each_step(folder: Path, work: Callable[[Step], object], prepare: Callable[[Path], None]) -> Iterator[Path]:
+    """Fork, and work in a fresh folder, once for each step that `work` names; give out what the killed one left.
 
-    Ends when a run comes through; there must have been steps.
+    Ends when one comes through; there must have been steps.
     """
-    number = 0
-    while True:
+    for number in count():
         place = folder / f"step-{number}"
         place.mkdir()
         prepare(place)
-        process = subprocess.run(
-            [sys.executable, "-c", PREAMBLE + script, str(number)],
-            cwd=place,
-            env={"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if process.returncode == 0:
+        child = os.fork()
+        if child == 0:
+            _work_until(number, place, work)
+        status = os.waitpid(child, 0)[1]
+        if status == 0:
             assert number > 1
             return
-        assert process.returncode == -signal.SIGKILL, process.stderr
+        assert os.WIFSIGNALED(status), "the work failed: see what it printed"
         yield place
-        number += 1
+
+
+def _work_until(steps: int, place: Path, work: Callable[[Step], object]) -> NoReturn:
+    left = steps
+
+    def step(name: str) -> None:
+        nonlocal left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+
+    try:
+        os.chdir(place)
+        work(step)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)

@@ -291,7 +291,7 @@ def test_a_network_that_changes_while_we_join_it_is_not_written_over(tmp_path: P
 def test_a_killed_installer_never_leaves_a_half_written_network(
     tmp_path: Path, name: str, content: bytes, direction: str
 ) -> None:
-    script = f"from pathlib import Path; from cni.install import chain; chain.{direction}(Path('net.d'), step=step)"
+    work = chain.chain if direction == "chain" else chain.unchain
 
     def prepare(place: Path) -> None:
         (place / "net.d").mkdir()
@@ -299,7 +299,7 @@ def test_a_killed_installer_never_leaves_a_half_written_network(
         if direction == "unchain":
             chain.chain(place / "net.d")
 
-    for place in kill_at_each_step(tmp_path, script, prepare):
+    for place in kill_at_each_step(tmp_path, lambda step: work(Path("net.d"), step=step), prepare):
         folder = place / "net.d"
         taken = folder / chain.candidates(names(folder))[0]
         assert json.loads(taken.read_bytes())["cniVersion"]  # what the runtime takes at this moment is whole

@@ -230,10 +230,7 @@ def test_a_read_only_folder_is_told(own_network: None, wanted: Installation, tmp
 
 def test_an_installer_that_is_killed_at_any_step_leaves_whole_plugins(tmp_path: Path) -> None:
     """And the next one finishes its work."""
-    script = (
-        "from pathlib import Path; from cni.install.installation import Installation, install;"
-        "install(Installation(Path('relay'), Path('bin'), replace=('sriov', 'rdma'), force=True), step=step)"
-    )
+    here = Installation(Path("relay"), Path("bin"), replace=("sriov", "rdma"), force=True)
     relay, foreign = RELAY + b"2" * 70_000, b"foreign"
 
     def prepare(place: Path) -> None:
@@ -242,7 +239,7 @@ def test_an_installer_that_is_killed_at_any_step_leaves_whole_plugins(tmp_path: 
         (place / "bin/nodefabric").write_bytes(RELAY)
         (place / "bin/sriov").write_bytes(foreign)
 
-    for place in kill_at_each_step(tmp_path, script, prepare):
+    for place in kill_at_each_step(tmp_path, lambda step: install(here, step=step), prepare):
         target = place / "bin"
         assert (target / "nodefabric").read_bytes() in (RELAY, relay)
         assert (target / "sriov").read_bytes() in (RELAY, relay, foreign)
@@ -258,15 +255,13 @@ def test_an_installer_that_is_killed_at_any_step_leaves_whole_plugins(tmp_path: 
 
 
 def test_a_removal_that_is_killed_at_any_step_can_be_done_again(tmp_path: Path) -> None:
-    script = "from pathlib import Path; from cni.install.installation import remove; remove(Path('bin'), step=step)"
-
     def prepare(place: Path) -> None:
         (place / "relay").write_bytes(RELAY)
         (place / "bin").mkdir()
         (place / "bin/sriov").write_bytes(b"foreign")
         install(Installation(place / "relay", place / "bin", replace=("sriov", "rdma"), force=True))
 
-    for place in kill_at_each_step(tmp_path, script, prepare):
+    for place in kill_at_each_step(tmp_path, lambda step: remove(Path("bin"), step=step), prepare):
         assert (place / "bin/sriov").read_bytes() in (RELAY, b"foreign")
         remove(place / "bin")
         assert {path.name: path.read_bytes() for path in (place / "bin").iterdir()} == {"sriov": b"foreign"}

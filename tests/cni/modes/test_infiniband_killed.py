@@ -10,17 +10,12 @@ import pytest
 
 from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
-from tests.cni.killed import kill_at_each_step
+from tests.cni.killed import Step, kill_at_each_step
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID, state
+from tests.cni.modes.stepping import run
 from tests.cni.tiny_node import vf
 from tests.waiting import until
-
-SCRIPT = """
-from pathlib import Path
-from tests.cni.modes.stepping import run
-run(Path.cwd(), step, "{verb}", guid="{guid}", link_state="enable")
-"""
 
 
 def left_of_the_last() -> bool:
@@ -45,7 +40,10 @@ def test_an_agent_killed_at_any_change_loses_nothing(own_network: None, tmp_path
             if verb == "DEL":
                 rig.add("c1", pod, guid=GUID, link_state="enable")
 
-    for place in kill_at_each_step(tmp_path, SCRIPT.format(verb=verb, guid=GUID), lambda place: prepare(place)):
+    def work(step: Step) -> None:
+        run(Path.cwd(), step, verb, guid=GUID, link_state="enable")
+
+    for place in kill_at_each_step(tmp_path, work, prepare):
         steps += 1
         with tiny_node.open_rig(place) as rig:
             if rig.ledger.attachment_on(vf(0)) is not None:
