@@ -48,19 +48,10 @@ def netdev(name: str, *, carrier: bool | None = True) -> Netdev:
     return Netdev(name, 10, "b8:3f:d2:00:00:01", 1500, "up", carrier, LinkLayer.ETHERNET, 100_000)
 
 
-def pci(address: str, path: tuple[str, ...], numa_node: int, **more: object) -> PciDevice:
-    """Make a PCI function."""
-    return PciDevice(
-        address=address,
-        path=(*path, address),
-        pci_class=0x020000,
-        vendor=0x15B3,
-        device=0x1021,
-        driver="mlx5_core",
-        numa_node=numa_node,
-        iommu_group=None,
-        **more,  # type: ignore[arg-type]
-    )
+def pci(address: str, path: tuple[str, ...] = ("pci0000:3a",), numa_node: int = 0, **more: Any) -> PciDevice:
+    """Make a PCI function below `path`: an adapter, unless more is said."""
+    plain = PciDevice(address, (*path, address), 0x020000, 0x15B3, 0x1021, "mlx5_core", numa_node, None)
+    return replace(plain, **more)
 
 
 def node(rails: int = 4, vfs: int = 4, generation: int = 1) -> Snapshot:
@@ -154,22 +145,25 @@ def open_books(folder: Path, boot_id: str = "boot", clock: Callable[[], float] =
         books.close()
 
 
-def owner(container_id: str = "c1", cni_ifname: str = "net1") -> Owner:
-    """Name a container of POD."""
-    return Owner(container_id, cni_ifname, POD, NetnsId(4, 4026531840))
+def owner(container_id: str = "c1", cni_ifname: str = "net1", pod: PodRef = POD) -> Owner:
+    """Name a container of a pod."""
+    return Owner(container_id, cni_ifname, pod, NetnsId(4, 4026531840))
 
 
-def attach(books: Ledger, device: str, who: Owner, **request: object) -> Attachment:
+UNDO = Undo("ens1f0v0", "02:00:00:00:01:00", 1500, False)
+
+
+def attach(books: Ledger, device: str = VF, who: Owner | None = None, **more: Any) -> Attachment:
     """Begin an attachment."""
-    return books.begin_attach(
-        who,
-        ifname=who.cni_ifname,
-        device=device,
-        resource_name="rdma/vf",
-        undo=Undo("ens1f0v0", "02:00:00:00:01:00", 1500, False),
-        netns_path="/nowhere",
-        request={"name": "net", "network": None, **request},
-    )
+    who = who or owner()
+    plain: dict[str, Any] = {
+        "ifname": who.cni_ifname,
+        "resource_name": "rdma/vf",
+        "undo": UNDO,
+        "netns_path": "/nowhere",
+        "request": {"name": "net", "network": None},
+    }
+    return books.begin_attach(who, device=device, **{**plain, **more})
 
 
 def claimed_vf(device: str = VF, **more: Any) -> ClaimDevice:

@@ -16,10 +16,10 @@ from agent.config import Select
 from agent.config.resources import ENVIRONMENTS, NETWORK_KINDS
 from agent.edits.add_facts import GID_INDEXES, SOCKET_IFNAME
 from agent.edits.build import build, helper_variables
-from agent.model.device import PciDevice, Snapshot
+from agent.model.device import Snapshot
 from agent.offer.units import plain_offer
 from tests.documents import blocks
-from tests.node import node
+from tests.node import node, pci
 
 REPOSITORY = Path(__file__).parents[1]
 EXAMPLES = sorted((REPOSITORY / "daemonset/examples").glob("*.yaml"))
@@ -55,16 +55,8 @@ def test_one_configuration_serves_nodes_with_gpus_of_either_vendor(
 def test_an_accelerator_brings_the_files_by_which_a_program_drives_it() -> None:
     (example,) = [text for text in blocks(REPOSITORY / "docs/late-binding.md", "yaml") if "accelerator" in text]
     (resource,) = config.parse(example, "docs/late-binding.md").resources
-    device = PciDevice(
-        address="0000:c1:00.0",
-        path=("pci0000:c0", "0000:c1:00.0"),
-        pci_class=0x120000,
-        vendor=0x10EE,
-        device=0x5000,
-        driver="vfio-pci",
-        numa_node=0,
-        iommu_group=7,
-    )
+    ids: dict[str, Any] = {"pci_class": 0x120000, "vendor": 0x10EE, "driver": "vfio-pci", "iommu_group": 7}
+    device = pci("0000:c1:00.0", ("pci0000:c0",), **ids)
     snapshot = Snapshot(devices=(device,))
     units = plain_offer([resource], snapshot).offered[resource.name]
     assert [unit.unit_id for unit in units] == ["0000:c1:00.0"]

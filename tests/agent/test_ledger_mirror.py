@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import Ledger
-from agent.model.allocation import NetnsId, Owner, PodRef, Undo
-from tests.node import open_books
+from agent.model.allocation import PodRef
+from tests.node import attach, open_books
 
 DEVICES = [f"0000:3b:00.{n}" for n in range(3)]
 UNITS = [f"unit-{n}" for n in range(4)]
@@ -30,16 +30,7 @@ STEPS = st.one_of(
 
 
 def begin(books: Ledger, device: str) -> None:
-    books.begin_attach(
-        Owner("c1", "net1", PodRef("ns", "pod"), NetnsId(4, 5)),
-        ifname="net1",
-        device=device,
-        resource_name="rdma/vf",
-        undo=Undo("p0v0", "02:00:00:00:00:01", 1500, False),
-        netns_path="/run/netns/pod",
-        request={"network": None},
-        durable=False,
-    )
+    attach(books, device, durable=False)
 
 
 def take(books: Ledger, step: str, value: object) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.ledger import Ledger
-from agent.model.allocation import NetnsId, Owner, PodRef, Undo
+from agent.model.allocation import PodRef
 from agent.model.device import PciDevice, Snapshot
 from agent.model.health import HEALTHY, Health
 from agent.offer.offer import Unit
@@ -16,6 +16,7 @@ from agent.report import page
 from agent.report.endpoints import EndpointServer
 from agent.report.replies import Pages
 from tests.agent.report.told_node import ToldNode
+from tests.node import attach, owner
 
 KINDS = {"rdma/hca": "hca", "rdma/vf": "vf", "nvidia.com/gpu": "gpu"}
 SHARES = 63
@@ -55,11 +56,7 @@ class ShownNode(ToldNode):
         """Put a VF into a pod, in the books."""
         self.ledger.grant("rdma/vf", {vf: vf})
         self.ledger.bind([vf], pod)
-        owner = Owner(f"{number:012x}", "eth0", pod, NetnsId(4, 4026531840 + number))
-        undo = Undo("ens1f0v0", "02:00:00:00:01:00", 1500, False)
-        row = self.ledger.begin_attach(
-            *(owner,), ifname="net1", device=vf, resource_name="rdma/vf", undo=undo, netns_path="/x", request={}
-        )
+        row = attach(self.ledger, vf, owner(f"{number:012x}", "eth0", pod), ifname="net1")
         address = {"address": f"192.168.100.{number}/24", "interface": 0}
         self.ledger.finish_attach([row.attachment_id], {"interfaces": [{"name": "net1"}], "ips": [address]})
 

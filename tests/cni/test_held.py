@@ -27,7 +27,7 @@ from agent.kubelet.podresources import (
     PodResources,
 )
 from agent.ledger import Ledger
-from agent.model.allocation import Binding, PodRef, Undo, UnitSpec
+from agent.model.allocation import Binding, PodRef, UnitSpec
 from agent.model.device import PciDevice, Snapshot
 from agent.model.health import HEALTHY
 from agent.offer.offer import Offer, Unit
@@ -41,7 +41,7 @@ from cni.held import HeldDevices, PodClaims, Sources
 from cni.pods_file import PodsFile
 from tests.awaiting import until
 from tests.cni.networks import network
-from tests.node import node, open_books, owner, pci, rdma, without
+from tests.node import UNDO, attach, node, open_books, owner, pci, rdma, without
 
 
 def granted_of(
@@ -328,15 +328,8 @@ def test_only_the_files_of_the_nic_that_has_others_change_in_the_spec(tmp_path: 
         node = Node(host, books, Latest(Snapshot()))
         facts = FactsWriter(node, cast(Any, None), cast(Any, None), specs, cast(Any, None))
         for number in (1, 0):
-            row = books.begin_attach(
-                owner(cni_ifname=f"net{number}"),
-                ifname=f"net{number}",
-                device=NICS[number],
-                resource_name="rdma/rail",
-                undo=Undo("x", "02:00:00:00:01:00", 1500, False, rdma=f"mlx5_{number}", extra={"rdma_index": number}),
-                netns_path="/nowhere",
-                request={},
-            )
+            undo = replace(UNDO, rdma=f"mlx5_{number}", extra={"rdma_index": number})
+            row = attach(books, NICS[number], owner(cni_ifname=f"net{number}"), undo=undo)
             facts.entered(row, 0)
             said = books.specs_of(NICS[0])[RAIL].edits["deviceNodes"]
             first = "/dev/infiniband/uverbs8" if number == 0 else "/dev/infiniband/uverbs0"

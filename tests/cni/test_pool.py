@@ -177,15 +177,7 @@ def test_a_vf_that_could_not_be_attached_is_passed_over(tmp_path: Path) -> None:
         with pytest.raises(DeviceBusy, match="of the 3 that pf selects, 1 in pods and 2 that the host itself uses"):
             pool.take(call_for("c2", "rail0"))
         undo = Undo("rail1", "02:00:00:00:00:09", 1500, up=True, mode="nic")
-        books.begin_attach(
-            *(owner("c9"),),
-            ifname="net1",
-            device="0000:22:00.0",
-            resource_name="",
-            undo=undo,
-            netns_path="/",
-            request={},
-        )
+        attach(books, "0000:22:00.0", owner("c9"), undo=undo)
         with pytest.raises(DeviceBusy, match="of the 3 that pf selects, 3 of an adapter that a pod has"):
             pool.take(call_for("c2", "rail1"))
         assert pool.take(call_for("c9", "rail1")).startswith("0000:22:")

@@ -19,7 +19,7 @@ from agent.offer.units import plain_offer
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from tests.awaiting import until
 from tests.deviceplugin.dra.test_dra import OFFERED, Node
-from tests.node import POD, change, owner
+from tests.node import POD, attach, change
 from tests.node import node as machine
 from tests.sim.cluster.dra_documents import allocated
 from tests.sim.cluster.dra_documents import claim as claim_document
@@ -36,16 +36,7 @@ def in_a_pod(ledger: Ledger, uid: str, undo: Undo) -> None:
     device = ClaimDevice("nic", "node-1", "vf-1", "rdma/vf", "vf", VF, f"{uid}-0-vf-1")
     ledger.prepare_claim(Claim(ClaimRef(uid, "ns", "c"), ClaimState.PREPARING, (device,), (POD,)))
     ledger.set_claim_state(uid, ClaimState.PREPARED)
-    row = ledger.begin_attach(
-        owner(),
-        ifname="net1",
-        device=VF,
-        resource_name="rdma/vf",
-        undo=undo,
-        netns_path="/nowhere",
-        request={"name": "net", "network": None},
-        claim_uid=uid,
-    )
+    row = attach(ledger, VF, undo=undo, claim_uid=uid)
     ledger.finish_attach([row.attachment_id], RESULT)
 
 

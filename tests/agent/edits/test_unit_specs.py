@@ -13,7 +13,6 @@ from agent.edits.build import unit_specs
 from agent.edits.unit_specs import owners
 from agent.errors import LedgerError, Unavailable
 from agent.kubelet.checkpoint import Entry
-from agent.model.allocation import Undo
 from agent.offer.units import plain_offer
 from tests import node as books
 from tests.agent.edits.unit_specs_rig import (
@@ -29,7 +28,7 @@ from tests.agent.edits.unit_specs_rig import (
     permuted,
     with_vf_rdma,
 )
-from tests.node import change, gpu_uuid, node, without
+from tests.node import UNDO, change, gpu_uuid, node, without
 
 
 @pytest.fixture
@@ -175,15 +174,7 @@ def test_a_unit_that_is_granted_anew_begins_without_what_was_told(rig: Rig) -> N
 def test_files_that_a_device_got_on_its_way_into_a_pod_are_not_taken_from_a_scan(rig: Rig) -> None:
     snapshot = with_vf_rdma(node(), VF_UNIT)
     rig.grant(snapshot, VF, VF_UNIT)
-    rig.ledger.begin_attach(
-        books.owner(),
-        ifname="net1",
-        device=VF_UNIT,
-        resource_name="rdma/vf",
-        undo=Undo("x", "02:00:00:00:01:00", 1500, False, rdma="mlx5_50"),
-        netns_path="/nowhere",
-        request={},
-    )
+    books.attach(rig.ledger, VF_UNIT, undo=replace(UNDO, rdma="mlx5_50"))
     spec = rig.ledger.specs_of(VF_UNIT)[VF_UNIT]
     nodes = [{**each, "path": each["path"].replace("uverbs50", "uverbs77")} for each in spec.edits["deviceNodes"]]
     rig.specs.say({VF_UNIT: replace(spec, edits={**spec.edits, "deviceNodes": nodes})})
@@ -315,14 +306,6 @@ def test_a_rail_that_misses_one_of_its_nics_has_no_spec_until_it_is_back(rails_r
 
 def test_a_nic_that_has_got_files_on_its_way_into_the_pod_keeps_these_beside_the_others(rails_rig: Rig) -> None:
     unit, nics = of_several(rails_rig)
-    rails_rig.ledger.begin_attach(
-        books.owner(),
-        ifname="net1",
-        device=nics[0],
-        resource_name=SEVERAL.name,
-        undo=Undo("x", "02:00:00:00:01:00", 1500, False, rdma="mlx5_50"),
-        netns_path="/nowhere",
-        request={},
-    )
+    books.attach(rails_rig.ledger, nics[0], undo=replace(UNDO, rdma="mlx5_50"))
     rails_rig.renew(permuted(node()))
     assert uverbs(rails_rig, unit) == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs2"]

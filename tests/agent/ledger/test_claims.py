@@ -13,7 +13,7 @@ import pytest
 from agent.errors import ClaimConflict, DeviceBusy, LedgerError
 from agent.ledger import Ledger
 from agent.ledger.database import read_books
-from agent.model.allocation import Binding, Claim, ClaimDevice, ClaimRef, ClaimState, NetnsId, Owner, PodRef, Undo
+from agent.model.allocation import Binding, Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
 from tests.node import POD, VF, attach, open_books, owner
 
 OTHER_VF = "0000:3b:00.3"
@@ -220,16 +220,7 @@ def test_a_device_in_a_pod_is_prepared_for_that_pods_claims_alone(tmp_path: Path
 
 
 def attach_for(books: Ledger, pod: PodRef, claim_uid: str = "") -> None:
-    books.begin_attach(
-        Owner("c9", "eth0", pod, NetnsId(4, 9)),
-        ifname="net1",
-        device=VF,
-        resource_name="rdma/vf",
-        undo=Undo("v0", "02:00:00:00:01:00", 1500, False),
-        netns_path="/nowhere",
-        request={},
-        claim_uid=claim_uid,
-    )
+    attach(books, VF, owner("c9", "eth0", pod), claim_uid=claim_uid)
 
 
 def test_a_prepared_device_comes_into_no_other_pod(tmp_path: Path) -> None:

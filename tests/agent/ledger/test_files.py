@@ -54,7 +54,7 @@ def fill(books: Ledger) -> None:
     books.bind_slots(
         [Binding("slot-rdma:vf-0-1", "rdma/slot", "vf", OTHER, "main", "c9", "net1", POD, {"env": ["A=B"]}, "", 0.0)]
     )
-    row = attach(books, VF, owner(), token="s3cret")
+    row = attach(books, request={"token": "s3cret"})
     books.finish_attach([row.attachment_id], {"cniVersion": "1.0.0"})
     attach(books, OTHER, owner("c2"))
     books.quarantine("0000:3b:01.7", "cannot be cleaned")

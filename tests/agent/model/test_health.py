@@ -1,19 +1,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from agent.model.device import LinkLayer, Netdev, PciDevice, RdmaDevice, RdmaPort, Snapshot
 from agent.model.device_health import HealthPolicy, judge_link, judge_missing, judge_nic
 from agent.model.health import HEALTHY, Health, Reason, Tempo, tempo_of, text_of
+from tests.node import pci
 
 PF, VF = "0000:3b:00.0", "0000:3b:00.1"
 
 
-def function(address: str, driver: str | None = "mlx5_core", **facts: object) -> PciDevice:
-    plain = PciDevice(address, ("pci0000:3a", address), 0x020000, 0x15B3, 0x1021, driver, 0, 7)
-    return replace(plain, **facts)  # type: ignore[arg-type]
+def function(address: str, driver: str | None = "mlx5_core", **facts: Any) -> PciDevice:
+    return pci(address, **{"driver": driver, "iommu_group": 7, **facts})
 
 
 def netdev(carrier: bool | None, name: str = "ens1f0", port: str = "") -> Netdev:

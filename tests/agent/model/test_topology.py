@@ -8,22 +8,14 @@ from hypothesis import strategies as st
 
 from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot
 from agent.model.topology import Locality, locality
+from tests.node import pci
 
 ROOT = ("pci0000:3a", "0000:3a:00.0")
 SWITCH = (*ROOT, "0000:3b:00.0")
 
 
 def device(*path: str, numa_node: int = 0) -> PciDevice:
-    return PciDevice(
-        address=path[-1],
-        path=path,
-        pci_class=0x020000,
-        vendor=0x15B3,
-        device=0x1021,
-        driver=None,
-        numa_node=numa_node,
-        iommu_group=None,
-    )
+    return pci(path[-1], path[:-1], numa_node)
 
 
 @pytest.mark.parametrize(

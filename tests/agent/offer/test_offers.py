@@ -19,7 +19,7 @@ from agent.offer.offer import Units as UnitsByName
 from agent.offer.offers import Offers, differs_in_pods_only, read
 from agent.offer.units import NOTHING_HELD, Holdings, Reading, with_profiles
 from deviceplugin.server import Units, post
-from tests.node import change, gpu_uuid, netdev, node, open_books, owner, without
+from tests.node import attach, change, gpu_uuid, netdev, node, open_books, without
 
 PF, VF = "0000:12:00.0", "0000:12:00.1"
 RESOURCES = (Resource("rdma/hca", "hca", shares=4), Resource("rdma/vf", "vf"), Resource("nvidia.com/gpu", "gpu"))
@@ -165,15 +165,7 @@ def test_kubelet_is_told_nothing_where_nothing_changes_for_it() -> None:
 def test_adapters_that_are_in_pods_are_told_from_vfs(tmp_path: Path, mode: str, expected: set[str]) -> None:
     device, undo = "0000:3b:00.0", Undo("ens1f0", "02:00:00:00:01:00", 1500, False, mode=mode)
     with open_books(tmp_path) as books:
-        books.begin_attach(
-            owner(),
-            ifname="net1",
-            device=device,
-            resource_name="",
-            undo=undo,
-            netns_path="/nowhere",
-            request={"name": "net", "network": None},
-        )
+        attach(books, device, undo=undo)
         assert read(books, with_names=False, with_slots=False).whole_adapters == expected
 
 

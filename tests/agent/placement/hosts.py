@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent.model.device import Gpu, MigDevice, NumaNode, PciDevice, Snapshot
 from agent.model.topology import Locality
 from agent.placement import Distances
+from tests.node import pci
 
 
 def uuid(number: int) -> str:
@@ -29,19 +30,7 @@ class Host:
 
     def _add(self, path: Sequence[str], numa_node: int, pci_class: int, **more: object) -> str:
         address = f"0000:{len(self.devices) // 32 + 1:02x}:{len(self.devices) % 32:02x}.0"
-        self.devices.append(
-            PciDevice(
-                address=address,
-                path=(*path, address),
-                pci_class=pci_class,
-                vendor=0,
-                device=0,
-                driver=None,
-                numa_node=numa_node,
-                iommu_group=None,
-                **more,  # type: ignore[arg-type]
-            )
-        )
+        self.devices.append(pci(address, tuple(path), numa_node, pci_class=pci_class, vendor=0, **more))
         return address
 
     def nic(self, path: Sequence[str], numa_node: int = 0, vfs: int = 0) -> str:

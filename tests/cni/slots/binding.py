@@ -15,7 +15,7 @@ from agent.edits.cdi import SlotSpecs
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.ledger import Ledger
-from agent.model.allocation import NetnsId, Owner, PodRef, Undo
+from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
@@ -27,7 +27,7 @@ from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from tests.cni.networks import network
 from tests.live import Live
-from tests.node import change, node, rdma
+from tests.node import attach, change, node, owner, rdma
 
 LATE = Resource("rdma/vf", "vf", binding="late")
 HELPED = Resource("rdma/hca", "hca", shares=2, environment=("nccl",))
@@ -107,15 +107,7 @@ class Rig:
 
     def attach(self, device: str, call: Call) -> int:
         """Put a device into a sandbox, as far as the books know. Returns the row's number."""
-        return self.ledger.begin_attach(
-            Owner(call.container_id, call.ifname, call.pod, NetnsId(1, 1)),
-            ifname="net1",
-            device=device,
-            resource_name="rdma/vf",
-            undo=Undo("x", "02:00:00:00:00:01", 1500, False),
-            netns_path="/nowhere",
-            request={"name": "net", "network": None},
-        ).attachment_id
+        return attach(self.ledger, device, owner(call.container_id, call.ifname, call.pod)).attachment_id
 
     def spec(self, slot_id: str) -> dict[str, Any] | None:
         path = self.folder / f"cdi/nodefabric-{slot_id}.json"

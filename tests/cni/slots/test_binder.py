@@ -17,7 +17,7 @@ import pytest
 from agent.errors import DeviceBusy, Unavailable, UnknownUnit
 from agent.kubelet.checkpoint import FILE
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
-from agent.model.allocation import Binding, NetnsId, Owner, PodRef, Undo
+from agent.model.allocation import Binding, PodRef, Undo
 from agent.model.topology import Locality
 from agent.reconcile import UNCLAIMED_SECONDS
 from agent.reconcile.grants import Release, decide
@@ -27,7 +27,7 @@ from tests import descriptors
 from tests.agent.reconcile.scene import Scene
 from tests.cni.slots.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot, stock_of
 from tests.deviceplugin.dra.nodes import recorded_node
-from tests.node import change, gpu_uuid, node, open_books
+from tests.node import attach, change, gpu_uuid, node, open_books, owner
 
 
 def note(rig: Rig, *entries: tuple[str, str, list[str]]) -> None:
@@ -132,15 +132,8 @@ def test_a_device_that_died_since_the_grant_is_passed_over(rig: Rig) -> None:
 def test_a_device_whose_adapter_another_pod_has_is_passed_over(rig: Rig) -> None:
     """ADD would refuse it, and the next choice be the same."""
     rig.stock = stock_of(node(rails=2, vfs=2))
-    rig.ledger.begin_attach(
-        Owner("c9", "net1", OTHER, NetnsId(1, 1)),
-        ifname="net1",
-        device="0000:12:00.0",
-        resource_name="",
-        undo=Undo("rail0", "02:00:00:00:00:09", 1500, up=True, mode="nic"),
-        netns_path="/nowhere",
-        request={"name": "net", "network": None},
-    )
+    undo = Undo("rail0", "02:00:00:00:00:09", 1500, up=True, mode="nic")
+    attach(rig.ledger, "0000:12:00.0", owner("c9", pod=OTHER), undo=undo)
     rig.grant(POD, slot(0), gpus=(gpu_uuid(0),))
     assert rig.bind(call("c1"))[slot(0)].startswith("0000:22:")
 

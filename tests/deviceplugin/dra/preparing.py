@@ -17,7 +17,7 @@ from agent.errors import Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, Claim, ClaimRef, NetnsId, Owner, PodRef, Quarantine, Undo
+from agent.model.allocation import Attachment, Claim, ClaimRef, PodRef, Quarantine
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
@@ -28,7 +28,7 @@ from deviceplugin.dra.planner import Planner
 from deviceplugin.dra.pods import GpuAsker, PodGroups
 from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Patience, Preparer
 from tests.deviceplugin.dra.claim_documents import DRIVER, NODE, POD, REF, claim, result
-from tests.node import node
+from tests.node import attach, node, owner
 
 VF = Resource("rdma/vf", "vf", offer="dra")
 LATE = Resource("rdma/vf", "vf", offer="dra", binding="late")
@@ -175,16 +175,7 @@ class Desk:
 
     def attach(self, device: str, pod: PodRef, claim_uid: str = "", container_id: str = "sandbox-1") -> Attachment:
         """Have a device in a pod."""
-        row = self.ledger.begin_attach(
-            Owner(container_id, "net1", pod, NetnsId(4, 4026531840)),
-            ifname="net1",
-            device=device,
-            resource_name="rdma/vf",
-            undo=Undo("ens1f0v0", "02:00:00:00:01:00", 1500, False),
-            netns_path="/nowhere",
-            request={"name": "net"},
-            claim_uid=claim_uid,
-        )
+        row = attach(self.ledger, device, owner(container_id, pod=pod), claim_uid=claim_uid)
         self.ledger.finish_attach([row.attachment_id], {})
         return row
 

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,17 +16,16 @@ from agent.model.change import of_function
 from agent.model.device import Gpu, PciDevice, Snapshot, is_accelerator
 from agent.placement import Distances
 from hack.node_tree import Ids, NodeTree
+from tests.node import pci
 
 Root = Callable[[str], Path]
 Snapshots = Callable[[str], Snapshot]
 PORT = Ids("060400", "8086", "352a", driver="pcieport")
 
 
-def device(pci_class: int, vendor: int, driver: str | None = None, **more: object) -> PciDevice:
-    plain = PciDevice(
-        "0000:3b:00.0", ("pci0000:3a", "0000:3a:01.0", "0000:3b:00.0"), pci_class, vendor, 1, driver, 0, None
-    )
-    return replace(plain, **more)  # type: ignore[arg-type]
+def device(pci_class: int, vendor: int, driver: str | None = None, **more: Any) -> PciDevice:
+    plain = pci("0000:3b:00.0", ("pci0000:3a", "0000:3a:01.0"), pci_class=pci_class, vendor=vendor, driver=driver)
+    return replace(plain, **more)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from agent.model.device import NO_NUMA_NODE, NumaNode, PciDevice, Snapshot
 from agent.report.chart import Bridge, Leaf, cpu_list, drawn, leaves, tree, tree_document
+from tests.node import pci
 
 Snapshots = Callable[[str], Snapshot]
 
 
 def nic(address: str, *path: str, numa: int = 0) -> PciDevice:
-    return PciDevice(address, (*path, address), 0x020000, 0x15B3, 0x1021, "mlx5_core", numa, None)
+    return pci(address, path, numa)
 
 
 def test_a_gpu_and_its_nic_stand_below_one_switch(node_snapshot: Snapshots) -> None:

@@ -17,11 +17,8 @@ from agent.model.allocation import (
     AttachmentState,
     ClaimState,
     Grant,
-    NetnsId,
-    Owner,
     PodRef,
     Quarantine,
-    Undo,
 )
 from agent.model.device import Gpu, MigDevice, PciDevice, Problem, Snapshot
 from agent.model.health import HEALTHY, Health, unhealthy
@@ -33,7 +30,7 @@ from agent.report.metrics import MOST_PENDING, Metrics
 from agent.report.report import Report
 from tests.agent.ledger.test_claims import claim, of_share, of_vf
 from tests.node import POD as CLAIMANT
-from tests.node import VF, attach, claimed_vf, open_books, owner, prepare
+from tests.node import UNDO, VF, attach, claimed_vf, open_books, owner, pci, prepare
 
 POD = PodRef("team", "trainer-0", "uid-1")
 
@@ -43,29 +40,18 @@ def offered(resource_name: str, unit_id: str, device: str, numa_node: int = 0, h
 
 
 def function(address: str, *, physfn: str | None = None, totalvfs: int = 0, pci_class: int = 0x020000) -> PciDevice:
-    return PciDevice(
-        address=address,
-        path=("pci0000:3a", address),
-        pci_class=pci_class,
-        vendor=0x15B3,
-        device=0x101E,
-        driver="mlx5_core",
-        numa_node=0,
-        iommu_group=None,
-        physfn=physfn,
-        sriov_totalvfs=totalvfs,
-    )
+    return pci(address, physfn=physfn, sriov_totalvfs=totalvfs, pci_class=pci_class)
 
 
 def attachment(device: str, state: AttachmentState) -> Attachment:
     return Attachment(
         attachment_id=1,
-        owner=Owner("sandbox", "eth0", POD, NetnsId(4, 4026531840)),
+        owner=owner("sandbox", "eth0", POD),
         ifname="net1",
         device=device,
         resource_name="rdma/vf",
         state=state,
-        undo=Undo("ens1f0v0", "02:00:00:00:00:01", 1500, False),
+        undo=UNDO,
         boot_id="boot",
         netns_path="/var/run/netns/a",
         request={},
