@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.topology.lldp import LeafListener
-from agent.cluster.topology.nfd import Features
 from agent.cluster.topology.node_object import Bandwidth, NodeLabels, NodeObject
 from agent.cluster.topology.noderesourcetopology import NodeResourceTopology
 from agent.cluster.topology.numatopology import Numatopology
@@ -53,7 +52,6 @@ class Publications:
         self._bandwidth = Bandwidth(config.bandwidth.annotation_seconds)
         self._leaf = LeafListener(view)
         labels = NodeLabels(view, self._leaf)
-        self._features = Features(view, labels)
         objects: list[Publication] = []
         if config.publish:
             objects.append(NodeResourceTopology(view))
@@ -91,7 +89,6 @@ class Publications:
                     tasks.create_task(publisher.run(), name="publisher")
                 if samples:
                     tasks.create_task(self._sample(), name="bandwidth")
-                tasks.create_task(self._features.run(), name="features")
                 self._view.watch_pods()
         finally:
             self._view.stop()

@@ -35,13 +35,6 @@ def add(command: Command) -> None:
             name, type=_host_path, default=default, metavar="FOLDER", help=f"{what} (default: %(default)s)"
         )
     parser.add_argument(
-        "--nfd-file",
-        type=_host_path,
-        default=Path("/etc/kubernetes/node-feature-discovery/features.d/nodefabric"),
-        metavar="FILE",
-        help="the labels for NFD's worker (default: %(default)s)",
-    )
-    parser.add_argument(
         "--dra-driver",
         default="nodefabric.io",
         metavar="NAME",
@@ -110,7 +103,6 @@ def _uninstall(options: argparse.Namespace) -> int:
         state=options.state_dir,
         run=options.run_dir,
         cdi=options.cdi_dir,
-        nfd_file=options.nfd_file,
         dra_driver=options.dra_driver,
         boot_id=_boot_id(options.root),
     )

@@ -31,10 +31,13 @@ OF_OTHER_PLUGINS: Mapping[str, str] = MappingProxyType(
 """A key that both files have is named for the first."""
 
 _FIXED = "has no effect any more, the value is always {}: take it out"
+_ON_NODE = "has no effect any more, labels are always set on the Node itself: take it out"
 GONE: Mapping[str, str] = {
     "topology.coalesceSeconds": _FIXED.format("2"),
     "topology.bandwidth.sampleSeconds": _FIXED.format("15"),
     "topology.bandwidth.annotationSeconds": _FIXED.format("600"),
+    "topology.labels.to": _ON_NODE,
+    "topology.labels.nfdFile": _ON_NODE,
     "health.xidQuietSeconds": _FIXED.format("300"),
     "dra.status": "has no effect any more, the claim's status is always written: take it out",
 }

@@ -43,8 +43,6 @@ PER_NIC_ONLY = frozenset({"leaf-port", "node-guid"})
 """One value for all NICs would say nothing, so the key must have a place for each."""
 NIC, RAIL, PLANE = "{nic}", "{rail}", "{plane}"
 """In a key: the PCI address of the NIC, dashes for colons; the number of its rail; which plane of the rail it is."""
-DESTINATIONS = ("node", "nfd")
-NFD_FILE = Path("/etc/kubernetes/node-feature-discovery/features.d/nodefabric")
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _KEY = re.compile(
@@ -181,10 +179,6 @@ class Labels(Section):
         WithJsonSchema({"type": "object", "additionalProperties": _KEY_SCHEMA}),
     ] = ()
     """Label key → fact; a key may have {nic} (PCI address), {rail} and {plane}"""
-    to: Annotated[str, choice(*DESTINATIONS)] = "node"
-    """Patch the Node, or write a file for NFD's worker"""
-    nfd_file: Folder = NFD_FILE
-    """The file for NFD's worker"""
 
     @property
     def need_lldp(self) -> bool:
@@ -263,7 +257,7 @@ class Topology(Section):
     @property
     def writes_node(self) -> bool:
         """Whether the Node object itself gets labels or an annotation."""
-        return bool(self.labels.keys and self.labels.to == "node") or self.bandwidth.annotation is not None
+        return bool(self.labels.keys) or self.bandwidth.annotation is not None
 
     @property
     def watches_pods(self) -> bool:

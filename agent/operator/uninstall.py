@@ -17,7 +17,6 @@ from agent.cluster import slices
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.slices import Pool
 from agent.config.sections import DRIVER
-from agent.config.topology import NFD_FILE
 from agent.edits import device_info
 from agent.errors import InstallFailed, InUse, LedgerError, Unavailable
 from agent.kubelet import checkpoint
@@ -47,6 +46,8 @@ CDI_SPEC = re.compile(rf"{_SPEC}|\.{_SPEC}\.[0-9]+")
 """With the copies of claims that are kept beside their specs, and what tells containers of their devices."""
 DEVICE_INFO = device_info.FOLDER / "dp"
 LIBCNI = Path("/var/lib/cni")
+FEATURES = Path("/etc/kubernetes/node-feature-discovery/features.d")
+"""Where earlier versions could write labels, for node-feature-discovery."""
 MADE_FOR_MOUNTS = (
     *(DEVICE_INFO, *list(DEVICE_INFO.parents)[:2]),
     *(Path("/var/run/cdi"), Path("/etc/cdi"), Path("/var/run/cni"), LIBCNI, Path("/var/run/netns")),
@@ -64,8 +65,6 @@ class Places:
     state: Path
     run: Path
     cdi: Path
-    nfd_file: Path = NFD_FILE
-    """Labels for node-feature-discovery."""
     dra_driver: str = DRIVER
     """Name of the driver that hands out claims, which is that of its folder in kubelet's."""
     boot_id: str = ""
@@ -163,13 +162,12 @@ def _remove_plugin(places: Places, instance: str, *, force: bool) -> Iterator[st
 
 def _remove_files(places: Places, resource_names: Iterable[str]) -> Iterator[str]:
     granted = "|".join(re.escape(name.replace("/", "-")) for name in resource_names)
-    features = re.escape(places.nfd_file.name)
     for folder, pattern in (
         (places.kubelet / "device-plugins", SOCKET),
         (places.kubelet / "plugins_registry", re.compile(rf"{re.escape(places.dra_driver)}-[0-9a-f]{{8}}-reg\.sock")),
         (places.kubelet / "plugins" / places.dra_driver, DRA_SOCKET),
         (places.cdi, CDI_SPEC),
-        (places.nfd_file.parent, re.compile(rf"{features}|\.{features}\.new")),  # and a half-written one
+        (FEATURES, re.compile(r"nodefabric|\.nodefabric\.new")),
         (DEVICE_INFO, re.compile(rf"({granted})-.+-device\.json")),
         (places.run, OWN_SOCKETS),
         (places.state / SPOOL, spool.OWN),
@@ -178,7 +176,7 @@ def _remove_files(places: Places, resource_names: Iterable[str]) -> Iterator[str
     ):
         yield from _remove_matching(places, folder, pattern)
     own = (places.run, places.state / SPOOL, places.state, places.kubelet / "plugins" / places.dra_driver)
-    for folder in (*own, places.nfd_file.parent, *MADE_FOR_MOUNTS):
+    for folder in (*own, FEATURES, *MADE_FOR_MOUNTS):
         # Is not there, not empty, or a link: then what it leads to is the host's own, and would be missed.
         with contextlib.suppress(OSError):
             (places.inside(folder.parent) / folder.name).rmdir()

@@ -71,12 +71,6 @@ def test_without_labels_in_the_configuration_it_sets_none(kube: Kube) -> None:
     ]
 
 
-def test_with_labels_in_a_file_for_nfd_it_sets_none_either(kube: Kube) -> None:
-    topology = {**CONFIG, "labels": {**CONFIG["labels"], "to": "nfd"}}
-    (told,) = messages(policy_in(kube.template({"config": {"topology": topology}})), LABELS)
-    assert told.endswith(": example.com/rails")
-
-
 def test_by_kustomize_the_keys_are_patched_into_the_policy(kube: Kube, tmp_path: Path) -> None:
     """As docs/install.md tells."""
     folder = overlay(tmp_path / "overlay", "labels")

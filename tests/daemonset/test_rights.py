@@ -249,7 +249,7 @@ def test_files_that_labels_are_read_from_are_shown_to_the_agent(kube: Kube) -> N
         "a.example/row": {"fact": "file", "path": "/etc/row"},
         "a.example/hall": {"fact": "file", "path": "/etc/row", "pattern": "(.)"},
     }
-    found = kube.template({"config": {"topology": {"labels": {"keys": keys, "to": "nfd"}}}})
+    found = kube.template({"config": {"topology": {"labels": {"keys": keys}}}})
     (daemonset,) = [d for d in found if d["kind"] == "DaemonSet"]
     spec = daemonset["spec"]["template"]["spec"]
     (agent,) = spec["containers"]
@@ -261,12 +261,3 @@ def test_files_that_labels_are_read_from_are_shown_to_the_agent(kube: Kube) -> N
     for path in ("/etc/rack", "/etc/row"):
         assert shown[mounts[path]["name"]] == path
         assert mounts[path]["readOnly"] is True
-    folder = "/etc/kubernetes/node-feature-discovery/features.d"
-    assert shown[mounts[folder]["name"]] == folder
-    assert "readOnly" not in mounts[folder]
-    # The last label is taken back, too.
-    rest = kube.template({"config": {"topology": {"labels": {"to": "nfd"}}}})
-    (daemonset,) = [d for d in rest if d["kind"] == "DaemonSet"]
-    assert folder in host_paths(daemonset["spec"]["template"]["spec"]).values()
-    # With a file for NFD there is nothing to write to the Node.
-    assert ("", "nodes", "patch", "") not in allowed(found)

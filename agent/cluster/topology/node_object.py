@@ -103,7 +103,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeLabels:
-    """Makes the node's labels, for the Node object or for node-feature-discovery."""
+    """Makes the labels of the Node object."""
 
     def __init__(self, view: View, leaf: LeafListener) -> None:
         self._view = view
@@ -166,9 +166,7 @@ class NodeObject(Publication):
             if not config.writes_node:
                 return None
             raise Unavailable(node.problem)
-        metadata: dict[str, Any] = {"name": self._view.name}
-        if config.labels.to == "node":
-            metadata["labels"] = await self._labels.make(present.labels)
+        metadata: dict[str, Any] = {"name": self._view.name, "labels": await self._labels.make(present.labels)}
         key = config.bandwidth.annotation
         load = self._bandwidth.annotation(present.annotations.get(key)) if key is not None else None
         if key is not None and load is not None:

@@ -113,8 +113,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "nodefabric.writesNode" -}}
 {{- $topology := .Values.config.topology | default dict -}}
-{{- $labels := $topology.labels | default dict -}}
-{{- if or (and $labels.keys (eq ($labels.to | default "node") "node")) ($topology.bandwidth).annotation -}}yes{{- end -}}
+{{- if or ($topology.labels).keys ($topology.bandwidth).annotation -}}yes{{- end -}}
 {{- end -}}
 
 {{- define "nodefabric.watchesPods" -}}
@@ -144,18 +143,6 @@ nodefabric.io/agent-not-ready
 {{- end -}}
 {{- end -}}
 
-{{- /* The folder of Node Feature Discovery that the labels go to, or nothing. Also without any: the last are taken back. */ -}}
-{{- define "nodefabric.nfdFolder" -}}
-{{- $labels := (.Values.config.topology).labels | default dict -}}
-{{- if eq ($labels.to | default "node") "nfd" -}}
-{{ dir (include "nodefabric.nfdFile" .) }}
-{{- end -}}
-{{- end -}}
-
-{{- define "nodefabric.nfdFile" -}}
-{{ ((.Values.config.topology).labels).nfdFile | default "/etc/kubernetes/node-feature-discovery/features.d/nodefabric" }}
-{{- end -}}
-
 {{- /* The files of which labels take their values, one a line. */ -}}
 {{- define "nodefabric.labelFiles" -}}
 {{- range ((.Values.config.topology).labels).keys -}}
@@ -166,12 +153,9 @@ nodefabric.io/agent-not-ready
 
 {{- /* Regular expressions of the keys that the agent may set at its own Node, for the admission policy. */ -}}
 {{- define "nodefabric.ownLabels" -}}
-{{- $labels := (.Values.config.topology).labels | default dict -}}
 {{- $found := list -}}
-{{- if eq ($labels.to | default "node") "node" -}}
-{{- range $key, $fact := $labels.keys -}}
+{{- range $key, $fact := ((.Values.config.topology).labels).keys -}}
 {{- $found = append $found ($key | replace "." "[.]" | replace "{nic}" "[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}[.][0-7]" | replace "{rail}" "[0-9]+" | replace "{plane}" "[0-9]+") -}}
-{{- end -}}
 {{- end -}}
 "^({{ join "|" $found }})$"
 {{- end -}}

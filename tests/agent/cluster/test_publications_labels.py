@@ -1,4 +1,4 @@
-"""Labels of the node, at the API server or in NFD's feature file, and the leaf switch among them."""
+"""Labels of the node, and the leaf switch among them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from agent.cluster.apiserver import ApiServer, ObjectKind
 from agent.cluster.publications import Publications
 from agent.cluster.topology.lldp import REST_SECONDS
-from agent.cluster.topology.nfd import FeatureFile
 from agent.config.topology import LabelRule, Labels, Topology
 from agent.errors import Unavailable
 from agent.model.device import LinkLayer, Netdev, Snapshot
@@ -32,8 +31,8 @@ from tests.awaiting import until
 LEAF = "volcano.sh/tor"
 
 
-def labelled(*rules: LabelRule, **changes: Any) -> Topology:
-    return replace(QUICK, publish=False, labels=Labels(rules, **changes))
+def labelled(*rules: LabelRule) -> Topology:
+    return replace(QUICK, publish=False, labels=Labels(rules))
 
 
 def test_labels_are_applied_beside_those_of_others_and_taken_back_when_they_are_not_wanted(tmp_path: Path) -> None:
@@ -130,59 +129,6 @@ def test_a_label_that_somebody_else_has_set_stays_his_and_is_named(tmp_path: Pat
             assert rig.labels()["example.com/rails"] == "many"
             said = "kubectl-label writes .metadata.labels.example.com/rails of this node's Node too"
             await until(lambda: any(said in str(text) for text in rig.complaints))
-
-    asyncio.run(scenario())
-
-
-def test_the_feature_file_takes_labels_without_any_api_server(tmp_path: Path) -> None:
-    path = tmp_path / "features.d" / "nodefabric"
-    path.parent.mkdir()
-
-    async def scenario() -> None:
-        config = labelled(LabelRule("example.com/rails", "rails"), to="nfd", nfd_file=Path("/features.d/nodefabric"))
-        async with Rig(tmp_path, config, api=False) as rig:
-            await until(path.exists)
-            assert "example.com/rails=8\n" in path.read_text()
-            assert rig.server.state.counts.applies == 0
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("to", ["node", "nfd"])
-def test_labels_that_leave_the_configuration_leave_the_feature_file(tmp_path: Path, to: str) -> None:
-    path = tmp_path / "features.d" / "nodefabric"
-    path.parent.mkdir()
-    FeatureFile(path).write({"example.com/rails": "8"})
-
-    async def scenario() -> None:
-        config = labelled(to=to, nfd_file=Path("/features.d/nodefabric"))
-        async with Rig(tmp_path, config, api=False):
-            await until(lambda: FeatureFile(path).read() == {})
-            assert path.exists() is (to == "nfd")
-
-    asyncio.run(scenario())
-
-
-def test_a_feature_file_of_somebody_elses_stays(tmp_path: Path) -> None:
-    path = tmp_path / "features.d" / "nodefabric"
-    path.parent.mkdir()
-    path.write_text("example.com/rack=r7\n")
-
-    async def scenario() -> None:
-        async with Rig(tmp_path, labelled(nfd_file=Path("/features.d/nodefabric"))) as rig:
-            rig.server.state.add_node("worker-1")
-            rig.change(h100())
-            await until(lambda: rig.server.state.counts.reads > 0)
-            assert path.read_text() == "example.com/rack=r7\n"
-
-    asyncio.run(scenario())
-
-
-def test_a_feature_folder_that_is_missing_is_said(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = labelled(LabelRule("example.com/rails", "rails"), to="nfd", nfd_file=Path("/no/nodefabric"))
-        async with Rig(tmp_path, config, api=False) as rig:
-            await until(lambda: "mount the folder of NFD's features" in str(rig.complaints))
 
     asyncio.run(scenario())
 

@@ -182,7 +182,6 @@ def test_by_default_nothing_goes_to_the_cluster() -> None:
 def test_labels_come_from_facts_by_name_or_with_what_they_need() -> None:
     found = topology("""
   labels:
-    to: nfd
     keys:
       example.com/rails: rails
       volcano.sh/tor: leaf-switch
@@ -200,7 +199,6 @@ def test_labels_come_from_facts_by_name_or_with_what_they_need() -> None:
         LabelRule("example.com/site", "text", text="ams1"),
     )
     assert found.labels.need_lldp
-    assert not found.needs_api
 
 
 @pytest.mark.parametrize(
@@ -212,7 +210,6 @@ def test_labels_come_from_facts_by_name_or_with_what_they_need() -> None:
         ("  publish: true\n  fingerprint: {method: with-exclusive-resources}", True, True),
         ("  volcano: true", True, False),
         ("  labels: {keys: {a.b/c: rails}}", True, False),
-        ("  labels: {to: nfd, keys: {a.b/c: rails}}", False, False),
         ("  bandwidth: {annotation: a.b/c}", True, False),
     ],
 )

@@ -151,9 +151,12 @@ def test_whatever_bytes_come_only_a_config_error_is_raised(text: bytes) -> None:
 
 
 def test_a_key_that_went_is_read_with_a_warning_that_says_what_to_do() -> None:
-    read = config.parse("topology: {coalesceSeconds: 5, publish: true}\ndra: {status: false}\n", "test.yaml")
+    read = config.parse(
+        "topology: {coalesceSeconds: 5, publish: true, labels: {to: nfd}}\ndra: {status: false}\n", "test.yaml"
+    )
     assert read.topology.publish
     assert read.warnings == (
         "topology.coalesceSeconds: has no effect any more, the value is always 2: take it out",
+        "topology.labels.to: has no effect any more, labels are always set on the Node itself: take it out",
         "dra.status: has no effect any more, the claim's status is always written: take it out",
     )

@@ -25,17 +25,6 @@ def test_the_hosts_files_are_what_they_were(host: Host, clean: dict[str, str]) -
     assert host.files() == clean
 
 
-def test_labels_go_from_wherever_they_were_written_for_nfd(host: Host, clean: dict[str, str]) -> None:
-    host.install()
-    folder = host.root / "etc/kubernetes/node-feature-discovery/features.d"
-    (folder / "nodefabric").rename(folder / "fabric.labels")
-    assert host.uninstall("--nfd-file", "/etc/kubernetes/node-feature-discovery/features.d/fabric.labels") == 0
-    assert host.files().keys() - clean.keys() == {
-        "etc/kubernetes/node-feature-discovery/features.d",
-        "etc/kubernetes/node-feature-discovery/features.d/.nodefabric.new",
-    }
-
-
 def test_a_second_run_finds_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
     host.install()
     assert host.uninstall("--output", "json") == 0
