@@ -20,6 +20,7 @@
     │   ├── UnknownDevice       nobody holds the device
     │   └── IpamFailed          the delegated IPAM plugin failed
     ├── LedgerError             the books cannot be read or written
+    │   ├── LedgerDamaged       their file is damaged, or gone
     │   └── LedgerInUse         another agent works with them
     ├── InstallFailed           the CNI relay cannot be put in place or taken away
     └── Unavailable             a peer (kubelet, API server) does not answer
@@ -188,6 +189,10 @@ class LedgerError(AgentError):
     """The books cannot be read or written."""
 
     reason = "LedgerError"
+
+
+class LedgerDamaged(LedgerError):
+    """The file of the open books is damaged, or gone: only another start helps, which begins new ones."""
 
 
 class LedgerInUse(LedgerError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import DeviceBusy, LedgerError
-from agent.ledger import rows, schema
+from agent.ledger import rows
 from agent.ledger.database import Mirror
 from agent.ledger.grants import ClaimsHeld
 from agent.model.allocation import Attachment, AttachmentState, ClaimState, Owner, Undo
@@ -256,27 +256,9 @@ class AttachmentBook(ClaimsHeld):
         found = map(self._attachments.get, attachment_ids)
         return tuple(row for row in found if row is not None)
 
-    # ------------------------------------------------------ opened, and written anew
-
     def _load(self) -> None:
         super()._load()
-        self._take_over_journal()
         found = self._read("SELECT * FROM attachments ORDER BY attachment_id")
         self._attachments.put(map(rows.attachment, found))
         (last,) = self._read("SELECT max(seq) FROM sqlite_sequence WHERE name = 'attachments'")[0]
         self._ids = itertools.count((last or 0) + 1)
-
-    def _take_over_journal(self) -> None:
-        journal = schema.journal_of(self.path)
-        said = schema.read_journal(journal)
-
-        def put() -> None:
-            schema.put_journal(self._db, said)
-
-        if said:
-            self._write(put)
-        journal.unlink(missing_ok=True)
-
-    def _restore(self, db: sqlite3.Connection) -> None:
-        super()._restore(db)
-        rows.insert(db, "attachments", map(rows.attachment_columns, self._attachments.all()))

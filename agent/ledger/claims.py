@@ -163,9 +163,3 @@ class ClaimBook(BindingBook, AttachmentBook):
             *(claimed.shared.get(wanted.device, ()) if wanted.exclusive else ()),
         )
         return next((other for other in holders if other.ref.uid != claim.ref.uid), None)
-
-    def _restore(self, db: sqlite3.Connection) -> None:
-        super()._restore(db)
-        claims = self._claimed.by_uid.values()
-        rows.insert(db, "claims", map(rows.claim_columns, claims))
-        rows.insert(db, "claim_devices", [columns for claim in claims for columns in rows.claim_device_columns(claim)])

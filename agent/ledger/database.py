@@ -1,7 +1,6 @@
 """The file itself: opened, set aside if damaged, read and written, one change at a time.
 
-A file that turns out to be damaged while it is open is set aside, too, and written anew from memory, which has all
-grants, attachments, bindings and claims; the rest as it can still be read, or else as it was at the last look.
+A file that turns out to be damaged while it is open stays as it is (`LedgerDamaged`): the next start sets it aside.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from agent.errors import LedgerError, LedgerInUse
+from agent.errors import LedgerDamaged, LedgerError, LedgerInUse
 from agent.ledger import rows, schema
 from agent.model.allocation import Attachment, Binding, Claim, Grant, OwedLease, Quarantine
 from agent.model.printable import one_line
@@ -32,9 +30,6 @@ NEXT_LOCK = "agent.next"
 MAX_HOLDER = 200
 PARTS = ("", "-wal", "-shm")
 """What SQLite keeps of one database, by suffix."""
-_SIGNS = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_PRIMARY = 0xFF
-"""Of an extended result code (sqlite.org/rescode.html)."""
 
 
 def lock_folder(folder: Path, holder: str = "", name: str = LOCK) -> int:
@@ -87,37 +82,28 @@ def is_locked(folder: Path, name: str = LOCK) -> bool:
     return False
 
 
-class Damaged(sqlite3.DatabaseError):
-    """A check has found the content to be unsound."""
-
-
-def is_damage(error: BaseException | None) -> bool:
-    """Tell whether an error means that the content is damaged, and not, say, that the disk is full."""
-    return isinstance(error, Damaged) or (
-        isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", 0) & _PRIMARY in _SIGNS
-    )
-
-
 def _check(db: sqlite3.Connection) -> None:
-    """Look through an open database. Raises Damaged, and sqlite3.Error."""
+    """Look through an open database. Raises sqlite3.Error, DatabaseError for damage."""
     if (state := db.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
-        raise Damaged(state)
+        raise sqlite3.DatabaseError(state)
 
 
-@contextlib.contextmanager
-def _checked(path: Path) -> Iterator[sqlite3.Connection]:
-    """Look through a file that others of this process have open, whose memory of it hides damage, and read it then.
+def _is_damage(error: sqlite3.Error | OSError) -> bool:
+    """Whether the content is damaged, and not, say, the disk full."""
+    return type(error) is sqlite3.DatabaseError  # its subclasses are of other things
 
-    Raises Damaged, also for one that is gone, and sqlite3.Error.
+
+def _check_file(path: Path) -> None:
+    """Look through a file that this process has open, whose memory of it hides damage.
+
+    Raises sqlite3.Error, DatabaseError for one that is damaged, empty or gone.
     """
     if not path.exists():
-        raise Damaged("the file is gone")
+        raise sqlite3.DatabaseError("the file is gone")
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-        db.row_factory = sqlite3.Row
         _check(db)
         if schema.version_of(db) == 0:
-            raise Damaged("the file is empty")
-        yield db
+            raise sqlite3.DatabaseError("the file is empty")
 
 
 def _set_aside(path: Path, now: float) -> Path:
@@ -140,9 +126,6 @@ JOURNAL_BYTES = 4 << 20
 """The write-ahead log is cut to this size when it begins anew; it may have grown while a reader was slow."""
 
 MODE = 0o600
-MOST_REWRITES = 3
-"""A file that is damaged more often is on a disk that will go on doing so."""
-
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -168,9 +151,6 @@ class Database:
         """What `PRAGMA synchronous` was set to last: to set it once more is a statement that a pod waits for."""
         self._is_stuck = False
         """The connection is in a transaction that it cannot end."""
-        self._is_loaded = False
-        self._rewrites = 0
-        """How often the file was written anew from memory."""
 
     @classmethod
     def open(cls, path: Path, boot_id: str, clock: Callable[[], float] = time.time) -> Self:
@@ -184,11 +164,10 @@ class Database:
         try:
             with ledger._translated():
                 ledger._connect()
-                ledger._connections.callback(ledger._close_writer)
+                ledger._connections.callback(lambda: ledger._db.close())  # whichever it is by then
                 ledger._reader = ledger._open_reader()
-                ledger._connections.callback(ledger._close_reader)
+                ledger._connections.callback(ledger._reader.close)
                 ledger._load()
-                ledger._is_loaded = True
         except BaseException:
             ledger.close()  # whoever tries again each second must not gather threads and descriptors
             raise
@@ -201,39 +180,28 @@ class Database:
                 self._is_open = False
                 self._connections.close()
 
-    def _close_writer(self) -> None:
-        self._db.close()  # whichever it is by then
-
-    def _close_reader(self) -> None:
-        self._reader.close()
-
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call `listener` after each change, before anybody can make the next. It must not block or raise."""
         self._listeners.append(listener)
 
     def probe(self) -> None:
-        """Find out whether the file is sound, and a change can be written now. Changes nothing; raises LedgerError.
+        """Find out whether the file is sound, and a change can be written now. Changes nothing.
 
-        Nobody waits for the disk: a full one refuses the write itself.
+        Nobody waits for the disk: a full one refuses the write itself. Raises LedgerError, LedgerDamaged where only
+        another start helps.
         """
-        self._mended(self._probe_content)
-        self._mended(self._probe_writing)
-
-    def damaged_copies(self) -> tuple[Path, ...]:
-        """List the damaged files that were set aside, now or earlier, and that nobody has removed yet."""
-        return damaged_copies_of(self.path)
-
-    def _probe_content(self) -> None:
-        with self._usable(), _checked(self.path) as db:
-            self._remember(db)
-
-    def _probe_writing(self) -> None:
+        with self._usable():
+            _check_file(self.path)
         with self._writing, self._usable():
             self._reopen_if_stuck()  # or nobody would: while this fails no unit is offered, and nothing written
             version = schema.version_of(self._db)
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._is_durable = False
             self._db.execute(f"PRAGMA user_version = {version}")
+
+    def damaged_copies(self) -> tuple[Path, ...]:
+        """List the damaged files that were set aside, now or earlier, and that nobody has removed yet."""
+        return damaged_copies_of(self.path)
 
     def _load(self) -> None:
         """Read what is kept in memory. Each book adds its own."""
@@ -242,67 +210,12 @@ class Database:
         if not self._is_open:
             raise LedgerError(f"{self.path} is closed: the agent is ending")
 
-    def _remember(self, db: sqlite3.Connection) -> None:
-        """Keep in memory, from a sound file, what `_restore` may need and is not there anyway."""
-
-    def _restore(self, db: sqlite3.Connection) -> None:
-        """Write what is kept in memory, and what can still be read, into an empty file. Each book adds its own."""
-
     def _read(self, sql: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
-        return self._mended(partial(self._read_once, sql, values))
-
-    def _read_once(self, sql: str, values: Mapping[str, Any] | None) -> list[sqlite3.Row]:
         with self._reading, self._usable():
             return self._reader.execute(sql, values or {}).fetchall()
 
     def _write(self, work: Callable[[], T], durable: bool = True, then: Callable[[T], None] | None = None) -> T:
         """Do `work` in a transaction of its own, and `then` with its result once it holds."""
-        return self._mended(partial(self._write_once, work, durable, then))
-
-    def _mended(self, work: Callable[[], T]) -> T:
-        """Do `work`, and once more with the file written anew from memory if that turns out to be damaged."""
-        rewrites = self._rewrites
-        try:
-            return work()
-        except LedgerError as error:
-            if not (self._is_loaded and is_damage(error.__cause__)):
-                raise
-            self._write_anew(rewrites, str(error.__cause__))
-        return work()
-
-    def _write_anew(self, rewrites: int, why: str) -> None:
-        """Set the file aside, and put one in its place with all that is in memory. Raises LedgerError.
-
-        The new one is complete before anything else is touched. `rewrites` is the number of them when the damage was
-        met: another thread may have been faster.
-        """
-        with self._writing, self._reading, self._usable():
-            if self._rewrites != rewrites:
-                return
-            if rewrites >= MOST_REWRITES:
-                raise LedgerError(f"{self.path} is damaged again and again, now: {why}: see to its disk")
-            fresh = self._made_from_memory()
-            self._is_stuck = True  # until the new one is open
-            self._db.close()
-            self._reader.close()
-            aside = _set_aside(self.path, self._clock())
-            fresh.rename(self.path)
-            self._reopen_if_stuck()
-            self._reader = self._open_reader()
-            self._rewrites += 1
-            log.error("%s was damaged (%s): it is set aside as %s, and written again", self.path, why, aside)
-
-    def _made_from_memory(self) -> Path:
-        fresh = self.path.with_name(f"{self.path.name}.new")
-        for suffix in PARTS:  # of an attempt that failed
-            fresh.with_name(fresh.name + suffix).unlink(missing_ok=True)
-        with contextlib.closing(self._open_file(fresh)) as db:
-            db.execute("BEGIN IMMEDIATE")
-            self._restore(db)
-            db.execute("COMMIT")
-        return fresh
-
-    def _write_once(self, work: Callable[[], T], durable: bool, then: Callable[[T], None] | None) -> T:
         with self._writing, self._usable():
             self._reopen_if_stuck()
             if durable is not self._is_durable:
@@ -407,6 +320,8 @@ class _Translated:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, sqlite3.Error | OSError):
+            if _is_damage(error):
+                raise LedgerDamaged(f"{self._path} is damaged: {error}: see to its disk") from error
             raise LedgerError(f"{self._path}: {error}: free space or repair the disk; nothing was changed") from error
 
 

@@ -273,10 +273,6 @@ class GrantBook(ClaimsHeld):
         super()._load()
         self._grants.put(map(rows.grant, self._read("SELECT * FROM grants ORDER BY granted_at, unit_id")))
 
-    def _restore(self, db: sqlite3.Connection) -> None:
-        super()._restore(db)
-        rows.insert(db, "grants", map(rows.grant_columns, self._grants.all()))
-
 
 class BindingBook(GrantBook):
     """Which device stands behind a slot, and for which sandbox."""
@@ -372,10 +368,6 @@ class BindingBook(GrantBook):
         found = [rows.binding(row) for row in self._read("SELECT * FROM bindings ORDER BY since, unit_id")]
         self._bindings.put(binding for binding in found if binding.boot_id == self.boot_id)
         self._leave_without_device(binding.unit_id for binding in found if binding.boot_id != self.boot_id)
-
-    def _restore(self, db: sqlite3.Connection) -> None:
-        super()._restore(db)
-        rows.insert(db, "bindings", map(rows.binding_columns, self._bindings.all()))
 
 
 def _on(grant: Grant, devices: Devices) -> Grant:

@@ -1,33 +1,20 @@
-"""The file's format: tables for a new file, the steps that bring an older one up to date, and an earlier journal.
+"""The file's format: tables for a new file, the steps that bring an older one up to date.
 
 A step is one transaction together with the version number it leads to, so a file is always of one
 version, whenever the process or the power goes.
-
-An earlier version kept rows in a journal beside the database, which had not taken them yet when it died.
 """
 
 from __future__ import annotations
 
 import importlib.resources
-import json
-import logging
 import sqlite3
-import struct
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from agent.errors import LedgerError
-from agent.ledger import rows
 
 SCHEMA_VERSION = 9
-JOURNAL_SUFFIX = "-journal-rows"
-_PLACE_BYTES = 8192
-_HEADER = struct.Struct("<IIQ")
-"""Length and CRC-32 of the JSON that follows, and a number that grows with each place that is written."""
-
 STEPS: Mapping[int, str] = MappingProxyType(
     {
         1: """
@@ -140,8 +127,6 @@ STEPS: Mapping[int, str] = MappingProxyType(
 )
 """Format → what makes the next one of it."""
 
-log = logging.getLogger(__name__)
-
 
 def bring_up_to_date(db: sqlite3.Connection, path: Path) -> None:
     """Give the file the current format, whatever it has. Raises LedgerError for a newer one, and sqlite3.Error."""
@@ -171,46 +156,3 @@ def _step(db: sqlite3.Connection, script: str, version: int) -> None:
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
-
-
-def journal_of(ledger: Path) -> Path:
-    """Tell where the rows of a ledger file stand."""
-    return ledger.with_name(ledger.name + JOURNAL_SUFFIX)
-
-
-def read_journal(path: Path) -> dict[int, dict[str, Any]]:
-    """Read the newest that is said of each attachment, in columns, by its ID. Raises OSError.
-
-    A file that is not there says nothing, nor does a place that was not written to its end.
-    """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return {}
-    said = sorted(_places(content))
-    return {row_id: columns for _, text in said for row_id, columns in [json.loads(text)]}
-
-
-def _places(content: bytes) -> list[tuple[int, bytes]]:
-    found = []
-    for start in range(0, len(content) - _HEADER.size + 1, _PLACE_BYTES):
-        length, checksum, number = _HEADER.unpack_from(content, start)
-        text = content[start + _HEADER.size : start + min(_HEADER.size + length, _PLACE_BYTES)]
-        if length == len(text) > 0 and zlib.crc32(text) == checksum:
-            found.append((number, text))
-    return found
-
-
-def put_journal(db: sqlite3.Connection, said: Mapping[int, Mapping[str, Any]]) -> None:
-    """Write them into the database, in place of what it has of the same attachments. Raises sqlite3.Error."""
-    for row_id, told in said.items():
-        columns = {"attachment_id": row_id, **told}
-        for name in ("undo", "request", "result"):
-            columns[name] = json.dumps(told[name]) if told[name] is not None else None
-        update = "UPDATE attachments SET state = :state, result = :result, since = :since"
-        if db.execute(f"{update} WHERE attachment_id = :attachment_id", columns).rowcount:
-            continue
-        try:
-            rows.insert(db, "attachments", [columns])
-        except sqlite3.IntegrityError as error:
-            log.error("the attachment of %s beside the ledger is passed over: %s", told["device"], error)

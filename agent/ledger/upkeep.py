@@ -5,13 +5,8 @@ All of it is bounded: one row per device, and leases that nobody takes back are 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
-import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agent.ledger import rows
@@ -19,49 +14,9 @@ from agent.ledger.database import Database
 from agent.model.allocation import OwedLease, Quarantine
 from agent.model.vf_identity import KnownDevice, Rail
 
-TABLES: Mapping[str, Callable[[sqlite3.Row], object]] = MappingProxyType(
-    {
-        "quarantine": rows.quarantine,
-        "owed_leases": rows.owed_lease,
-        "known_devices": rows.known_device,
-        "rails": rows.rail,
-    }
-)
-
-log = logging.getLogger(__name__)
-
 
 class UpkeepBook(Database):
     """Devices withheld, addresses still leased, what VFs are called when no pod has them, and the numbers of rails."""
-
-    def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
-        super().__init__(path, boot_id, clock)
-        self._last: Mapping[str, Sequence[sqlite3.Row]] = {}
-        """What the tables held when the file was last looked through."""
-
-    def _load(self) -> None:
-        super()._load()
-        self._remember(self._reader)
-
-    def _remember(self, db: sqlite3.Connection) -> None:
-        super()._remember(db)
-        self._last = {name: _all_of(db, name) for name in TABLES}
-
-    def _restore(self, db: sqlite3.Connection) -> None:
-        """Do a little of what was done already, rather than forget what is left to do: it may be done twice."""
-        super()._restore(db)
-        for name, read in TABLES.items():
-            for row in self._still_readable(name):
-                with contextlib.suppress(sqlite3.Error, ValueError):  # what only looks like a row
-                    read(row)
-                    rows.insert(db, name, [dict(row)])
-
-    def _still_readable(self, name: str) -> Sequence[sqlite3.Row]:
-        try:
-            return _all_of(self._reader, name)
-        except sqlite3.Error as error:
-            log.warning("%s of the damaged ledger cannot be read, and are as at the last look: %s", name, error)
-            return self._last[name]
 
     def quarantine(self, device: str, reason: str) -> None:
         """Withhold a device. A device that is withheld already keeps its first reason."""
@@ -151,7 +106,3 @@ class UpkeepBook(Database):
             self._db.execute(sql, values)
 
         self._write(write, durable)
-
-
-def _all_of(db: sqlite3.Connection, name: str) -> list[sqlite3.Row]:
-    return db.execute(f"SELECT * FROM {name}").fetchall()  # noqa: S608 -- one of TABLES

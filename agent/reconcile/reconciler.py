@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-from agent.errors import AgentError, LedgerError, Unavailable
+from agent.errors import AgentError, LedgerDamaged, LedgerError, Unavailable
 from agent.kubelet.cri import ContainerRuntime, Sandbox
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
@@ -316,12 +316,18 @@ class Reconciler:
             self._let_heal(healer)
 
     def _probe(self) -> None:
-        """Find out now and then whether the books can be written: pods that start would find out for good."""
+        """Find out now and then whether the books can be written: pods that start would find out for good.
+
+        Raises LedgerDamaged, which ends the agent.
+        """
         now = self._outside.now()
         if 0 < self._probe_at - now <= PROBE_SECONDS:  # else it is time, or the clock was set back
             return
         try:
             self._ledger.probe()
+        except LedgerDamaged as error:
+            log.error("%s: the agent ends; the next start sets the file aside and finds again what pods have", error)
+            raise
         except LedgerError as error:
             self._probe_at = 0.0
             self._outside.complain(str(error))

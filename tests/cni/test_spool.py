@@ -273,7 +273,7 @@ def test_a_del_from_before_an_add_that_is_under_way_waits_for_its_end(
 
 
 def test_dels_that_an_earlier_relay_kept_are_carried_out(tmp_path: Path) -> None:
-    versions.unpack(versions.WITH_JOURNAL, tmp_path)
+    versions.unpack(versions.EARLY, tmp_path)
     asked: list[Request] = []
 
     def answer(request: Request) -> Answer:

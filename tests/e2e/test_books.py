@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,12 +33,6 @@ def nodefabric(stage: Stage, *arguments: str) -> tuple[int, str, str]:
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
-
-
-def with_containers(stage: Stage) -> dict[str, Any] | None:
-    """Return the status once it tells of each grant whose it is."""
-    status = stage.status()
-    return status if status["grants"] and all(grant["container"] for grant in status["grants"]) else None
 
 
 def leases(stage: Stage) -> list[Path]:
@@ -73,34 +64,6 @@ def test_pods_keep_their_vfs_when_the_books_are_gone_and_are_cleaned_up_after(sm
     assert settled(lambda: still_attached(small)) == []
     names = {link.device: link.name for link in machine.links.listed() if link.device}
     assert {d: names.get(d) for d in held} == {d: before[d].name for d in held}
-    assert leases(small) == []
-
-
-def test_books_that_are_damaged_under_the_running_agent_are_written_anew(small: Stage) -> None:
-    path = small.folder / "state/ledger.db"
-    small.run_pod("a", {"rdma/vf": 2})
-    # CNI names the pod of a grant, and kubelet its container later: at the latest in the reconciler's next round.
-    before = wait("grants with their container", lambda: with_containers(small), seconds=240)
-    assert "damage" not in before["obstacles"]
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    with path.open("r+b") as file:
-        file.write(b"\xa5" * path.stat().st_size)
-    told = wait("a word about the damage", lambda: small.status()["obstacles"].get("damage"), seconds=120)
-    (copy,) = [each for each in path.parent.glob("ledger.db.damaged-*") if not each.name.endswith(("-wal", "-shm"))]
-    assert told == (
-        f"{path} was damaged, and is replaced; what was damaged is kept as {copy}: see to the disk, then remove that"
-    )
-    after = small.status()
-    assert after["ready"]
-    assert after["attachments"] == before["attachments"]
-    assert after["grants"] == before["grants"]
-    assert "found-in-pod" not in small.fetch("/metrics")
-    small.run_pod("b", {"rdma/vf": 1})
-    small.restart_agent(signal.SIGKILL)
-    assert len(small.status()["attachments"]) == 3
-    small.end_pods("a", "b")
-    assert settled(lambda: still_attached(small)) == []
     assert leases(small) == []
 
 

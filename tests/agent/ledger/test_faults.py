@@ -1,4 +1,4 @@
-"""What may happen to the books: a killed process, a damaged file, a full or unwritable disk, another version."""
+"""What may happen to the books: a killed process, a damaged file, a full or unwritable disk, a second agent."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
 
 from agent import ledger
-from agent.errors import LedgerError
+from agent.errors import LedgerDamaged, LedgerError, LedgerInUse
 from agent.ledger import Ledger
+from agent.ledger.database import is_locked, lock_folder
 from agent.model.allocation import Attachment, AttachmentState
 from tests.node import POD, VF, attach, open_books, owner
 
@@ -79,6 +80,44 @@ def test_damage_inside_a_file_is_found_when_it_is_opened(tmp_path: Path) -> None
     with open_books(tmp_path) as books:
         assert books.recovered_from is not None
         assert books.grants() == ()
+
+
+def scribble(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"\xa5" * path.stat().st_size)
+
+
+def scribble_in_the_middle(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(size // 2)
+        file.write(b"\xa5" * (size - size // 2))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("hurt", [scribble, scribble_in_the_middle, cut, Path.unlink])
+def test_damage_under_open_books_is_told_and_the_next_start_begins_new_ones(
+    tmp_path: Path, hurt: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "ledger.db"
+    with open_books(tmp_path) as books:
+        books.grant("rdma/vf", {f"unit-{i}": f"0000:3b:{i:02x}.0" for i in range(200)})
+        books.probe()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:  # nothing in its log
+            assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+        hurt(path)
+        with pytest.raises(LedgerDamaged, match=r"ledger\.db is damaged: .*: see to its disk"):
+            books.probe()
+    with open_books(tmp_path, clock=lambda: 1234.5) as books:
+        is_there = hurt in (scribble, scribble_in_the_middle)
+        assert books.recovered_from == (tmp_path / "ledger.db.damaged-1234" if is_there else None)
+        assert books.damaged_copies() == ((books.recovered_from,) if books.recovered_from else ())
+        assert books.is_new
+        assert books.grants() == ()
+        books.probe()
 
 
 def test_an_empty_file_is_as_good_as_none(tmp_path: Path) -> None:
@@ -360,3 +399,22 @@ def test_nobody_else_reads_the_books_whoever_made_their_folder(tmp_path: Path) -
     with open_books(tmp_path) as books:
         attach(books, "0000:3b:00.7", owner("c2"))
         assert [path.name for path in tmp_path.iterdir() if path.is_file() and path.stat().st_mode & 0o077] == []
+
+
+def test_one_agent_at_a_time_has_the_books_and_others_can_see_that(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path)
+    lock = lock_folder(tmp_path)
+    try:
+        assert is_locked(tmp_path)
+        with pytest.raises(LedgerInUse, match="in use by another agent"):
+            lock_folder(tmp_path)
+    finally:
+        os.close(lock)
+    assert not is_locked(tmp_path)
+    os.close(lock_folder(tmp_path))
+
+
+def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LedgerError, match="cannot be used: "):
+        lock_folder(tmp_path / "file/state")

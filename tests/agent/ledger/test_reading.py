@@ -15,7 +15,7 @@ from agent.errors import LedgerError
 from agent.ledger import SCHEMA_VERSION
 from agent.ledger.database import Books, read_books, read_rails
 from agent.model.vf_identity import Rail
-from tests.agent.ledger.format_1 import write_format_1
+from tests import versions
 from tests.node import VF, attach, open_books, owner
 
 
@@ -53,11 +53,9 @@ def test_reading_never_meets_half_a_change(tmp_path: Path) -> None:
 
 
 def test_reading_writes_nothing(tmp_path: Path) -> None:
-    write_format_1(tmp_path / "ledger.db")
+    versions.unpack(versions.FIRST, tmp_path)
     before = (tmp_path / "ledger.db").read_bytes()
-    found = read_books(tmp_path / "ledger.db")
-    assert [row.device for row in found.attachments] == [VF]
-    assert [lease.problem for lease in found.owed_leases] == [""]
+    assert len(read_books(tmp_path / "ledger.db").attachments) == 3
     assert (tmp_path / "ledger.db").read_bytes() == before
 
 

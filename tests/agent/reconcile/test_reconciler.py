@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from agent.errors import HardwareError, LedgerError
+from agent.errors import HardwareError, LedgerDamaged, LedgerError
 from agent.model.device import Snapshot
 from cni.migrate.adoption import Adopted
 from tests.agent.reconcile.scene import OTHER_VF, Scene
@@ -65,6 +65,14 @@ def test_books_that_cannot_be_written_at_the_start_do_not_end_the_agent(scene: S
     scene.run_once()
     assert scene.counted == [("lease-return", "owed")]
     assert "is closed" in str(scene.complaints[-1])
+
+
+async def test_damaged_books_end_the_agent(scene: Scene) -> None:
+    await scene.reconciler.round()
+    scene.books.path.unlink()
+    scene.now += 60
+    with pytest.raises(LedgerDamaged, match="the file is gone"):
+        await scene.reconciler.round()
 
 
 def test_leases_are_no_part_of_what_the_start_waits_for(scene: Scene) -> None:
