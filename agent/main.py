@@ -164,7 +164,7 @@ class Agent:
         yield Part("devices on their way back", close=partial(self._end, attachments.close))
         # Relays have kept DELs until now, and the next may ask for what one of those has given back.
         answering = partial(listen, partial(server.start, reconciler.spooled.carry_out), conditions, stop)
-        standing = partial(keep_listening, server.stands, server.listen_anew, conditions)
+        standing = partial(keep_listening, server.stands, server.listen_again, conditions)
         yield Part("CNI socket", answering, standing, partial(self._end, server.close))
         operators = AsyncExitStack()
         yield Part("operator's socket", partial(self._listen_to_operator, made, operators), close=operators.aclose)
@@ -256,7 +256,7 @@ class Agent:
         except ConfigError as error:
             self._conditions.set("admin", "; ".join(error.problems))
         else:
-            closing.push_async_callback(asyncio.to_thread, server.close)
+            closing.push_async_callback(asyncio.to_thread, server.close, 0)
 
     async def _registered(self, made: Parts, stop: asyncio.Event) -> None:
         """Wait until kubelet has all lists; not for long, since it may be away."""

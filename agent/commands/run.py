@@ -95,7 +95,9 @@ def _run(options: argparse.Namespace) -> int:
             host.close()
 
     run_bounded(serve())
-    return DONE
+    # The interpreter would wait for threads of pools, of which one may hang in a driver or on a disk.
+    logging.shutdown()
+    os._exit(DONE)
 
 
 def confine() -> None:

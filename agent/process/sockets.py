@@ -1,26 +1,186 @@
-"""Sockets of this machine: the agent's in the file system (made in one step, never taken from an agent that serves,
-told apart), and HTTP to its own addresses.
-"""
+"""Sockets of this machine: a server on a Unix socket for the agent's own user; HTTP to the agent's own addresses."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
+import struct
+import threading
+import time
 import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import cast
 
 from agent.errors import ConfigError, Unavailable
+from agent.process import interpreter
 
 PROBE_SECONDS = 1.0
+ACCEPT_PAUSE_SECONDS = 0.1
+READY_THREADS = 4
+"""They run from the start: on a node without a thread to spare, calls are served one after the other."""
+END_SECONDS = 0.5
+"""How long the end of the agent waits for calls under way."""
+
+log = logging.getLogger(__name__)
+
+
+class UnixServer:
+    """Serves a Unix socket to the user that the agent runs as: each connection on a thread of a pool, so many at once.
+
+    More connections wait in the kernel's queue. A subclass says in `serve` what is done with one.
+    """
+
+    def __init__(self, path: Path, connections: int, backlog: int) -> None:
+        self.path = path
+        self.ending = threading.Event()
+        self._connections = connections
+        self._places = threading.BoundedSemaphore(connections)
+        self._backlog = backlog
+        self._mode = 0o600
+        self._listener: socket.socket | None = None
+        self._identity: tuple[int, int] | None = None
+        """Of the socket's file."""
+        self._opening = threading.Lock()
+        """Held while the listener is replaced or closed."""
+
+    def serve(self, connection: socket.socket) -> None:
+        """Answer one connection, within bounds of time and input; then it is closed. May raise OSError, ValueError."""
+        raise NotImplementedError
+
+    def start(self, first: Callable[[], object] = lambda: None, mode: int = 0o600) -> None:
+        """Listen, do something first, then serve. `first` must not raise: callers wait already.
+
+        Raises ConfigError if another agent listens there, or the socket or its threads cannot be had.
+        """
+        self._mode = mode
+        try:
+            with contextlib.ExitStack() as failed:
+                pool = interpreter.started_workers(READY_THREADS, self.path.stem, self._connections)
+                failed.callback(pool.shutdown, wait=False)
+                with self._opening:
+                    self._listener = self._open()
+                failed.callback(self._stop_listening)
+                first()
+                threading.Thread(target=self._accept, args=(pool,), name=self.path.stem, daemon=True).start()
+                failed.pop_all()
+        except RuntimeError as error:
+            raise ConfigError(str(self.path), [f"cannot be served: {error}"]) from error
+
+    def stands(self) -> bool:
+        """Return whether callers still find this server: its socket's folder may be emptied. True once it is closed."""
+        if self.ending.is_set():
+            return True
+        found = identity(self.path)
+        return found is not None and found == self._identity
+
+    def listen_again(self) -> None:
+        """Make the socket again, for new callers. Calls under way go on. Raises ConfigError as `start` does."""
+        with self._opening:
+            before = self._listener
+            if before is None:
+                return  # the end has come
+            self._listener = self._open()
+        _end(before)
+
+    def close(self, seconds: float = END_SECONDS) -> bool:
+        """Stop listening, and wait a bounded time for calls under way. Returns whether all have ended."""
+        if self._listener is None:
+            return True
+        self.ending.set()
+        self._stop_listening()
+        deadline = time.monotonic() + seconds
+        places = range(self._connections)
+        return all(self._places.acquire(timeout=max(0.0, deadline - time.monotonic())) for _ in places)
+
+    def _stop_listening(self) -> None:
+        with self._opening:
+            listener, self._listener = self._listener, None
+            if listener is None:
+                return
+            if identity(self.path) == self._identity:  # else it is another agent's
+                self.path.unlink(missing_ok=True)
+            _end(listener)
+
+    def _open(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._identity = listen(listener, self.path, self._backlog, self._mode)
+        return listener
+
+    def _accept(self, pool: ThreadPoolExecutor) -> None:
+        """Hand connections to the pool until the server is closed."""
+        is_short = False
+        while True:
+            self._places.acquire()
+            if (listener := self._listener) is None:
+                break
+            try:
+                connection = listener.accept()[0]
+                is_short = False
+            except OSError as error:
+                self._places.release()
+                if listener is not self._listener:
+                    continue
+                # Out of descriptors or memory: nobody else would serve this socket, so carry on.
+                if not is_short:
+                    log.error("a connection to %s cannot be taken: %s", self.path, error)
+                is_short = True
+                self.ending.wait(ACCEPT_PAUSE_SECONDS)
+                continue
+            try:
+                pool.submit(self._serve, connection)
+            except RuntimeError as error:  # it waits for a thread that is there
+                log.error("connections to %s have to wait for each other: %s", self.path, error)
+            del connection
+        self._places.release()
+        pool.shutdown(wait=False)
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+                if uid == os.geteuid():
+                    self.serve(connection)
+                else:
+                    log.warning("refused a connection of user %d to %s", uid, self.path)
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning("a connection to %s ended early: %s", self.path, error)
+        except Exception:
+            log.exception("a connection to %s met an unexpected error", self.path)
+        finally:
+            self._places.release()
+
+
+def receive(connection: socket.socket, end: bytes, limit: int, seconds: float) -> bytes:
+    """Read until `end`, at most `limit` bytes in all and for so long in all.
+
+    Raises OSError, and ValueError for what is too long or not ended.
+    """
+    deadline = time.monotonic() + seconds
+    data = b""
+    while end not in data:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("it did not come in time")
+        connection.settimeout(left)
+        more = connection.recv(65536)
+        if not more:
+            raise ValueError("the connection ended inside a line")
+        data += more
+        if len(data) > limit:
+            raise ValueError(f"longer than {limit} bytes")
+    return data
 
 
 def listen(listener: socket.socket, path: Path, backlog: int, mode: int = 0o600) -> tuple[int, int]:
     """Have a Unix stream socket listen at a path, for its owner alone. Returns what `identity` says of it then.
 
-    Raises ConfigError if another process serves it there, or if it cannot be made; the socket is closed then.
+    The file is made in one step. Raises ConfigError if another process serves it there, or if it cannot be made; the
+    socket is closed then.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.ExitStack() as failed:
@@ -43,7 +203,7 @@ def listen(listener: socket.socket, path: Path, backlog: int, mode: int = 0o600)
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Tell which file stands at a path, by file system and inode; None if there is none."""
+    """File system and inode of the file at a path; None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -61,6 +221,12 @@ def _is_served(path: Path) -> bool:
         except OSError:
             return False
         return True
+
+
+def _end(listener: socket.socket) -> None:
+    """Close a listener, and wake the thread that waits there."""
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
 
 
 def get(url: str, seconds: float) -> HTTPResponse:

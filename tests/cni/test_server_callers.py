@@ -1,36 +1,60 @@
-"""Callers of the CNI socket that are hostile, slow or many, and the socket itself."""
+"""Callers of the CNI socket that are hostile, slow or many, and those that the agent's end meets."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import platform
-import resource
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.errors import (
-    ConfigError,
-)
+from agent.errors import LedgerError
 from agent.kubelet.podresources import MAX_ASKING
+from agent.process.sockets import READY_THREADS
 from cni import protocol
 from cni.attach import MAX_ADDING
 from cni.call import Call
 from cni.protocol import Request
-from cni.server import BACKLOG, MAX_CONNECTIONS, MAX_SLOW, WAITING_THREADS
+from cni.server import BACKLOG, MAX_CONNECTIONS, MAX_SLOW
 from tests.cni.door import CONF, ENV, NEWEST, Door, read_all
 from tests.waiting import until
 
 CROWD = 96
+
+
+@contextmanager
+def under_way(
+    door: Door, count: int = 1, command: str = "ADD", conf: object = CONF
+) -> Iterator[tuple[threading.Event, list[tuple[int, Any]]]]:
+    """Have calls under way that go on when the event is set. The answers are all there at the end of the block."""
+    begun, go = threading.Semaphore(0), threading.Event()
+    does = door.attachments.does
+
+    def wait(call: Call) -> Mapping[str, Any]:
+        begun.release()
+        assert go.wait(30)
+        return does(call)
+
+    answers: list[tuple[int, Any]] = []
+    threads = [threading.Thread(target=lambda: answers.append(door.ask(command, conf))) for _ in range(count)]
+    door.attachments.does = wait
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert begun.acquire(timeout=30)
+    door.attachments.does = does
+    try:
+        yield go, answers
+    finally:
+        go.set()
+        for thread in threads:
+            thread.join()
 
 
 @pytest.mark.parametrize(
@@ -86,37 +110,6 @@ def test_descriptors_are_closed_when_a_request_is_done(door: Door) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-@pytest.fixture
-def impatient(short_folder: Path) -> Iterator[Door]:
-    """A server that waits a moment only for a request."""
-    made = Door(short_folder / "run/cni.sock", receive_seconds=0.4)
-    made.server.start()
-    yield made
-    made.server.close()
-
-
-def test_a_caller_that_says_nothing_is_hung_up_on(impatient: Door) -> None:
-    with impatient.connect() as silent:
-        assert read_all(silent) == b""
-
-
-def test_a_caller_that_trickles_is_hung_up_on(impatient: Door) -> None:
-    with impatient.connect() as slow:
-        stop = threading.Event()
-
-        def trickle() -> None:
-            with suppress(OSError):
-                while not stop.wait(0.05):
-                    slow.send(b"N")
-
-        slow.sendall(b"NFC1\0\0\xff\0")
-        thread = threading.Thread(target=trickle)
-        thread.start()
-        assert read_all(slow) == b""
-        stop.set()
-        thread.join()
-
-
 def test_a_caller_that_goes_away_harms_nobody(door: Door) -> None:
     frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": "GC"}, json.dumps(CONF).encode()))
     for _ in range(3):
@@ -126,25 +119,10 @@ def test_a_caller_that_goes_away_harms_nobody(door: Door) -> None:
 
 
 def test_a_crowd_of_silent_callers_delays_nobody_and_ends_nothing_under_way(door: Door) -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def wait(call: Call) -> Mapping[str, Any]:
-        begun.set()
-        assert go.wait(30)
-        return {}
-
-    answers: list[tuple[int, Any]] = []
-    under_way = threading.Thread(target=lambda: answers.append(door.ask("ADD")))
-    door.attachments.does = wait
-    under_way.start()
-    assert begun.wait(30)
-    door.attachments.does = lambda call: {"cniVersion": "1.0.0"}
-    with ExitStack() as stack:
+    with under_way(door) as (_, answers), ExitStack() as stack:
         for _ in range(CROWD):
             stack.enter_context(door.connect()).send(b"NFC1")
             assert door.ask("ADD")[0] == 0
-        go.set()
-        under_way.join()
     assert answers == [(0, {"cniVersion": "1.0.0"})]
 
 
@@ -164,27 +142,12 @@ def test_who_only_looks_whether_somebody_listens_is_not_worth_a_word(
 def test_few_checks_and_collections_wait_at_once_and_of_one_network_half_of_them(
     door: Door, command: str, other: str
 ) -> None:
-    begun, go = threading.Semaphore(0), threading.Event()
-
-    def wait(call: Call) -> Mapping[str, Any]:
-        begun.release()
-        assert go.wait(30)
-        return {}
-
-    door.attachments.does = wait
-    answers: list[tuple[int, Any]] = []
-    threads = [threading.Thread(target=lambda: answers.append(door.ask(command, NEWEST))) for _ in range(MAX_SLOW // 2)]
-    for thread in threads:
-        thread.start()
-        assert begun.acquire(timeout=30)
-    status, error = door.ask(command, NEWEST)
-    assert (status, error["code"]) == (1, 11)
-    assert error["msg"].startswith(f"network rails has {MAX_SLOW // 2} CHECKs and GCs under way ")
-    go.set()
+    with under_way(door, MAX_SLOW // 2, command, NEWEST) as (_, answers):
+        status, error = door.ask(command, NEWEST)
+        assert (status, error["code"]) == (1, 11)
+        assert error["msg"].startswith(f"network rails has {MAX_SLOW // 2} CHECKs and GCs under way ")
     assert door.ask(other, NEWEST) == (0, None)
-    for thread in threads:
-        thread.join()
-    assert answers == [(0, None)] * len(threads)
+    assert answers == [(0, None)] * (MAX_SLOW // 2)
     assert door.ask(command, NEWEST) == (0, None)
 
 
@@ -210,142 +173,66 @@ def test_all_that_have_waited_for_an_agent_are_served_at_once(short_folder: Path
     door.server.close()
 
 
-def test_calls_run_side_by_side(door: Door) -> None:
-    meeting = threading.Barrier(3, timeout=10)
-
-    def meet(call: Call) -> Mapping[str, Any]:
-        meeting.wait()
-        return {}
-
-    door.attachments.does = meet
-    answers: list[tuple[int, Any]] = []
-    threads = [threading.Thread(target=lambda: answers.append(door.ask("ADD"))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [(0, {"cniVersion": "1.0.0"})] * 3
+def test_more_calls_than_there_are_threads_at_first_run_side_by_side(door: Door) -> None:
+    with under_way(door, 3 * READY_THREADS) as (_, answers):
+        assert door.ask("ADD")[0] == 0
+        assert answers == []
+    assert [status for status, _ in answers] == [0] * 3 * READY_THREADS
 
 
-def test_more_calls_than_there_are_threads_waiting_run_side_by_side_again_and_again(door: Door) -> None:
-    meeting = threading.Barrier(3 * WAITING_THREADS, timeout=10)
-
-    def meet(call: Call) -> Mapping[str, Any]:
-        meeting.wait()
-        return {}
-
-    door.attachments.does = meet
-    before = threading.active_count()
-    for _ in range(3):
-        threads = [threading.Thread(target=door.ask, args=("ADD",)) for _ in range(3 * WAITING_THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    deadline = time.monotonic() + 30
-    while threading.active_count() > before + 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() <= before + 1
-
-
-def test_running_out_of_descriptors_passes(door: Door) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket(socket.AF_UNIX) as waiting:
-        waiting.settimeout(10)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
+def test_calls_for_which_there_is_no_thread_wait_for_one_that_is_there(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    with under_way(door, READY_THREADS) as (go, answers):
+        frame = protocol.encode_request(Request({"CNI_COMMAND": "VERSION"}, b""))
+        former = threading.stack_size(1 << 46)  # more than there is, so no thread can be started
         try:
-            waiting.connect(str(door.path))
-            threading.Event().wait(0.3)
+            with door.connect() as waiting:
+                waiting.sendall(frame)
+                until(lambda: "have to wait for each other: can't start new thread" in caplog.text)
+                go.set()
+                assert protocol.decode_answer(read_all(waiting)).exit == 0
         finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        waiting.sendall(protocol.encode_request(Request({"CNI_COMMAND": "VERSION"}, b"")))
-        assert protocol.decode_answer(read_all(waiting)).exit == 0
-    assert door.ask("ADD")[0] == 0
+            threading.stack_size(former)
+    assert len(answers) == READY_THREADS
 
 
-def test_another_user_is_not_heard(door: Door) -> None:
-    numbers = {"x86_64": 117, "aarch64": 147}
-    number = numbers.get(platform.machine())
-    if os.geteuid() != 0 or number is None:
-        pytest.skip("becoming another user needs root")
-    door.path.chmod(0o666)
-    for folder in (door.path.parent, door.path.parent.parent):
-        folder.chmod(0o755)
-    heard: list[bytes | str] = []
-
-    def as_nobody() -> None:
-        # The bare system call changes this thread alone; libc's function would change them all.
-        if ctypes.CDLL(None, use_errno=True).syscall(number, 65534, 65534, 65534) != 0:
-            heard.append("this user namespace has no other user")
-            return
-        with door.connect() as connection:
-            with suppress(OSError):
-                connection.sendall(protocol.encode_request(Request({"CNI_COMMAND": "VERSION"}, b"")))
-            heard.append(read_all(connection))
-
-    thread = threading.Thread(target=as_nobody)
-    thread.start()
-    thread.join()
-    if isinstance(heard[0], str):
-        pytest.skip(heard[0])
-    assert heard == [b""]
-    assert door.ask("VERSION")[0] == 0
+def test_the_end_lets_nobody_in_and_a_call_under_way_is_answered_all_the_same(door: Door) -> None:
+    with under_way(door) as (go, answers):
+        assert not door.server.close(0.01)
+        with pytest.raises(FileNotFoundError):
+            door.connect()
+        go.set()
+    assert answers == [(0, {"cniVersion": "1.0.0"})]
+    assert door.server.close()
 
 
-def test_nobody_else_may_open_the_socket(door: Door) -> None:
-    assert door.path.stat().st_mode & 0o777 == 0o700
-    assert door.path.parent.stat().st_mode & 0o777 == 0o700
-    assert [p.name for p in door.path.parent.iterdir()] == ["cni.sock"]
+def test_the_end_waits_for_a_call_that_is_nearly_done(door: Door) -> None:
+    with under_way(door) as (go, _):
+        threading.Timer(0.05, go.set).start()
+        assert door.server.close(30)
 
 
-def test_a_second_agent_is_refused_and_the_first_stays(door: Door) -> None:
-    second = Door(door.path)
-    with pytest.raises(ConfigError, match="another agent serves this socket: stop it, or set runDir"):
-        second.server.start()
-    second.server.close()
-    assert door.ask("ADD")[0] == 0
-    assert [p.name for p in door.path.parent.iterdir()] == ["cni.sock"]
+def test_a_call_that_the_end_made_fail_is_left_to_the_next_agent(door: Door) -> None:
+    """A connection that closes without an answer makes the relay ask again."""
 
+    def fail(call: Call) -> Mapping[str, Any]:
+        raise LedgerError("the books are closed")
 
-@pytest.mark.parametrize("kind", ["socket", "file"])
-def test_what_a_dead_agent_left_is_taken_over(short_folder: Path, kind: str) -> None:
-    path = short_folder / "cni.sock"
-    if kind == "socket":
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(path))
-    else:
-        path.touch()
-    made = Door(path)
-    made.server.start()
-    assert made.ask("ADD")[0] == 0
-    made.server.close()
-
-
-@pytest.mark.parametrize("name", ["x" * 120 + "/cni.sock", "file/cni.sock", "folder"])
-def test_a_path_that_cannot_be_had_is_a_config_error(short_folder: Path, name: str) -> None:
-    (short_folder / "file").touch()
-    (short_folder / "folder").mkdir()
-    with pytest.raises(ConfigError, match=r"cni\.sock|folder"):
-        Door(short_folder / name).server.start()
-
-
-def test_after_a_close_nobody_is_let_in_but_a_call_under_way_is_finished(door: Door) -> None:
+    door.attachments.does = fail
+    frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": "DEL"}, json.dumps(CONF).encode()))
+    assert protocol.decode_answer(door.knock(frame)).exit == 1
     begun, go = threading.Event(), threading.Event()
 
     def wait(call: Call) -> Mapping[str, Any]:
         begun.set()
-        go.wait(10)
-        return {"cniVersion": "1.0.0"}
+        assert go.wait(30)
+        return fail(call)
 
     door.attachments.does = wait
-    answers: list[tuple[int, Any]] = []
-    caller = threading.Thread(target=lambda: answers.append(door.ask("ADD")))
-    caller.start()
-    assert begun.wait(10)
-    door.server.close()
-    door.server.close()
-    with pytest.raises(FileNotFoundError):
-        door.connect()
-    go.set()
-    caller.join()
-    assert answers == [(0, {"cniVersion": "1.0.0"})]
+    with door.connect() as caller:
+        caller.sendall(frame)
+        assert begun.wait(30)
+        door.server.close(0.01)
+        go.set()
+        assert read_all(caller) == b""

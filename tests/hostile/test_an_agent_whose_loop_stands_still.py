@@ -62,7 +62,7 @@ def test_it_ends_and_shows_where_each_thread_stands(stage: Stage, number: signal
     threads = re.split(r"^Thread 0x", text, flags=re.MULTILINE)[1:]
     assert len(threads) > 1
     assert any("in <lambda>" in thread and "in run_forever" in thread for thread in threads)
-    assert any("cni/server.py" in thread for thread in threads)
+    assert any("process/sockets.py" in thread for thread in threads)
 
 
 def test_a_busy_loop_that_still_beats_is_not_ended(stage: Stage) -> None:

@@ -70,7 +70,7 @@ def test_a_socket_that_somebody_removes_is_made_anew(short_folder: Path) -> None
     server.start()
 
     async def scenario() -> None:
-        keeping = asyncio.create_task(keep_listening(server.stands, server.listen_anew, conditions))
+        keeping = asyncio.create_task(keep_listening(server.stands, server.listen_again, conditions))
         shutil.rmtree(run)
         run.write_text("in the way")
         await until(lambda: f"{run}/cni.sock: cannot be made: " in conditions.found.get("cni", ""))
