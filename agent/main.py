@@ -46,10 +46,10 @@ from agent.process.standby import has_successor
 from agent.process.startup import OpenedEndpoints, check, keep_listening, learn_boot_id, listen, open_ledger
 from agent.process.supervision import Heartbeat, Volumes, nobody_watches, supervised
 from agent.report import page
+from agent.report.endpoints import Pages
 from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.overview import NodeFacts, Overview
-from agent.report.replies import Pages
 from agent.report.report import GpuErrors, Report
 from agent.state import Latest
 from cni.call import Node

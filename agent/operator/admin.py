@@ -17,7 +17,7 @@ from agent.errors import AgentError, ConfigError, RequestInvalid, Unavailable
 from agent.process import sockets
 
 if TYPE_CHECKING:
-    from agent.report.replies import Check
+    from agent.report.endpoints import Check
 
 MAX_REQUEST = 16 << 10
 MAX_ANSWER = 64 << 10
@@ -57,7 +57,7 @@ class AdminServer(sockets.UnixServer):
 
     def serve(self, connection: socket.socket) -> None:
         """Carry out one request, and answer with what was done or why not."""
-        request = json.loads(sockets.receive(connection, b"\n", MAX_REQUEST, self._receive_seconds))
+        request = json.loads(sockets.receive(connection, (b"\n",), MAX_REQUEST, self._receive_seconds))
         if not isinstance(request, dict):
             raise ValueError("not an object")
         answer = json.dumps(self._carry_out(request)).encode() + b"\n"
@@ -96,7 +96,7 @@ def answering_probes(path: Path | None, health: Mapping[str, Check], ready: Mapp
 
 
 def _checking(questions: Mapping[str, Mapping[str, Check]]) -> Answer:
-    from agent.report.replies import run_checks  # not for a command that only asks
+    from agent.report.endpoints import run_checks  # not for a command that only asks
 
     def answer(request: Mapping[str, Any]) -> str:
         question = str(request.get("probe"))
@@ -120,7 +120,7 @@ def ask(path: Path, request: Mapping[str, Any], seconds: float = ANSWER_SECONDS)
             connection.settimeout(seconds)
             connection.connect(str(path))
             connection.sendall(json.dumps(dict(request)).encode() + b"\n")
-            answer = json.loads(sockets.receive(connection, b"\n", MAX_ANSWER, seconds))
+            answer = json.loads(sockets.receive(connection, (b"\n",), MAX_ANSWER, seconds))
         except (OSError, ValueError) as error:
             raise Unavailable(f"the agent does not answer at {path}: {error}") from error
     if "done" in answer:

@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -155,21 +155,21 @@ class UnixServer:
             self._places.release()
 
 
-def receive(connection: socket.socket, end: bytes, limit: int, seconds: float) -> bytes:
-    """Read until `end`, at most `limit` bytes in all and for so long in all.
+def receive(connection: socket.socket, ends: Sequence[bytes], limit: int, seconds: float) -> bytes:
+    """Read until one of `ends` has come, at most `limit` bytes in all and for so long in all.
 
     Raises OSError, and ValueError for what is too long or not ended.
     """
     deadline = time.monotonic() + seconds
     data = b""
-    while end not in data:
+    while not any(end in data for end in ends):
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("it did not come in time")
         connection.settimeout(left)
         more = connection.recv(65536)
         if not more:
-            raise ValueError("the connection ended inside a line")
+            raise ValueError("the connection ended before its end")
         data += more
         if len(data) > limit:
             raise ValueError(f"longer than {limit} bytes")

@@ -28,9 +28,8 @@ from agent.offer.units import plain_offer
 from agent.operator import admin
 from agent.process.conditions import Conditions
 from agent.process.standby import claim_books, has_successor
-from agent.report.endpoints import EndpointServer
+from agent.report.endpoints import EndpointServer, Pages
 from agent.report.metrics import Metrics
-from agent.report.replies import Pages
 from agent.report.status import served
 
 CONFIG_SECONDS = 2.0

@@ -1,34 +1,46 @@
-"""HTTP for probes, Prometheus and people: /metrics, /healthz, /readyz, /status, and the status page at /.
+"""HTTP for Prometheus and people: /metrics, /healthz, /readyz, /status, and the status page at /.
 
-Read-only, on loopback unless told otherwise; who holds what is told on the node itself alone, unless told otherwise,
-too, since nobody has to log in. Runs on threads of its own, so that a busy event loop
-still answers and a slow reader cannot delay kubelet: at most MAX_CONNECTIONS at a time, each cut
-off after CONNECTION_SECONDS. Where all are taken, the oldest that waits for its reader gives way: a crowd
-that sends nothing, or reads nothing, keeps no probe out. Checks and suppliers are called on these threads.
+Read-only, on loopback unless told otherwise; status and page are shown on the node itself alone, unless told otherwise,
+too, since nobody has to log in. Runs on threads of its own, so that a busy event loop still answers and a slow reader
+cannot delay kubelet. So many are served at once, and none for longer than REQUEST_SECONDS to ask and REPLY_SECONDS to
+take the reply: a crowd that sends nothing, or reads nothing, keeps a scrape waiting for some seconds at most. Checks
+and suppliers are called on these threads.
 """
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import logging
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 
 from agent.errors import AgentError, ConfigError
-from agent.model.printable import one_line
-from agent.report.replies import Asked, Pages, Reply, Turns, answer, is_from_here, text
+from agent.model.printable import joined, one_line
+from agent.process import sockets
+from agent.report import page
+from agent.report.status import Served
 
-MAX_CONNECTIONS = 16
-CONNECTION_SECONDS = 10.0
-GIVE_WAY_SECONDS = 1.0
+MAX_CONNECTIONS = 64
+MAX_REQUEST = 64 << 10
+REQUEST_SECONDS = 2.0
+REPLY_SECONDS = 3.0
 POLL_SECONDS = 0.1
 ACCEPT_PAUSE_SECONDS = 0.1
+SCRAPE_WAIT_SECONDS = 5.0
+MOST_WAITING_SCRAPES = 4
+TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
+CLOSED_POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 HEADERS = (
     ("Cache-Control", "no-store"),
@@ -41,6 +53,163 @@ HEADERS = (
 
 
 log = logging.getLogger(__name__)
+Check = Callable[[], str | None]
+"""Returns None if all is well, or what is wrong."""
+
+
+@dataclass(frozen=True)
+class Pages:
+    """What the endpoints show."""
+
+    metrics: Callable[[str], tuple[str, bytes]]
+    """Accept header → content type and text."""
+    status: Callable[[], Served]
+    """The status document."""
+    health: Mapping[str, Check] = field(default_factory=dict)
+    """Must hold for the process to be worth keeping: the kubelet restarts it otherwise."""
+    ready: Mapping[str, Check] = field(default_factory=dict)
+    """Must hold for the agent to do all of its work."""
+    files: Mapping[str, page.File] = field(default_factory=dict)
+    """The status page: address → file."""
+    everywhere: bool = False
+    """Whether status and page are for all who reach the address; else for those on this machine."""
+    known: Callable[[], Mapping[str, str]] = dict
+    """What is wrong and makes nothing unready; /readyz says it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What matters of a GET."""
+
+    path: str
+    accept: str = ""
+    known_tag: str = ""
+    """If-None-Match: the document that the reader has."""
+    encodings: str = ""
+    host: str = ""
+    is_from_here: bool = True
+    """Asked on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+    policy: str = CLOSED_POLICY
+
+
+class Turns:
+    """One scrape at a time. A few wait for their turn; a crowd is turned away at once, and holds up no probe."""
+
+    def __init__(self) -> None:
+        self._running = threading.Lock()
+        self._waiting = threading.Semaphore(MOST_WAITING_SCRAPES)
+
+    @contextmanager
+    def turn(self) -> Iterator[bool]:
+        """Wait for a turn, and tell whether there is one."""
+        if not self._waiting.acquire(blocking=False):
+            yield False
+            return
+        try:
+            has_turn = self._running.acquire(timeout=SCRAPE_WAIT_SECONDS)
+        finally:
+            self._waiting.release()
+        try:
+            yield has_turn
+        finally:
+            if has_turn:
+                self._running.release()
+
+
+def answer(asked: Asked, pages: Pages, scrapes: Turns, *, is_local: bool = False) -> Reply:
+    """Build the reply to a GET. `is_local`: the address is of loopback."""
+    path = asked.path.partition("?")[0]
+    match path:
+        case "/healthz":
+            return _checked(pages.health, {})
+        case "/readyz":
+            return _checked(pages.ready, pages.known())
+        case "/metrics":
+            # Reading the facts costs a ledger query, and a node with many VFs has thousands of counters.
+            with scrapes.turn() as has_turn:
+                if not has_turn:
+                    return text(HTTPStatus.SERVICE_UNAVAILABLE, "another scrape is still running")
+                content_type, body = pages.metrics(asked.accept)
+            return Reply(HTTPStatus.OK, content_type, body)
+    is_private = is_local or not pages.everywhere
+    if is_private and not asked.is_from_here:
+        return text(HTTPStatus.FORBIDDEN, "for readers on the node alone (endpoints.status in the configuration)")
+    # A page of elsewhere whose name was made to point here (DNS rebinding) must not read who holds what.
+    if is_private and not names_this_machine(asked.host):
+        return text(HTTPStatus.MISDIRECTED_REQUEST, "ask for localhost, or for an address")
+    if path == "/status":
+        return _status(pages.status(), asked)
+    if path == "/" and "text/html" not in asked.accept:
+        return text(HTTPStatus.OK, "nodefabric: /metrics /healthz /readyz /status, and a page for browsers here")
+    file = pages.files.get(path)
+    if file is None:
+        return text(HTTPStatus.NOT_FOUND, "not found")
+    return Reply(HTTPStatus.OK, file.content_type, file.body, policy=page.POLICY if path == "/" else CLOSED_POLICY)
+
+
+def _status(found: Served, asked: Asked) -> Reply:
+    """Give the document, compressed if the reader can, or say that it has this one already."""
+    headers = (("ETag", found.tag), ("Vary", "Accept-Encoding"))
+    # Whoever stands between may have marked the tag as weak (RFC 9110, section 13.1.2: compared weakly here).
+    if found.tag in {tag.strip().removeprefix("W/") for tag in asked.known_tag.split(",")}:
+        return Reply(HTTPStatus.NOT_MODIFIED, JSON, b"", headers)
+    if "gzip" in asked.encodings:
+        return Reply(HTTPStatus.OK, JSON, found.compressed, (*headers, ("Content-Encoding", "gzip")))
+    return Reply(HTTPStatus.OK, JSON, found.plain, headers)
+
+
+def run_checks(checks: Mapping[str, Check]) -> dict[str, str | None]:
+    """Run each check: name → None, or what is wrong. A check that fails with an error of ours is wrong by that."""
+    results: dict[str, str | None] = {}
+    for name, check in checks.items():
+        try:
+            results[name] = check()
+        except AgentError as error:
+            results[name] = f"{error.reason}: {error}"
+    return results
+
+
+def _checked(checks: Mapping[str, Check], known: Mapping[str, str]) -> Reply:
+    results = run_checks(checks)
+    told = {**{name: wrong or "ok" for name, wrong in results.items()}, **known}
+    lines = [f"{name}: {' '.join(text.split())}" for name, text in told.items()]
+    failed = any(wrong is not None for wrong in results.values())
+    return text(HTTPStatus.SERVICE_UNAVAILABLE if failed else HTTPStatus.OK, joined(lines) or "ok")
+
+
+def text(status: HTTPStatus, text: str) -> Reply:
+    return Reply(status, TEXT, f"{text}\n".encode())
+
+
+def is_from_here(reader: str, reached: str) -> bool:
+    """Tell whether a connection is of this machine, by the IP addresses of its two ends.
+
+    The kernel lets nothing in that only claims to come from an address of its own (accept_local,
+    Documentation/networking/ip-sysctl.rst).
+    """
+    address = ipaddress.ip_address(reader)
+    return ((address.version == 6 and address.ipv4_mapped) or address).is_loopback or reader == reached
+
+
+def names_this_machine(host: str) -> bool:
+    """Tell whether a Host header names localhost or an address; an HTTP/1.0 client may send none."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    name = name.strip("[]").lower()
+    if not name or name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class EndpointServer:
@@ -71,41 +240,35 @@ class EndpointServer:
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Stop listening and cut what is still open. Returns at once; blocking at most a poll interval."""
+        """Stop listening. Blocks for a poll interval at most; who is being answered then ends by its time."""
+        self._server.is_closing = True
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
-class _Server(HTTPServer):
-    """Serves each connection on a thread, with bounds in number and time."""
+class _Server(ThreadingHTTPServer):
+    """Serves each connection on a thread, so many at once; those behind wait in the kernel's queue."""
 
-    allow_reuse_address = True
-    request_queue_size = 32
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], pages: Pages) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.pages = pages
         self.is_local = ipaddress.ip_address(address[0]).is_loopback
         self.scrapes = Turns()
-        self._slots = threading.Semaphore(MAX_CONNECTIONS)
-        self._lock = threading.Lock()
-        self._open: dict[socket.socket, float] = {}
-        """Connection → when it is cut; the oldest first."""
-        self._answering: set[socket.socket] = set()
-        """Those that wait for us, not for their reader."""
+        self.is_closing = False
+        self._places = threading.Semaphore(MAX_CONNECTIONS)
         self._is_short = False
         super().__init__(address, _Connection)
 
     def server_bind(self) -> None:
         """Bind without HTTPServer's reverse look-up of the own name, which can wait for a resolver."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
+        TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Take a connection. Out of descriptors or memory whoever waits goes on waiting, and we rest before we look."""
+        """Take a connection. Without a descriptor or memory for it, readers wait, and we rest before we look again."""
         try:
             taken = super().get_request()
         except OSError as error:
@@ -118,82 +281,42 @@ class _Server(HTTPServer):
         return taken
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._slots.acquire(blocking=False) and not self._made_room():
-            self.shutdown_request(request)
-            return
-        with self._lock:
-            self._open[request] = time.monotonic() + CONNECTION_SECONDS
-        thread = threading.Thread(target=self._serve, args=(request, client_address), name="endpoints", daemon=True)
+        while not self._places.acquire(timeout=POLL_SECONDS):
+            if self.is_closing:
+                self.shutdown_request(request)
+                return
         try:
-            thread.start()
+            super().process_request(request, client_address)
         except RuntimeError as error:  # no thread for this one; its place is the next one's
             log.error("a reader of the endpoints cannot be served: %s", error)
-            self._end(request)
+            self.shutdown_request(request)
+            self._places.release()
 
-    def _made_room(self) -> bool:
-        """Cut the oldest connection that waits for its reader, and take its place."""
-        with self._lock:
-            oldest = next((each for each in self._open if each not in self._answering), None)
-            if oldest is None:
-                return False
-            del self._open[oldest]
-            _shut(oldest)
-        return self._slots.acquire(timeout=GIVE_WAY_SECONDS)
-
-    @contextmanager
-    def answering(self, connection: socket.socket) -> Iterator[None]:
-        """Keep a connection's place while its reply is made."""
-        with self._lock:
-            self._answering.add(connection)
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            yield
+            super().process_request_thread(request, client_address)
         finally:
-            with self._lock:
-                self._answering.discard(connection)
+            self._places.release()
 
-    def _serve(self, request: socket.socket, client_address: Any) -> None:
-        try:
-            self.finish_request(request, client_address)
-        except OSError as error:
-            log.debug("a reader of the endpoints went away: %s", error)
-        finally:
-            self._end(request)
-
-    def _end(self, request: socket.socket) -> None:
-        """Close a connection, and give its place to another one."""
-        with self._lock:
-            self._open.pop(request, None)
-        self.shutdown_request(request)
-        self._slots.release()
-
-    def service_actions(self) -> None:
-        """Cut connections that are past their time; called at each poll."""
-        self._cut(time.monotonic())
-
-    def server_close(self) -> None:
-        super().server_close()
-        self._cut(float("inf"))
-
-    def _cut(self, now: float) -> None:
-        with self._lock:
-            for connection, deadline in self._open.items():
-                if deadline <= now:
-                    _shut(connection)
-
-
-def _shut(connection: socket.socket) -> None:
-    """Wake the thread that reads from it or writes to it."""
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError as error:
-        log.debug("a connection was gone before it was cut: %s", error)
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception()
+        if isinstance(error, (OSError, ValueError)):
+            log.debug("a reader of the endpoints ended early: %s", error)
+        else:
+            log.error("a reader of the endpoints met an unexpected error", exc_info=error)
 
 
 class _Connection(BaseHTTPRequestHandler):
     """One request; HTTP/1.0, so the connection ends with the reply."""
 
     server: _Server
-    timeout = CONNECTION_SECONDS
+
+    def handle(self) -> None:
+        """Answer when the whole head is there. Raises ValueError, and OSError, of which TimeoutError."""
+        head = sockets.receive(self.connection, (b"\r\n\r\n", b"\n\n"), MAX_REQUEST, REQUEST_SECONDS)
+        self.connection.settimeout(REPLY_SECONDS)
+        self.rfile = io.BytesIO(head)
+        self.handle_one_request()
 
     def do_GET(self) -> None:
         asked = Asked(
@@ -204,14 +327,13 @@ class _Connection(BaseHTTPRequestHandler):
             host=self.headers.get("Host", ""),
             is_from_here=is_from_here(self.client_address[0], self.connection.getsockname()[0]),
         )
-        with self.server.answering(self.connection):
-            try:
-                reply = answer(asked, self.server.pages, self.server.scrapes, is_local=self.server.is_local)
-            except AgentError as error:
-                reply = text(HTTPStatus.SERVICE_UNAVAILABLE, one_line(f"{error.reason}: {error}"))
-            except Exception:
-                log.exception("the endpoint failed", extra={"path": self.path})
-                reply = text(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the agent's log tells more")
+        try:
+            reply = answer(asked, self.server.pages, self.server.scrapes, is_local=self.server.is_local)
+        except AgentError as error:
+            reply = text(HTTPStatus.SERVICE_UNAVAILABLE, one_line(f"{error.reason}: {error}"))
+        except Exception:
+            log.exception("the endpoint failed", extra={"path": self.path})
+            reply = text(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the agent's log tells more")
         self._send(reply)
 
     do_HEAD = do_GET

@@ -13,8 +13,7 @@ from agent.model.device import PciDevice, Snapshot
 from agent.model.health import HEALTHY, Health
 from agent.offer.offer import Unit
 from agent.report import page
-from agent.report.endpoints import EndpointServer
-from agent.report.replies import Pages
+from agent.report.endpoints import EndpointServer, Pages
 from tests.agent.report.told_node import ToldNode
 from tests.node import attach, owner
 

@@ -13,9 +13,8 @@ import pytest
 from agent.model.allocation import PodRef
 from agent.model.device import MigDevice
 from agent.model.health import unhealthy
-from agent.report.endpoints import EndpointServer
+from agent.report.endpoints import EndpointServer, Pages
 from agent.report.facts import DriverState
-from agent.report.replies import Pages
 from agent.report.status import served
 from tests.browser.chromium import Browser, Page
 from tests.browser.shown import ShownNode, offered

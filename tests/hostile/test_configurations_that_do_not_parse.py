@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
-from agent.report.endpoints import EndpointServer
-from agent.report.replies import Pages
+from agent.report.endpoints import EndpointServer, Pages
 from agent.report.status import served
 from tests import sandbox
 from tests.node import VF, attach, open_books, owner

@@ -17,10 +17,9 @@ from agent.model.device import Snapshot
 from agent.operator.admin import AdminServer
 from agent.report import status
 from agent.report.doctor.collect import agent_answers
-from agent.report.endpoints import EndpointServer
+from agent.report.endpoints import EndpointServer, Pages
 from agent.report.events import Events
 from agent.report.facts import Facts
-from agent.report.replies import Pages
 from agent.report.status import served
 
 

@@ -21,9 +21,8 @@ from agent.model.device import Snapshot
 from agent.report import status
 from agent.report.doctor.collect import agent_answers, claims, collect, listens, memlock, modules, networks, runtime
 from agent.report.doctor.facts import UNLIMITED, ClaimFacts, ClusterFacts, HeldClaim, NetworkFile
-from agent.report.endpoints import EndpointServer
+from agent.report.endpoints import Check, EndpointServer, Pages
 from agent.report.facts import DriverState, Facts
-from agent.report.replies import Check, Pages
 from agent.report.status import served
 from proto.cri.v1 import api_pb2
 from tests.agent.ledger.test_claims import claim
