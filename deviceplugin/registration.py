@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,16 +30,22 @@ import grpc.aio
 
 from agent.errors import Unavailable
 from agent.process.backoff import Backoff
+from agent.state import first
 from deviceplugin.allocation import Allocator
 from deviceplugin.server import Observe, ResourceService, Units
-from deviceplugin.sockets import CHANNEL_OPTIONS, identity, serve
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 
 API_VERSION = "v1beta1"
 SOCKET_PATTERN = "nodefabric-*.sock"
 RETRY = Backoff(first=0.2, longest=10.0)
 STABLE_SECONDS = 10.0
-"""A stream that lived this long ends the counting of failures."""
+"""Serving for so long ends the counting of failures."""
+MAX_SOCKET_PATH = 107
+"""sun_path of sockaddr_un is 108 bytes, with a zero at the end (unix(7))."""
+
+# A channel of gRPC shares its connection, and that connection's back-off, with others to the same
+# address unless told otherwise: a retry would then not even try.
+CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 log = logging.getLogger(__name__)
 
@@ -110,17 +118,7 @@ class ResourceServer:
 
     async def run(self) -> None:
         """Serve and stay registered until closed. No trouble with kubelet or its folder ends it."""
-        failures = 0
-        while not self._closing.is_set():
-            began = asyncio.get_running_loop().time()
-            try:
-                await self._serve_once()
-            except Unavailable as error:
-                self._note(str(error))
-            if asyncio.get_running_loop().time() - began > STABLE_SECONDS:
-                failures = 0
-            failures += 1
-            await self._pause(self._times.retry.after(failures))
+        await keep_serving(self._serve_once, self._closing, self._note, self._pause, self._times.retry)
 
     async def _serve_once(self) -> None:
         """Listen, register, and stay until something asks for a new beginning."""
@@ -191,7 +189,7 @@ class ResourceServer:
                 return "kubelet has started again: registering again"
             if identity(socket) is None:
                 return f"{socket} was removed: listening and registering again"
-            await _wait(service.stream_changed, self._times.poll)
+            await first(service.stream_changed.wait(), seconds=self._times.poll)
         return ""
 
     async def _pause(self, seconds: float) -> None:
@@ -199,7 +197,7 @@ class ResourceServer:
         before = identity(self.kubelet_socket)
         until = asyncio.get_running_loop().time() + seconds
         while (left := until - asyncio.get_running_loop().time()) > 0 and not self._closing.is_set():
-            await _wait(self._closing, min(left, self._times.poll))
+            await first(self._closing.wait(), seconds=min(left, self._times.poll))
             if identity(self.kubelet_socket) != before:
                 return
 
@@ -225,9 +223,60 @@ async def stop(server: grpc.aio.Server, service: ResourceService) -> None:
     await server.stop(0.4)
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
+async def keep_serving(
+    serve_once: Callable[[], Awaitable[None]],
+    closing: asyncio.Event,
+    note: Callable[[str], None],
+    pause: Callable[[float], Awaitable[object]],
+    retry: Backoff,
+) -> None:
+    """Serve again whenever `serve_once` returns or raises Unavailable, until closing. Failures lengthen the pauses."""
+    failures = 0
+    while not closing.is_set():
+        began = asyncio.get_running_loop().time()
+        try:
+            await serve_once()
+        except Unavailable as error:
+            note(str(error))
+        if asyncio.get_running_loop().time() - began > STABLE_SECONDS:
+            failures = 0
+        failures += 1
+        await pause(retry.after(failures))
+
+
+async def serve(
+    socket: Path, add: Callable[[grpc.aio.Server], None], options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS
+) -> grpc.aio.Server:
+    """Serve what `add` puts into a server, on a socket for root alone. Raises Unavailable with what is in the way."""
+    folder = socket.parent
+    if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
+        raise Unavailable(
+            f"{socket} is longer than a socket's path may be ({MAX_SOCKET_PATH}): set a shorter kubeletDir"
+        )
+    if identity(folder) is None:
+        raise Unavailable(f"{folder} is missing: waiting for kubelet, or is kubeletDir wrong?")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise Unavailable(f"{folder} may not be written to: mount it writable and run as root")
+    server = grpc.aio.server(options=options)
+    add(server)
     try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
+        _bind(server, socket)
+    except (RuntimeError, OSError) as error:
+        await server.stop(None)
+        raise Unavailable(f"cannot listen on a socket in {folder}: {error}") from error
+    await server.start()
+    return server
+
+
+def _bind(server: grpc.aio.Server, socket: Path) -> None:
+    server.add_insecure_port(f"unix:{socket}")
+    socket.chmod(0o600)
+
+
+def identity(path: Path) -> tuple[int, int, int] | None:
+    """Tell one file from its successor of the same name. tmpfs reuses inodes at once, hence ctime."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_ctime_ns

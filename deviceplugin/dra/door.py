@@ -23,12 +23,10 @@ import grpc.aio
 from agent.errors import Unavailable
 from agent.process.backoff import Backoff
 from agent.state import Latest, first
-from deviceplugin.dra.health import Catalog, HealthService
-from deviceplugin.dra.registrar import Registrar, Standing
-from deviceplugin.dra.server import Claims, ClaimService
-from deviceplugin.server import Observe
-from deviceplugin.sockets import CHANNEL_OPTIONS, identity, serve
-from proto.pluginregistration.v1 import api_pb2_grpc
+from deviceplugin.dra.server import Catalog, Claims, ClaimService, HealthService
+from deviceplugin.registration import CHANNEL_OPTIONS, identity, keep_serving, serve
+from deviceplugin.server import Context, Observe
+from proto.pluginregistration.v1 import api_pb2, api_pb2_grpc
 
 MOST_REQUEST = 1 << 20
 """Bytes of one request: some thousand claims."""
@@ -40,12 +38,23 @@ SERVER_OPTIONS = (
     ("grpc.max_send_message_length", MOST_ANSWER),
 )
 RETRY = Backoff(first=0.2, longest=10.0)
-STABLE_SECONDS = 10.0
-"""Serving for so long ends the counting of failures."""
-
-_NOT_SERVED = Standing(False, "not served yet")
+TYPE = "DRAPlugin"
+VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+"""Short names of the services. The first that kubelet knows serves claims; it skips those that it does not know."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a driver stands with kubelet."""
+
+    registered: bool
+    problem: str
+    """Why it is not registered; empty when it is."""
+
+
+_NOT_SERVED = Standing(False, "not served yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +128,7 @@ class Door:
 
     async def run(self) -> None:
         """Serve and be found by kubelet until closed. No trouble with its folders ends it."""
-        failures = 0
-        while not self._closing.is_set():
-            began = asyncio.get_running_loop().time()
-            try:
-                await self._serve_once()
-            except Unavailable as error:
-                self._note(str(error))
-            if asyncio.get_running_loop().time() - began > STABLE_SECONDS:
-                failures = 0
-            failures += 1
-            await first(self._closing.wait(), seconds=self._times.retry.after(failures))
+        await keep_serving(self._serve_once, self._closing, self._note, self._pause, self._times.retry)
 
     async def _serve_once(self) -> None:
         """Serve, be found, and stay until a socket is gone or we close."""
@@ -160,6 +159,9 @@ class Door:
             await first(self._closing.wait(), seconds=self._times.poll)
         return "the agent is stopping"
 
+    async def _pause(self, seconds: float) -> None:
+        await first(self._closing.wait(), seconds=seconds)
+
     def _prepare_folders(self) -> None:
         """Make our own folder, and remove sockets that an earlier process of the driver has left."""
         folder, registry, name = self._driver.folder, self._driver.registry, re.escape(self._driver.name)
@@ -180,6 +182,33 @@ class Door:
         if problem != self.problem and not self._closing.is_set():
             log.warning("%s", problem)
         self.standing.set(Standing(False, problem))
+
+
+class Registrar(api_pb2_grpc.RegistrationServicer):
+    """Introduces the driver to kubelet, and notes what kubelet says."""
+
+    def __init__(self, driver: str, endpoint: str, standing: Latest[Standing]) -> None:
+        """The endpoint is the absolute path of the socket that serves the driver: for kubelet the same as for us."""
+        self._driver = driver
+        self._endpoint = endpoint
+        self._standing = standing
+
+    async def GetInfo(self, request: api_pb2.InfoRequest, context: Context) -> api_pb2.PluginInfo:
+        return api_pb2.PluginInfo(
+            type=TYPE, name=self._driver, endpoint=self._endpoint, supported_versions=list(VERSIONS)
+        )
+
+    async def NotifyRegistrationStatus(
+        self, request: api_pb2.RegistrationStatus, context: Context
+    ) -> api_pb2.RegistrationStatusResponse:
+        if request.plugin_registered:
+            log.info("registered with kubelet as DRA driver %s", self._driver)
+            self._standing.set(Standing(True, ""))
+        else:
+            problem = f"kubelet did not register the DRA driver {self._driver}: {request.error or 'it told no reason'}"
+            log.warning("%s", problem)
+            self._standing.set(Standing(False, problem))
+        return api_pb2.RegistrationStatusResponse()
 
 
 def _add(calls: ClaimService, health: HealthService, server: grpc.aio.Server) -> None:

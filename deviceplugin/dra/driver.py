@@ -25,7 +25,7 @@ from deviceplugin.dra.door import Door, Driver
 from deviceplugin.dra.planner import Planner
 from deviceplugin.dra.pods import GpuAsker, Objects, PodGroups
 from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Healer, Preparer
-from deviceplugin.dra.told import Observer, ToldClaims
+from deviceplugin.dra.server import Observer, ReportingClaims
 from deviceplugin.server import Observe
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class DraDriver:
             ClaimFiles(ClaimSpecs(config.value.cdi_dir), config, catalog, self.offering.facts),
             DeviceUsers(ledger, others.reader, others.kubelet, others.healer),
         )
-        self.door = Door(driver, ToldClaims(self._preparer, observer), catalog, observe)
+        self.door = Door(driver, ReportingClaims(self._preparer, observer), catalog, observe)
 
     async def run(self) -> None:
         """Serve until closed."""

@@ -1,4 +1,4 @@
-"""kubelet's DRAPlugin service: its calls for claims in front, `Claims` behind.
+"""kubelet's calls for claims in front, `Claims` behind; and the health of the driver's devices.
 
 Each claim of a call is worked on by a thread of its own, side by side, never two for one claim at once. A call has an
 answer for each of its claims: kubelet fails the pod's whole call for one that is missing. kubelet gives a call up after
@@ -8,14 +8,13 @@ answer for each of its claims: kubelet fails the pod's whole call for one that i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import grpc
@@ -23,17 +22,25 @@ import grpc.aio
 
 from agent.errors import AgentError
 from agent.model.allocation import ClaimRef
+from agent.model.health import Health, Reason, text_of
+from agent.state import Latest, first
+from deviceplugin.dra.devices import DraDevice
 from deviceplugin.server import Context, Observe
 from proto.dra.v1 import api_pb2
 from proto.dra.v1beta1 import api_pb2 as v1beta1
+from proto.drahealth.v1 import api_pb2 as health_pb2
+from proto.drahealth.v1alpha1 import api_pb2 as v1alpha1
 
 BUDGET_SECONDS = 40.0
 MOST_THREADS = 256
 """For each of the two calls: an Unprepare need not wait for Prepares that wait for its devices.
 
 So many as a node has pods: those that wait for half a minute, doing nothing, must not keep out others that need not."""
-KEPT_SECONDS = 60.0
-"""How long a thread waits for the next claim."""
+TIMEOUT_SECONDS = 30
+MOST_MESSAGE = 1024
+"""Bytes of one message that kubelet takes."""
+MOST_MESSAGES = 2 << 20
+"""Bytes of all messages of one list: kubelet takes 4 MiB in all."""
 
 # They become parts of file names: a UID as Kubernetes makes them, or as another source of pods might.
 _UID = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z-]{0,62}[0-9A-Za-z])?")
@@ -75,76 +82,65 @@ class Answer:
     error: str = ""
 
 
-class _Threads:
-    """Daemon threads, kept for a while for the next piece of work: the loop waits until one that starts has begun."""
+class Observer(Protocol):
+    """Hears of calls that failed. It must not block or raise. Each on the thread of its claim."""
 
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._idle = 0
-        """How many wait for work that is not on its way to them yet."""
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    def claim_failed(self, ref: ClaimRef, what: str, error: AgentError) -> None:
+        """A claim was not prepared, or not unprepared: `what` says which of the two. kubelet tries again."""
 
-    def begin(self, work: Callable[[], None]) -> None:
-        """Have it done on a thread of its own. It may not raise. Raises RuntimeError without a thread for it."""
-        with self._guard:
-            is_kept = self._idle > 0
-            self._idle -= is_kept
-        if is_kept:
-            self._work.put(work)
-        else:
-            threading.Thread(target=self._live, args=(work,), name="claim", daemon=True).start()
 
-    def _live(self, work: Callable[[], None]) -> None:
-        while True:
-            work()
-            with self._guard:
-                self._idle += 1
-            while True:
-                try:
-                    work = self._work.get(timeout=KEPT_SECONDS)
-                    break
-                except Empty:
-                    with self._guard:
-                        if self._idle:
-                            self._idle -= 1
-                            return
+class ReportingClaims:
+    """Carries out what kubelet wants with claims, and reports the calls that fail."""
+
+    def __init__(self, claims: Claims, observer: Observer) -> None:
+        self._claims = claims
+        self._observer = observer
+
+    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+        """Prepare a claim. Raises AgentError."""
+        try:
+            return self._claims.prepare(ref)
+        except AgentError as error:
+            self._observer.claim_failed(ref, "not prepared", error)
+            raise
+
+    def unprepare(self, ref: ClaimRef) -> None:
+        """Unprepare a claim. Raises AgentError."""
+        try:
+            self._claims.unprepare(ref)
+        except AgentError as error:
+            self._observer.claim_failed(ref, "not unprepared", error)
+            raise
 
 
 class ClaimThreads:
-    """Threads that work on claims, one at a time for each claim. Used on one event loop."""
+    """Has claims worked on by threads, one at a time for each claim. Used on one event loop."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, asyncio.Future[Answer]] = {}
-        self._threads = _Threads()
 
-    async def run(self, uid: str, room: asyncio.Semaphore, work: Callable[[], Answer]) -> Answer:
-        """Do the work when there is room and nothing else is under way for the claim. Once begun, it is never left."""
-        while True:
-            while (before := self._under_way.get(uid)) is not None:
-                await asyncio.wait((before,))
-            await room.acquire()
-            if uid not in self._under_way:
-                break
-            room.release()
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Answer] = loop.create_future()
-        self._under_way[uid] = done
-
-        def finish(answer: Answer) -> None:
-            del self._under_way[uid]
-            room.release()
-            done.set_result(answer)
+    async def run(self, uid: str, pool: ThreadPoolExecutor, work: Callable[[], Answer]) -> Answer:
+        """Work when nothing else is under way for the claim. Once begun, it is never left. `work` must not raise."""
+        while (before := self._under_way.get(uid)) is not None:
+            await asyncio.wait((before,))
+        begun: Future[Answer] = Future()
 
         def carry_out() -> None:
-            answer = work()
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited with it
-                loop.call_soon_threadsafe(finish, answer)
+            if begun.set_running_or_notify_cancel():
+                begun.set_result(work())
 
+        done = self._under_way[uid] = asyncio.wrap_future(begun)
+        done.add_done_callback(lambda _: self._under_way.pop(uid))
         try:
-            self._threads.begin(carry_out)
+            pool.submit(carry_out)
         except RuntimeError as error:
-            finish(Answer(error=f"the node has no thread left for it: {error}"))
-        return await asyncio.shield(done)
+            if begun.cancel():  # else a thread that is there has taken it
+                return Answer(error=f"the node has no thread left for it: {error}")
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            begun.cancel()  # what has not begun is not done
+            raise
 
 
 class ClaimService:
@@ -157,8 +153,8 @@ class ClaimService:
         self._budget = budget
         """Seconds for one call."""
         self._threads = ClaimThreads()
-        self._preparing = asyncio.Semaphore(MOST_THREADS)
-        self._unpreparing = asyncio.Semaphore(MOST_THREADS)
+        self._preparing = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="prepare")
+        self._unpreparing = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="unprepare")
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve both versions. kubelet skips the field that only the newer one has."""
@@ -193,18 +189,18 @@ class ClaimService:
         )
 
     async def _each(
-        self, claims: Iterable[api_pb2.Claim], room: asyncio.Semaphore, work: Callable[[ClaimRef], Answer]
+        self, claims: Iterable[api_pb2.Claim], pool: ThreadPoolExecutor, work: Callable[[ClaimRef], Answer]
     ) -> Mapping[str, Answer]:
         refs = {claim.uid: ClaimRef(claim.uid, claim.namespace, claim.name) for claim in claims}
-        answers = await asyncio.gather(*(self._in_time(ref, room, work) for ref in refs.values()))
+        answers = await asyncio.gather(*(self._in_time(ref, pool, work) for ref in refs.values()))
         return dict(zip(refs, answers, strict=True))
 
-    async def _in_time(self, ref: ClaimRef, room: asyncio.Semaphore, work: Callable[[ClaimRef], Answer]) -> Answer:
+    async def _in_time(self, ref: ClaimRef, pool: ThreadPoolExecutor, work: Callable[[ClaimRef], Answer]) -> Answer:
         if not is_usable(ref):
             return Answer(error=f"{ref!r} is no claim that Kubernetes could have: its names are not usable")
         try:
             async with asyncio.timeout(self._budget):
-                return await self._threads.run(ref.uid, room, partial(work, ref))
+                return await self._threads.run(ref.uid, pool, partial(work, ref))
         except TimeoutError:
             text = f"not done within {self._budget:g} s; what was begun goes on, and kubelet asks again"
             log.warning("claim %s: %s", ref, text)
@@ -257,4 +253,121 @@ def _prepared(answer: Answer) -> api_pb2.NodePrepareResourceResponse:
             for device in answer.devices
         ],
         error=answer.error,
+    )
+
+
+Catalog = Latest[tuple[DraDevice, ...]]
+"""All devices that the driver offers."""
+
+
+class HealthService:
+    """kubelet's DRAResourceHealth service: the health of all devices, which kubelet shows in the status of their pods.
+
+    kubelet takes what it has as UNKNOWN when that is older than its timeout, and when the stream ends it forgets all
+    without a word. So the whole list is sent when it changes and three times in a timeout, and before a planned end
+    every device is sent as UNKNOWN.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        catalog: Catalog,
+        timeout: int = TIMEOUT_SECONDS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.open = 0
+        """Streams that are open."""
+        self._pool = pool
+        self._catalog = catalog
+        self._timeout = timeout
+        """Seconds."""
+        self._clock = clock
+        """Seconds since the epoch."""
+        self._ending = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._ended.set()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve both versions: their messages are the same on the wire."""
+        handlers = {
+            "NodeWatchResources": grpc.unary_stream_rpc_method_handler(
+                self.watch,
+                request_deserializer=health_pb2.NodeWatchResourcesRequest.FromString,
+                response_serializer=health_pb2.NodeWatchResourcesResponse.SerializeToString,
+            )
+        }
+        for version in (health_pb2, v1alpha1):
+            name = version.DESCRIPTOR.services_by_name["DRAResourceHealth"].full_name
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+
+    async def end(self, seconds: float) -> None:
+        """Tell all devices as UNKNOWN, then let the streams end. Waits so long for those who listen."""
+        self._ending.set()
+        await first(self._ended.wait(), seconds=seconds)
+
+    async def watch(
+        self, request: health_pb2.NodeWatchResourcesRequest, context: Context
+    ) -> AsyncIterator[health_pb2.NodeWatchResourcesResponse]:
+        self.open += 1
+        self._ended.clear()
+        try:
+            devices = self._catalog.value
+            while not self._ending.is_set():
+                devices = self._catalog.value
+                yield health_list(devices, self._pool, int(self._clock()), self._timeout)
+                changed, ending = self._catalog.other_than(devices), self._ending.wait()
+                await first(changed, ending, seconds=self._timeout / 3)
+            yield unknown_list(devices, self._pool, int(self._clock()), self._timeout)
+        finally:
+            self.open -= 1
+            if not self.open:
+                self._ended.set()
+
+
+def health_list(
+    devices: Sequence[DraDevice], pool: str, now: int, timeout: int = TIMEOUT_SECONDS
+) -> health_pb2.NodeWatchResourcesResponse:
+    """Spell the health of all devices for kubelet. `now` is in seconds since the epoch."""
+    most = min(MOST_MESSAGE, MOST_MESSAGES // max(1, len(devices)))
+    answer = health_pb2.NodeWatchResourcesResponse()
+    for device in devices:
+        status, message = _health_status(device.health), _health_message(device.health, most)
+        answer.devices.append(_health_of(device, pool, now, timeout, status, message))
+    return answer
+
+
+def unknown_list(
+    devices: Sequence[DraDevice], pool: str, now: int, timeout: int = TIMEOUT_SECONDS
+) -> health_pb2.NodeWatchResourcesResponse:
+    """Spell that nobody knows the devices' health from now on."""
+    text = "the agent has stopped: nobody looks after it until it is back"
+    return health_pb2.NodeWatchResourcesResponse(
+        devices=[_health_of(device, pool, now, timeout, health_pb2.UNKNOWN, text) for device in devices]
+    )
+
+
+def _health_status(health: Health) -> health_pb2.HealthStatus.ValueType:
+    if health.healthy:
+        return health_pb2.HEALTHY
+    # The device may be as good as ever; it is the books that fail.
+    return health_pb2.UNKNOWN if health.reason == Reason.BOOKS_UNWRITABLE else health_pb2.UNHEALTHY
+
+
+def _health_message(health: Health, most: int) -> str:
+    """Say why, within some bytes: kubelet cuts what is longer, maybe within a letter."""
+    if health.healthy:
+        return ""
+    text = f"{health.reason}: {text_of(health.reason)}"
+    return text.encode()[:most].decode(errors="ignore")
+
+
+def _health_of(
+    device: DraDevice, pool: str, now: int, timeout: int, status: health_pb2.HealthStatus.ValueType, message: str
+) -> health_pb2.DeviceHealth:
+    return health_pb2.DeviceHealth(
+        device=health_pb2.DeviceIdentifier(pool_name=pool, device_name=device.name),
+        health=status,
+        last_updated_time=now,
+        health_check_timeout_seconds=timeout,
+        message=message,
     )

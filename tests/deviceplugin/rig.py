@@ -20,7 +20,7 @@ from agent.offer.offer import Offer
 from agent.process.backoff import Backoff
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
-from deviceplugin.informed import InformingBook
+from deviceplugin.grant_books import FilesBook
 from deviceplugin.plugins import DevicePlugins, Ground
 from deviceplugin.registration import Times
 from deviceplugin.server import Observe, unobserved
@@ -124,9 +124,9 @@ def plugins_on(
     offer = Latest(Offer())
     files = GrantedFiles(device_info) if device_info is not None else None
     specs = UnitSpecs(ground.ledger, config.value.cdi_dir, Latest(True))
-    informing = InformingBook(ground.ledger, files, offer, ground.snapshot, specs) if files is not None else None
-    allocator = Allocator(offer, informing or ground.ledger, ground.clock, ground.ledger.pod_of)
-    return DevicePlugins(config, ground, allocator, informing, observe, QUICK)
+    files_book = FilesBook(ground.ledger, files, offer, ground.snapshot, specs) if files is not None else None
+    allocator = Allocator(offer, files_book or ground.ledger, ground.clock, ground.ledger.pod_of)
+    return DevicePlugins(config, ground, allocator, files_book, observe, QUICK)
 
 
 def knows_all(kubelet: Kubelet, plugins: DevicePlugins) -> bool:

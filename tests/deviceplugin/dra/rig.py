@@ -20,8 +20,7 @@ from agent.process.backoff import Backoff
 from agent.state import Latest
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.door import Door, Driver, Times
-from deviceplugin.dra.health import Catalog
-from deviceplugin.dra.server import PreparedDevice
+from deviceplugin.dra.server import Catalog, PreparedDevice
 from deviceplugin.server import Observe, unobserved
 from tests.awaiting import until
 

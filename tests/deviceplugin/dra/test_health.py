@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.model.health import HEALTHY
 from agent.state import Latest
-from deviceplugin.dra.health import HealthService, health_list
+from deviceplugin.dra.server import HealthService, health_list
 from proto.drahealth.v1 import api_pb2, api_pb2_grpc
 from proto.drahealth.v1alpha1 import api_pb2 as v1alpha1
 from proto.drahealth.v1alpha1 import api_pb2_grpc as v1alpha1_grpc

@@ -15,7 +15,7 @@ import pytest
 
 from agent.errors import AgentError, DeviceBusy
 from agent.model.allocation import ClaimRef
-from deviceplugin.dra.server import MOST_THREADS, ClaimService, PreparedDevice, is_usable
+from deviceplugin.dra.server import MOST_THREADS, ClaimService, PreparedDevice, ReportingClaims, is_usable
 from deviceplugin.server import unobserved
 from proto.dra.v1 import api_pb2, api_pb2_grpc
 from proto.dra.v1beta1 import api_pb2 as v1beta1
@@ -324,6 +324,8 @@ def test_a_call_that_waited_for_room_and_was_given_up_does_nothing() -> None:
         late = asyncio.ensure_future(calls.prepare(asked("late"), CONTEXT))
         await asyncio.sleep(0.02)
         late.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await late
         gate.open.set()
         await full
         assert not (await calls.prepare(asked("next"), CONTEXT)).claims["next"].error
@@ -377,3 +379,54 @@ def test_a_request_that_is_too_large_is_refused() -> None:
                 assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
     asyncio.run(work())
+
+
+class Failing:
+    """Claims that cannot be carried out, and who hears of it."""
+
+    def __init__(self, error: AgentError | None) -> None:
+        self.error = error
+        self.heard: list[tuple[ClaimRef, str, AgentError]] = []
+
+    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+        if self.error is not None:
+            raise self.error
+        return prepared(ref)
+
+    def unprepare(self, ref: ClaimRef) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def claim_failed(self, ref: ClaimRef, what: str, error: AgentError) -> None:
+        self.heard.append((ref, what, error))
+
+
+def test_calls_that_fail_are_reported_and_fail_and_those_that_succeed_are_not() -> None:
+    ref, calls = ClaimRef("uid-c", "default", "c"), Failing(None)
+    reporting = ReportingClaims(calls, calls)
+    assert list(reporting.prepare(ref)) == list(prepared(ref))
+    reporting.unprepare(ref)
+    assert calls.heard == []
+    calls.error = DeviceBusy("the pod lives")
+    for call in (reporting.prepare, reporting.unprepare):
+        with pytest.raises(DeviceBusy):
+            call(ref)
+    assert calls.heard == [(ref, "not prepared", calls.error), (ref, "not unprepared", calls.error)]
+
+
+def test_a_claim_for_which_there_is_no_thread_fails_and_is_done_when_there_is_one() -> None:
+    claims = FakeClaims()
+
+    async def work() -> None:
+        calls = service(claims)
+        former = threading.stack_size(1 << 46)  # more than there is, so no thread can be started
+        try:
+            answer = await calls.prepare(asked("u"), CONTEXT)
+        finally:
+            threading.stack_size(former)
+        assert answer.claims["u"].error == "the node has no thread left for it: can't start new thread"
+        assert claims.calls == []
+        assert not (await calls.prepare(asked("u"), CONTEXT)).claims["u"].error
+
+    asyncio.run(work())
+    assert claims.calls == [("prepare", "u")]

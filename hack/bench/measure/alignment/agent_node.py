@@ -27,7 +27,7 @@ from cni.netconf import from_document
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from deviceplugin.allocation import Allocator
-from deviceplugin.informed import SlotBook
+from deviceplugin.grant_books import SlotBook
 from hack.sim.devices import DeviceManager, Held, Known
 from hack.sim.pods import Container
 from measure.alignment.scenarios import NIC, Scenario

@@ -34,7 +34,7 @@ class SlotBook:
         self._book.grant(resource_name, units, specs)
 
 
-class InformingBook:
+class FilesBook:
     """A book of grants that writes CDI specs, and files for Multus of VFs, too, before kubelet has its answer.
 
     A file is a few system calls on a tmpfs, and on the thread that has just waited for the books.
