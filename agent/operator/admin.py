@@ -25,6 +25,8 @@ RECEIVE_SECONDS = 5.0
 ANSWER_SECONDS = 90.0
 """A driver and an IPAM plugin may take their time."""
 MAX_CONNECTIONS = 4
+BACKLOG = 16
+"""So many more wait, for RECEIVE_SECONDS behind each four that say nothing; others are refused at once."""
 
 log = logging.getLogger(__name__)
 Answer = Callable[[Mapping[str, Any]], str]
@@ -51,7 +53,7 @@ class AdminServer(sockets.UnixServer):
     """Listens on the socket and answers."""
 
     def __init__(self, path: Path, answer: Answer, receive_seconds: float = RECEIVE_SECONDS) -> None:
-        super().__init__(path, MAX_CONNECTIONS, MAX_CONNECTIONS)
+        super().__init__(path, MAX_CONNECTIONS, BACKLOG)
         self._answer = answer
         self._receive_seconds = receive_seconds
 

@@ -222,7 +222,9 @@ def test_a_crowd_that_says_nothing_keeps_others_no_longer_than_it_may_take(door:
         assert door.answers()
 
 
-def test_running_out_of_descriptors_passes_and_is_said_once(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+def test_running_out_of_descriptors_passes_and_is_not_said_each_time(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
     with door.connect() as first, door.connect() as second:
         until(lambda: read_all(first) + read_all(second) == b"")  # both have been let go, and the server waits
     with socket.socket(socket.AF_UNIX) as late, socket.socket(socket.AF_UNIX) as later, descriptors.left(0):
@@ -230,9 +232,9 @@ def test_running_out_of_descriptors_passes_and_is_said_once(door: Door, caplog: 
             caller.settimeout(10)
             caller.connect(str(door.server.path))
         until(lambda: "cannot be taken" in caplog.text)
-        time.sleep(5 * ACCEPT_PAUSE_SECONDS)
+        time.sleep(10 * ACCEPT_PAUSE_SECONDS)
     assert door.answers()
-    assert caplog.text.count("cannot be taken") == 1
+    assert caplog.text.count("cannot be taken") <= 3  # again for each of the two that is let go meanwhile
 
 
 def test_a_node_without_a_thread_is_said_and_the_socket_can_be_had_later(closed: Door) -> None:
