@@ -11,18 +11,16 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import cast
 
 from agent.errors import ConfigError, Unavailable
-from agent.process import interpreter
 
 PROBE_SECONDS = 1.0
 ACCEPT_PAUSE_SECONDS = 0.1
 READY_THREADS = 4
-"""They run from the start: on a node without a thread to spare, calls are served one after the other."""
+"""So many wait for a connection, from the start: a node without a thread to spare still serves calls."""
 END_SECONDS = 0.5
 """How long the end of the agent waits for calls under way."""
 
@@ -30,16 +28,16 @@ log = logging.getLogger(__name__)
 
 
 class UnixServer:
-    """Serves a Unix socket to the user that the agent runs as: each connection on a thread of a pool, so many at once.
+    """Serves a Unix socket to the user that the agent runs as: each connection on a thread, so many at once.
 
-    More connections wait in the kernel's queue. A subclass says in `serve` what is done with one.
+    Threads take connections themselves, since to hand one over would cost a call a wake-up. More connections wait in
+    the kernel's queue. A subclass says in `serve` what is done with one.
     """
 
     def __init__(self, path: Path, connections: int, backlog: int) -> None:
         self.path = path
         self.ending = threading.Event()
         self._connections = connections
-        self._places = threading.BoundedSemaphore(connections)
         self._backlog = backlog
         self._mode = 0o600
         self._listener: socket.socket | None = None
@@ -47,6 +45,11 @@ class UnixServer:
         """Of the socket's file."""
         self._opening = threading.Lock()
         """Held while the listener is replaced or closed."""
+        self._count = threading.Condition()
+        self._threads = 0
+        self._busy = 0
+        self._is_short = False
+        """No connection can be taken, which was logged."""
 
     def serve(self, connection: socket.socket) -> None:
         """Answer one connection, within bounds of time and input; then it is closed. May raise OSError, ValueError."""
@@ -55,21 +58,17 @@ class UnixServer:
     def start(self, first: Callable[[], object] = lambda: None, mode: int = 0o600) -> None:
         """Listen, do something first, then serve. `first` must not raise: callers wait already.
 
-        Raises ConfigError if another agent listens there, or the socket or its threads cannot be had.
+        Raises ConfigError if another agent listens there, or the socket or a thread cannot be had.
         """
         self._mode = mode
-        try:
-            with contextlib.ExitStack() as failed:
-                pool = interpreter.started_workers(READY_THREADS, self.path.stem, self._connections)
-                failed.callback(pool.shutdown, wait=False)
-                with self._opening:
-                    self._listener = self._open()
-                failed.callback(self._stop_listening)
-                first()
-                threading.Thread(target=self._accept, args=(pool,), name=self.path.stem, daemon=True).start()
-                failed.pop_all()
-        except RuntimeError as error:
-            raise ConfigError(str(self.path), [f"cannot be served: {error}"]) from error
+        with self._opening:
+            self._listener = self._open()
+        first()
+        for _ in range(READY_THREADS):
+            self._add_thread()
+        if not self._threads:
+            self._stop_listening()
+            raise ConfigError(str(self.path), ["cannot be served: no thread can be started"])
 
     def stands(self) -> bool:
         """Return whether callers still find this server: its socket's folder may be emptied. True once it is closed."""
@@ -89,13 +88,10 @@ class UnixServer:
 
     def close(self, seconds: float = END_SECONDS) -> bool:
         """Stop listening, and wait a bounded time for calls under way. Returns whether all have ended."""
-        if self._listener is None:
-            return True
         self.ending.set()
         self._stop_listening()
-        deadline = time.monotonic() + seconds
-        places = range(self._connections)
-        return all(self._places.acquire(timeout=max(0.0, deadline - time.monotonic())) for _ in places)
+        with self._count:
+            return self._count.wait_for(lambda: not self._busy, seconds)
 
     def _stop_listening(self) -> None:
         with self._opening:
@@ -111,33 +107,47 @@ class UnixServer:
         self._identity = listen(listener, self.path, self._backlog, self._mode)
         return listener
 
-    def _accept(self, pool: ThreadPoolExecutor) -> None:
-        """Hand connections to the pool until the server is closed."""
-        is_short = False
-        while True:
-            self._places.acquire()
-            if (listener := self._listener) is None:
-                break
+    def _add_thread(self) -> None:
+        with self._count:
+            self._threads += 1
+        try:
+            threading.Thread(target=self._work, name=self.path.stem, daemon=True).start()
+        except RuntimeError as error:
+            with self._count:
+                self._threads -= 1
+            log.error("connections to %s have to wait for each other: %s", self.path, error)
+
+    def _work(self) -> None:
+        """Serve one connection after the other, while no more than READY_THREADS wait for one."""
+        while (listener := self._listener) is not None:
             try:
                 connection = listener.accept()[0]
-                is_short = False
             except OSError as error:
-                self._places.release()
-                if listener is not self._listener:
-                    continue
-                # Out of descriptors or memory: nobody else would serve this socket, so carry on.
-                if not is_short:
-                    log.error("a connection to %s cannot be taken: %s", self.path, error)
-                is_short = True
-                self.ending.wait(ACCEPT_PAUSE_SECONDS)
+                if listener is self._listener:
+                    # Out of descriptors or memory: nobody else would serve this socket, so carry on.
+                    self._report_shortage(error)
                 continue
-            try:
-                pool.submit(self._serve, connection)
-            except RuntimeError as error:  # it waits for a thread that is there
-                log.error("connections to %s have to wait for each other: %s", self.path, error)
+            self._is_short = False
+            with self._count:
+                self._busy += 1
+                nobody_waits = self._busy == self._threads < self._connections
+            if nobody_waits:
+                self._add_thread()
+            self._serve(connection)
+            with self._count:
+                self._busy -= 1
+                self._count.notify_all()
+                if self._threads - self._busy > READY_THREADS:
+                    break
             del connection
-        self._places.release()
-        pool.shutdown(wait=False)
+        with self._count:
+            self._threads -= 1
+
+    def _report_shortage(self, error: OSError) -> None:
+        if not self._is_short:
+            log.error("a connection to %s cannot be taken: %s", self.path, error)
+        self._is_short = True
+        self.ending.wait(ACCEPT_PAUSE_SECONDS)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -151,8 +161,6 @@ class UnixServer:
             log.warning("a connection to %s ended early: %s", self.path, error)
         except Exception:
             log.exception("a connection to %s met an unexpected error", self.path)
-        finally:
-            self._places.release()
 
 
 def receive(connection: socket.socket, ends: Sequence[bytes], limit: int, seconds: float) -> bytes:
