@@ -134,12 +134,13 @@ class UnixServer:
             if nobody_waits:
                 self._add_thread()
             self._serve(connection)
+            del connection
             with self._count:
                 self._busy -= 1
                 self._count.notify_all()
                 if self._threads - self._busy > READY_THREADS:
-                    break
-            del connection
+                    self._threads -= 1
+                    return
         with self._count:
             self._threads -= 1
 

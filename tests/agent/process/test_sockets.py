@@ -230,7 +230,7 @@ def test_running_out_of_descriptors_passes_and_is_not_said_each_time(
     with ExitStack() as stack:
         for caller in callers:
             stack.enter_context(caller).settimeout(10)
-        with descriptors.left(0):
+        with descriptors.none_left():
             for caller in callers:
                 caller.connect(str(door.server.path))
             until(lambda: "cannot be taken" in caplog.text)
