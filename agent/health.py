@@ -26,6 +26,7 @@ from agent.model.device_health import (
     step,
 )
 from agent.model.health import Health, Reason
+from agent.state import Latest
 
 
 class HealthBook:
@@ -34,48 +35,20 @@ class HealthBook:
     def __init__(self, settings: HealthSettings | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._guard = threading.Lock()
-        self._settings = settings or HealthSettings()
+        self.settings = Latest(settings or HealthSettings())
+        """How patient it is."""
+        self.unavailable: Latest[Reason | None] = Latest(None)
+        """Why no unit at all may be handed out; None if that is so of none."""
+        self.renumbered: Latest[frozenset[tuple[str, str]]] = Latest(frozenset())
+        """Units (resource name, ID) whose containers kubelet would give another's device."""
         self._courses: dict[str, tuple[int, Course]] = {}
         """Subject → number of the look that saw it last, and its course."""
         self._look = 0
         self._looked_at = 0.0
         self._troubles = NO_TROUBLES
-        self._withheld: Reason | None = None
-        self._renumbered: frozenset[tuple[str, str]] = frozenset()
         self._listeners: list[Callable[[], None]] = []
-
-    @property
-    def settings(self) -> HealthSettings:
-        """How patient it is. Another value counts from the next look on, which it asks for."""
-        return self._settings
-
-    @settings.setter
-    def settings(self, settings: HealthSettings) -> None:
-        if settings != self._settings:
-            self._settings = settings
-            self._ask_for_a_look()
-
-    @property
-    def withheld(self) -> Reason | None:
-        """Why no unit at all may be handed out; None if that is so of none."""
-        return self._withheld
-
-    def withhold(self, reason: Reason | None) -> None:
-        """Let no unit be handed out, or end that."""
-        if reason is not self._withheld:
-            self._withheld = reason
-            self._ask_for_a_look()
-
-    @property
-    def renumbered(self) -> frozenset[tuple[str, str]]:
-        """Units (resource name, ID) whose containers kubelet would give another's device."""
-        return self._renumbered
-
-    @renumbered.setter
-    def renumbered(self, units: frozenset[tuple[str, str]]) -> None:
-        if units != self._renumbered:
-            self._renumbered = units
-            self._ask_for_a_look()
+        for cell in (self.settings, self.unavailable, self.renumbered):
+            cell.subscribe(self._ask_for_a_look)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call, on some thread, when a look should be taken at once."""
@@ -83,7 +56,7 @@ class HealthBook:
 
     def gpu_event(self, event: GpuEvent) -> None:
         """Take in what a GPU's driver told of."""
-        policy = self._settings.gpu_policy
+        policy = self.settings.value.gpu_policy
         with self._guard:
             # An error may come hundreds of times a second, and a look takes long on a large node.
             is_news = self._troubles.is_news(event, self._looked_at, policy)
@@ -110,7 +83,7 @@ class HealthBook:
         return HealthPolicy(
             lasting=lasting,
             gpu=partial(self._judge_gpu, now=now),
-            follow_link=self._settings.link == "follow",
+            follow_link=self.settings.value.link == "follow",
         )
 
     def judge(self, subject: str, raw: Health, now: float) -> Health:
@@ -125,7 +98,7 @@ class HealthBook:
         """Tell when the next look is due though nothing else happens, on the clock; None if never."""
         with self._guard:
             dues = [course.due(self._patience) for look, course in self._courses.values() if look == self._look]
-            dues.append(next_recovery(self._troubles, self._looked_at, self._settings.gpu_policy))
+            dues.append(next_recovery(self._troubles, self._looked_at, self.settings.value.gpu_policy))
         return min((due for due in dues if due is not None), default=None)
 
     def seconds_to_look(self) -> float | None:
@@ -135,10 +108,10 @@ class HealthBook:
 
     @property
     def _patience(self) -> Patience:
-        return Patience(self._settings.down_seconds, self._settings.up_seconds)
+        return Patience(self.settings.value.down_seconds, self.settings.value.up_seconds)
 
     def _judge_gpu(self, gpu: Gpu, mig_uuid: str, now: float) -> Health:
-        return judge_gpu(gpu, self._troubles, now, self._settings.gpu_policy, mig_uuid)
+        return judge_gpu(gpu, self._troubles, now, self.settings.value.gpu_policy, mig_uuid)
 
     def _ask_for_a_look(self) -> None:
         for listener in self._listeners:

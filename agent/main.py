@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from agent.config import Config
-from agent.config.files import Reloader, Sources
+from agent.config.files import Sources
 from agent.errors import ConfigError
 from agent.hardware.host import Host, Watch
 from agent.health import HealthBook
@@ -45,6 +45,7 @@ from agent.process.lifecycle import Part, entered
 from agent.process.standby import has_successor
 from agent.process.startup import OpenedEndpoints, check, keep_listening, learn_boot_id, listen, open_ledger
 from agent.process.supervision import Heartbeat, Volumes, nobody_watches, supervised
+from agent.reload import Reloader
 from agent.report import page
 from agent.report.endpoints import Pages
 from agent.report.events import Events
@@ -193,16 +194,20 @@ class Agent:
             told = NodeEvents(self._api, node_name(), self._offer, conditions)
             yield Part("node events", run=partial(supervised, told.run, "node events"))
         if self._start.sources is not None:
-            changes = _Changes(self._report, self._inventory, made, publishes=self._api is not None)
-            yield Part("configuration", run=Reloader(self._start.sources, self._config, changes).run)
+            apply, publishes = partial(_apply, made), self._api is not None
+            changes = Reloader(self._start.sources, self._config, self._report, self._fits, apply, publishes=publishes)
+            yield Part("configuration", run=changes.run)
 
     def _heed(self) -> None:
         """Go by another configuration, as far as nobody has to wait for it."""
         config = self._config.value
         self._inventory.rescan_seconds = config.rescan_seconds
         self._inventory.heed(config.placement)
-        self._report.health.settings = config.health
+        self._report.health.settings.set(config.health)
         self._taint.settings = config.restart
+
+    def _fits(self, config: Config) -> None:
+        check(config, self._inventory.snapshot.value)
 
     # ------------------------------------------------------------------ opening
 
@@ -260,11 +265,7 @@ class Agent:
 
     async def _registered(self, made: Parts, stop: asyncio.Event) -> None:
         """Wait until kubelet has all lists; not for long, since it may be away."""
-        until = asyncio.get_running_loop().time() + REGISTRATION_SECONDS
-        while True:
-            if made.plugins.ready or stop.is_set() or asyncio.get_running_loop().time() > until:
-                return
-            await asyncio.sleep(READY_POLL_SECONDS)
+        await _until(lambda: made.plugins.ready or stop.is_set(), REGISTRATION_SECONDS, READY_POLL_SECONDS)
 
     async def _connect(self) -> None:
         """Open the API server. Pods need none: an agent that ended here would end again after each start."""
@@ -288,13 +289,12 @@ class Agent:
     async def _served(self, made: Parts) -> None:
         """Wait until kubelet has what is offered, but not for ever. Then pods come and go whatever an IPAM plugin does.
 
-        So what is owed is given back from then on."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SERVED_SECONDS):
-                while True:
-                    if self._offer.value.snapshot.generation and all(s.registered for s in made.plugins.status()):
-                        return
-                    await asyncio.sleep(CONDITIONS_POLL_SECONDS)
+        So pending addresses are given back from then on."""
+
+        def is_served() -> bool:
+            return bool(self._offer.value.snapshot.generation) and all(s.registered for s in made.plugins.status())
+
+        await _until(is_served, SERVED_SECONDS, CONDITIONS_POLL_SECONDS)
 
     async def _watch_conditions(self, made: Parts, gpus: Watch) -> None:
         """Keep up to date the conditions about kubelet, and those that nobody tells of."""
@@ -317,6 +317,22 @@ class Agent:
             await asyncio.sleep(CONDITIONS_POLL_SECONDS)
 
 
+async def _until(is_so: Callable[[], bool], seconds: float, poll_seconds: float) -> None:
+    """Wait for something, at most so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while True:
+                if is_so():
+                    return
+                await asyncio.sleep(poll_seconds)
+
+
+async def _apply(made: Parts) -> None:
+    """Wait until the newest configuration is in effect."""
+    await asyncio.to_thread(made.holders.look)  # what kubelet has noted of other resources counts now
+    await made.plugins.reconfigured()
+
+
 def _prepare(config: Config, snapshot: Snapshot) -> None:
     """Do ahead what is due once the books are open: an agent that waits for them has the time now.
 
@@ -336,30 +352,3 @@ def _prepare(config: Config, snapshot: Snapshot) -> None:
         import agent.cluster.claims
         import agent.cluster.slices
         import deviceplugin.dra.driver  # noqa: F401
-
-
-@dataclass(frozen=True, slots=True)
-class _Changes:
-    """Puts a changed configuration into effect."""
-
-    report: Report
-    inventory: Inventory
-    made: Parts
-    publishes: bool
-    """Whether there is an API server: the account to publish with was chosen at the start."""
-
-    def check(self, config: Config) -> None:
-        check(config, self.inventory.snapshot.value)
-
-    def waiting(self, config: Config) -> Sequence[str]:
-        return ("topology",) if not self.publishes and config.topology.needs_api else ()
-
-    async def apply(self, config: Config) -> None:
-        await asyncio.to_thread(self.made.holders.look)  # what kubelet has noted of other resources counts now
-        await self.made.plugins.reconfigured()
-
-    def complain(self, what: str | None) -> None:
-        self.report.conditions.set("config", what)
-
-    def count(self, outcome: str) -> None:
-        self.report.metrics.reloaded(outcome)

@@ -152,7 +152,7 @@ class Offers:
             Inputs(resources, snapshot, assignment, books, policy, misplaced, named_rails, self._rails, is_new)
         )
         self._rails, self._held = made.rails, books.holders
-        kept = self._health.settings.gone_seconds
+        kept = self._health.settings.value.gone_seconds
         self._missing = miss(
             resources, self._units, made.offered, self._missing, snapshot, books.holders.keys(), now, kept
         )
@@ -175,19 +175,19 @@ class Offers:
 
     def seconds_to_look(self) -> float | None:
         """Tell in how many seconds another offer is due though nothing happens; None if never."""
-        due = self._missing.due(self._held, self._health.settings.gone_seconds)
+        due = self._missing.due(self._held, self._health.settings.value.gone_seconds)
         waits = (self._health.seconds_to_look(), None if due is None else max(0.0, due - self._clock()))
         return min((seconds for seconds in waits if seconds is not None), default=None)
 
 
 def _withheld(units: Mapping[str, tuple[Unit, ...]], health: HealthBook) -> Mapping[str, tuple[Unit, ...]]:
     """Make units unhealthy that nobody may be given: a pod that kubelet sends here then would fail for good."""
-    if health.withheld is None and not health.renumbered:
+    if health.unavailable.value is None and not health.renumbered.value:
         return units
 
     def judged(name: str, unit: Unit) -> Unit:
-        misled = Reason.RENUMBERED if (name, unit.unit_id) in health.renumbered else None
-        reason = health.withheld or misled
+        misled = Reason.RENUMBERED if (name, unit.unit_id) in health.renumbered.value else None
+        reason = health.unavailable.value or misled
         return replace(unit, health=unhealthy(reason)) if reason is not None and unit.health.healthy else unit
 
     return {name: tuple(judged(name, unit) for unit in found) for name, found in units.items()}

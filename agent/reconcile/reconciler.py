@@ -94,7 +94,7 @@ class NodeOutside(Outside):
 
     def misled(self, units: frozenset[tuple[str, str]], what: str | None) -> None:
         """Withhold units whose containers would get another's device, and say which these are."""
-        self._report.health.renumbered = units
+        self._report.health.renumbered.set(units)
         self._report.conditions.set("renumbered", what)
 
     def heal_failed(self, healer: str) -> None:
@@ -116,7 +116,7 @@ class NodeOutside(Outside):
             else None,
         )
         self._report.conditions.set("ledger", what)
-        self._report.health.withhold(Reason.BOOKS_UNWRITABLE if what is not None else None)
+        self._report.health.unavailable.set(Reason.BOOKS_UNWRITABLE if what is not None else None)
 
 
 ROUND_SECONDS = 60.0

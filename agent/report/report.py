@@ -87,7 +87,7 @@ class GpuErrors:
     def take(self, event: GpuEvent) -> None:
         """Take an event in."""
         self._book.gpu_event(event)
-        kind = self._book.settings.gpu_policy.classify(event.xid)
+        kind = self._book.settings.value.gpu_policy.classify(event.xid)
         self._counter.labels(str(event.xid) if event.xid in XIDS else "other", kind.value).inc()
         subject = event.mig_uuid or event.gpu_uuid or "a GPU that the driver does not name"
         text = f"XID {event.xid} ({kind.value}): {XIDS.get(event.xid, UNKNOWN_XID)[1]}"

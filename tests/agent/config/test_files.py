@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -52,20 +51,3 @@ def test_a_resource_of_two_files_is_refused(files: Sources) -> None:
     files.own.write_text("resources: [{name: rdma/hca, kind: hca}]")
     with pytest.raises(ConfigError, match="rdma/hca is configured twice"):
         files.load()
-
-
-def test_a_configmap_is_followed_through_its_links(tmp_path: Path) -> None:
-    for version in ("..1", "..2"):
-        (tmp_path / version).mkdir()
-        (tmp_path / version / "config.yaml").write_text(OWN)
-    (tmp_path / "..data").symlink_to("..1")
-    (tmp_path / "config.yaml").symlink_to("..data/config.yaml")
-    sources = Sources(tmp_path / "config.yaml")
-    digest = sources.digest()
-    (tmp_path / "..data_tmp").symlink_to("..2")
-    os.rename(tmp_path / "..data_tmp", tmp_path / "..data")
-    assert sources.digest() == digest
-    (tmp_path / "..2/config.yaml").write_text(SRIOV)
-    assert sources.digest() != digest
-    (tmp_path / "..data").unlink()
-    assert sources.digest() == (b"",)

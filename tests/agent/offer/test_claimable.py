@@ -73,7 +73,7 @@ def test_a_device_serves_one_resource_whichever_door_offers_it() -> None:
 def test_no_device_is_for_claims_while_the_books_cannot_be_written() -> None:
     book = HealthBook(HealthSettings(0, 0, 0))
     made = Offers(book, time.monotonic)
-    book.withhold(Reason.BOOKS_UNWRITABLE)
+    book.unavailable.set(Reason.BOOKS_UNWRITABLE)
     offer = made.make((VF, HCA), node(rails=1, vfs=1), Reading())
     assert {u.health.reason for units in offer.claimable.values() for u in units} == {"BooksUnwritable"}
 
