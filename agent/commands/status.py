@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from http.client import HTTPException
 from typing import Any
 
 from agent import config as configuration
 from agent.commands.options import DONE, NO_ANSWER, Command, add_config, add_output, asking, show
 from agent.errors import Unavailable
-from agent.process import sockets
-
-ANSWER_SECONDS = 5.0
 
 
 def add(command: Command) -> None:
@@ -26,16 +21,12 @@ def add(command: Command) -> None:
     add_output(parser)
 
 
-class _Waiting(Unavailable):
-    """An agent runs, and offers nothing until its configuration is right for this node."""
-
-
 def _status(options: argparse.Namespace) -> int:
-    from agent.report import status_text
+    from agent.report import status, status_text
 
     config, wrong = configuration.load_legible(options.config)
     try:
-        document, outcome = ask(config.endpoints), DONE
+        document, outcome = status.ask(config.endpoints), DONE
         wrong = None  # which the agent that serves by an earlier version says itself
     except Unavailable as error:
         document, outcome = _from_books(config, error), NO_ANSWER
@@ -52,7 +43,7 @@ def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, A
     from agent.report import status
 
     problem = f"does not run; this is what its books hold ({config.ledger_path})"
-    if isinstance(error, _Waiting):
+    if isinstance(error, status.Waiting):
         problem = f"{error}; this is what its books hold ({config.ledger_path})"
     elif not config.ledger_path.exists():
         problem = f"does not run, and has left no books here ({config.ledger_path})"
@@ -62,29 +53,10 @@ def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, A
     return status.without_agent(found, node=node_name(), version=agent_version(), problem=problem)
 
 
-def ask(endpoints: configuration.Endpoints) -> dict[str, Any]:
-    """Ask the agent for its status document. Raises Unavailable."""
-    host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
-    url = f"http://{host}:{endpoints.port}/status"
-    try:
-        with sockets.get(url, ANSWER_SECONDS) as answer:
-            document = json.load(answer)
-    except (OSError, ValueError, HTTPException) as error:
-        raise Unavailable(
-            f"the agent does not answer at {url} ({error}): is it running with this configuration?"
-        ) from error
-    if not isinstance(document, dict) or "format" not in document:
-        found = document.get("obstacles") if isinstance(document, dict) else None
-        why = found.get("config") if isinstance(found, dict) else None
-        told = f": {why}" if why else ""
-        raise _Waiting(f"the agent at {url} waits for its configuration to be repaired, and offers nothing yet{told}")
-    return document
-
-
 def _events(options: argparse.Namespace) -> int:
-    from agent.report import status_text
+    from agent.report import status, status_text
 
     with asking(options.config) as config:
-        events = ask(config.endpoints)["events"]
+        events = status.ask(config.endpoints)["events"]
     show(options, {"events": events}, status_text.events_text(events, time.time()))
     return DONE

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.commands.options import DONE, Command, add_output, show
+from agent.config.sections import DRIVER
 from agent.errors import ConfigError
 from agent.model.printable import joined
 from cni.install.commands import DEFAULT_CONFIGURATIONS, DEFAULT_TARGET
@@ -16,13 +17,16 @@ from cni.install.installation import DEFAULT_INSTANCE
 if TYPE_CHECKING:
     from agent.operator.uninstall import Published
 
-PLACES = (
-    ("--target", DEFAULT_TARGET, "plugin folder"),
-    ("--conf-dir", DEFAULT_CONFIGURATIONS, "network configurations"),
-    ("--kubelet-dir", Path("/var/lib/kubelet"), "kubelet's folder"),
-    ("--state-dir", Path("/var/lib/nodefabric"), "the agent's books"),
-    ("--run-dir", Path("/run/nodefabric"), "the agent's sockets"),
-    ("--cdi-dir", Path("/var/run/cdi"), "where the agent writes CDI specs"),
+OPTIONS = (
+    ("--target", DEFAULT_TARGET, "FOLDER", "plugin folder"),
+    ("--conf-dir", DEFAULT_CONFIGURATIONS, "FOLDER", "network configurations"),
+    ("--kubelet-dir", Path("/var/lib/kubelet"), "FOLDER", "kubelet's folder"),
+    ("--state-dir", Path("/var/lib/nodefabric"), "FOLDER", "the agent's books"),
+    ("--run-dir", Path("/run/nodefabric"), "FOLDER", "the agent's sockets"),
+    ("--cdi-dir", Path("/var/run/cdi"), "FOLDER", "where the agent writes CDI specs"),
+    ("--dra-driver", DRIVER, "NAME", "`dra.driver` of the configuration"),
+    ("--instance", os.environ.get("NODEFABRIC_INSTANCE", DEFAULT_INSTANCE), "NAME", "whose installation this is"),
+    ("--root", Path("/"), "FOLDER", "where the host's own / is"),
 )
 
 
@@ -30,41 +34,18 @@ def add(command: Command) -> None:
     """Add the command."""
     text = "take the plugin out of the networks, and all files of the agent off this node"
     parser = command("uninstall", _uninstall, text)
-    for name, default, what in PLACES:
-        parser.add_argument(
-            name, type=_host_path, default=default, metavar="FOLDER", help=f"{what} (default: %(default)s)"
-        )
-    parser.add_argument(
-        "--dra-driver",
-        default="nodefabric.io",
-        metavar="NAME",
-        help="`dra.driver` of the configuration (default: %(default)s)",
-    )
+    for name, default, metavar, what in OPTIONS:
+        read = _host_path if isinstance(default, Path) else str
+        parser.add_argument(name, type=read, default=default, metavar=metavar, help=f"{what} (default: %(default)s)")
     parser.add_argument(
         "--slices-of",
         metavar="NODE",
         help="take this Node's ResourceSlices away too (default: kubelet does, half a minute after the agent's end)",
     )
-    parser.add_argument(
-        "--kubeconfig",
-        type=Path,
-        metavar="FILE",
-        help="API server for --slices-of (default: the pod's own account)",
-    )
-    parser.add_argument(
-        "--root", type=Path, default=Path("/"), metavar="FOLDER", help="where the host's own / is (default: /)"
-    )
-    parser.add_argument(
-        "--instance",
-        default=os.environ.get("NODEFABRIC_INSTANCE", DEFAULT_INSTANCE),
-        metavar="NAME",
-        help="whose installation this is (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="remove although pods have devices, or that is not known, or it is another instance's",
-    )
+    text = "API server for --slices-of (default: the pod's own account)"
+    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help=text)
+    text = "remove although pods have devices, or that is not known, or it is another instance's"
+    parser.add_argument("--force", action="store_true", help=text)
     add_output(parser)
 
 

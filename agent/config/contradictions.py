@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
 
 from agent.config.networks import OF_SHARES, Network, misplaced_in
 from agent.config.resources import Resource, Select
@@ -12,16 +11,12 @@ from agent.config.template import possible, problems
 from agent.config.values import Config
 from agent.model.device import drives_for_programs
 
-CONDITIONS = tuple(f.name for f in fields(Select) if f.name not in ("need_vhost_net", "any_of", "is_rdma", "vdpa_type"))
 THEMSELVES = ("hca", "nic")
 """Kinds that take the very adapters that `pf` and `rootDevices` name; a VF is another device than its PF."""
 
 
-def contradictions(config: Config, unread: Collection[int] = ()) -> Iterator[tuple[str, str]]:
-    """List what does not go together: a path of the document, and what is wrong there.
-
-    `unread` are the numbers of resources that select other devices than meant.
-    """
+def contradictions(config: Config) -> Iterator[tuple[str, str]]:
+    """List what does not go together: a path of the document, and what is wrong there."""
     resources, networks = config.resources, config.networks
     yield from _repeated("networks", [n.name for n in networks])
     yield from _repeated("resources", [r.name for r in resources])
@@ -31,14 +26,6 @@ def contradictions(config: Config, unread: Collection[int] = ()) -> Iterator[tup
         yield from _misplaced(resource, networks)
         yield from ((f"resources[{i}].environment", text) for text in _of_environment(i, resources))
         yield from ((f"resources[{i}].mounts", text) for text in _of_mounts(resource))
-    for i, where, j in covered(resources):
-        if i not in unread and j not in unread:
-            name = f" ({resources[j].name})" if resources[j].name else ""  # empty where the name itself is wrong
-            text = (
-                f"selects nothing that resources[{j}]{name} does not select too, and a device serves one resource:"
-                " narrow one of the two selectors"
-            )
-            yield f"resources[{i}].{where}", text
     yield from _mixed(networks)
     for i, network in enumerate(networks):
         for where, text in problems(network, possible(config.topology.rails)):
@@ -130,50 +117,6 @@ def selectors_of(resource: Resource) -> tuple[tuple[str, str, Select], ...]:
     if resource.kind == "rail":
         return ("gpu", "gpu", resource.gpu), ("nic.select", resource.nic.kind, resource.nic.select)
     return (("select", resource.kind, resource.select),)
-
-
-def covered(resources: Sequence[Resource]) -> Iterator[tuple[int, str, int]]:
-    """List selectors that can take nothing: the resource's number, where the selector stands, and by whom.
-
-    An earlier resource of the same kind takes all that they select, on any node. Pools of other projects'
-    configurations are left alone: there the first takes what it likes by design.
-    """
-    for j, later in enumerate(resources):
-        for where, kind, select in selectors_of(later) if later.compat is None else ():
-            first = next((i for i, earlier in enumerate(resources[:j]) if _takes_all(earlier, kind, select)), None)
-            if first is not None:
-                yield j, where, first
-
-
-def _takes_all(resource: Resource, kind: str, select: Select) -> bool:
-    if resource.compat is not None:
-        return False
-    return any(k == kind and covers(s, select) for _, k, s in selectors_of(resource))
-
-
-def covers(wide: Select, narrow: Select) -> bool:
-    """Tell whether one selector takes all that another takes, as far as that shows without a node."""
-    if wide.any_of:
-        return wide == narrow or any(covers(other, narrow) for other in wide.any_of if not _own(wide))
-    if narrow.any_of:
-        return all(covers(wide, other) for other in narrow.any_of) or covers(wide, _without_alternatives(narrow))
-    if wide.is_rdma and not narrow.is_rdma:
-        return False
-    if wide.vdpa_type and wide.vdpa_type != narrow.vdpa_type:
-        return False
-    return all(_covers(getattr(wide, name), getattr(narrow, name)) for name in CONDITIONS)
-
-
-def _covers(wide: tuple[object, ...], narrow: tuple[object, ...]) -> bool:
-    return not wide or (bool(narrow) and set(narrow) <= set(wide))
-
-
-def _own(select: Select) -> bool:
-    return _without_alternatives(select) != Select()
-
-
-def _without_alternatives(select: Select) -> Select:
-    return Select(**{f.name: getattr(select, f.name) for f in fields(Select) if f.name != "any_of"})
 
 
 def _mixed(networks: Sequence[Network]) -> Iterator[tuple[str, str]]:

@@ -143,15 +143,10 @@ def read_config(document: Any, source: str) -> tuple[Config, list[str]]:
     left, warnings = without_gone({} if document is None else document)
     found, problems = read(_CONFIG, left)
     config = replace(found, source=source, warnings=warnings)
-    # What a resource selects is not what was meant where something of its selectors was refused.
-    places = (at.loc for at in problems if at.loc[:1] == ("resources",))
-    unread = {int(loc[1]) for loc in places if len(loc) > 1 and loc[2:3] in _SELECTING}
-    said = [*map(str, problems), *(f"{path}: {text}" for path, text in contradictions(config, unread))]
-    return config, said
+    return config, [*map(str, problems), *(f"{path}: {text}" for path, text in contradictions(config))]
 
 
 _CONFIG = TypeAdapter(Config)
-_SELECTING = {(), ("kind",), ("select",), ("gpu",), ("nic",)}
 
 
 def read_any(text: str | bytes, source: str) -> tuple[Shape, Any]:

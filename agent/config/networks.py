@@ -206,11 +206,6 @@ def is_ifname(text: str) -> bool:
     return _IFNAMES.fullmatch(text) is not None
 
 
-def is_host_ifname(text: str) -> bool:
-    """Tell whether an interface of the host may be called so."""
-    return _IFNAME.fullmatch(text) is not None
-
-
 def device_in(text: str) -> str | None:
     """Spell what names a device: a PCI address, a slot, a place of a claim's devices, or a share of an adapter."""
     if UnitId.parse(text).is_slot:

@@ -90,6 +90,10 @@ class Endpoints(Section):
     exporter_names: Flag = False
     """Metrics of VFs also under the names of sriov-network-metrics-exporter"""
 
+    def url(self, path: str) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self.port}/{path}"
+
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings(Section):

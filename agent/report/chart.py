@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.model.cloud_topology import is_virtual
-from agent.model.device import NO_NUMA_NODE, Gpu, NumaNode, PciDevice, Snapshot, is_accelerator
+from agent.model.device import NO_NUMA_NODE, Gpu, PciDevice, Snapshot, cpu_list, is_accelerator
 from agent.model.printable import joined, some
 from agent.model.topology import Locality, locality, standing
 from agent.placement import Distances
@@ -84,11 +84,6 @@ def rails(snapshot: Snapshot) -> tuple[tuple[Gpu, tuple[PciDevice, ...], Localit
     return tuple(found)
 
 
-def nearness_known(snapshot: Snapshot) -> bool:
-    """Tell whether it is known how near GPUs and NICs are, and not only on which NUMA nodes."""
-    return why_not_known(snapshot) is None
-
-
 def why_not_known(snapshot: Snapshot) -> tuple[str, str] | None:
     """Say why it is not known how near GPUs and NICs are, of all of them or of some, and the remedy."""
     if unknown := unknown_nics(snapshot):
@@ -143,7 +138,7 @@ def as_text(snapshot: Snapshot, *, with_vfs: bool = False) -> str:
     if not table:
         return "This node has neither GPUs nor NICs."
     labels, distances = [row.label for row in table], Distances(snapshot)
-    cpus = {node.number: cpu_list(node) for node in snapshot.numa_nodes}
+    cpus = {node.number: cpu_list(node.cpus) for node in snapshot.numa_nodes}
     lines = [["", *labels, "CPU Affinity", "NUMA Affinity"]]
     seen = set[str]()
     for row in table:
@@ -172,7 +167,7 @@ def as_document(snapshot: Snapshot, *, with_vfs: bool = False) -> dict[str, Any]
     table, distances = rows(snapshot, with_vfs=with_vfs), Distances(snapshot)
     label_of = {row.address: row.label for row in table}
     function_of = snapshot.data_direct.of
-    cpus = {node.number: cpu_list(node) for node in snapshot.numa_nodes}
+    cpus = {node.number: cpu_list(node.cpus) for node in snapshot.numa_nodes}
     return {
         "devices": [
             {
@@ -205,12 +200,6 @@ def as_document(snapshot: Snapshot, *, with_vfs: bool = False) -> dict[str, Any]
     }
 
 
-def place_of(a: PciDevice, b: PciDevice, snapshot: Snapshot) -> Locality:
-    """Tell how near two devices of a node are."""
-    here, there = standing(a, snapshot.places), standing(b, snapshot.places)
-    return locality(here, there, one_numa_node=len(snapshot.numa_nodes) <= 1)
-
-
 def _title(device: PciDevice, *, folded: bool) -> str:
     vfs = f"({len(device.vfs)} VFs)" if folded and device.vfs else ""
     return " ".join(filter(None, (_names(device), vfs)))
@@ -236,7 +225,8 @@ def _place(row: Row, other: Row, snapshot: Snapshot, distances: Distances) -> Lo
     if (row.gpu is None) != (other.gpu is None):
         a, b = distances.port(row.address), distances.port(other.address)
         return distances.between(a, b) if distances.is_known(a, b) else None
-    return place_of(row.device, other.device, snapshot)
+    here, there = standing(row.device, snapshot.places), standing(other.device, snapshot.places)
+    return locality(here, there, one_numa_node=len(snapshot.numa_nodes) <= 1)
 
 
 def _nvlinks(row: Row, other: Row) -> int:
@@ -326,7 +316,7 @@ def tree(snapshot: Snapshot) -> tuple[NumaGroup, ...]:
     return tuple(
         NumaGroup(
             number,
-            cpu_list(nodes[number]) if number in nodes else "",
+            cpu_list(nodes[number].cpus) if number in nodes else "",
             tuple(_bridge((top,), below) for top, below in roots.items() if numa_of[top] == number),
         )
         for number in sorted(set(numa_of.values()), key=lambda n: (n == NO_NUMA_NODE, n))
@@ -353,17 +343,6 @@ def leaves(below: Sequence[Bridge | Leaf]) -> Iterator[str]:
             yield part.address
         else:
             yield from leaves(part.below)
-
-
-def cpu_list(node: NumaNode) -> str:
-    """Spell the CPUs of a NUMA node as the kernel does: 0-55,112-167."""
-    spans: list[list[int]] = []
-    for cpu in sorted(node.cpus):
-        if spans and cpu == spans[-1][1] + 1:
-            spans[-1][1] = cpu
-        else:
-            spans.append([cpu, cpu])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def tree_document(groups: Sequence[NumaGroup]) -> list[dict[str, Any]]:

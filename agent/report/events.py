@@ -78,24 +78,43 @@ class Events:
 
     def grant_changed(self, before: Grant | None, after: Grant | None) -> None:
         """Note what became of a grant; None where there is none."""
-        told = tell_grant(before, after)
-        if told is not None:
-            self.note(*told)
+        if after is None:
+            if before is not None:
+                whose = f" of {before.pod}" if before.pod is not None else ""
+                self.note("release", _unit(before), f"{before.resource_name}{whose} is free")
+        elif after.pod is not None:
+            if before is None or before.pod != after.pod or before.devices != after.devices:
+                self.note("grant", _unit(after), f"{after.resource_name} to {after.pod}")
+        elif before is None or before.granted_at != after.granted_at:
+            self.note("grant", _unit(after), f"{after.resource_name} to kubelet")
 
     def attachment_changed(self, before: Attachment | None, after: Attachment | None) -> None:
         """Note what became of an attachment; None where there is none."""
-        told = tell_attachment(before, after)
-        if told is not None:
-            self.note(*told[:3], warning=told[3])
+        row = after or before
+        if row is None:
+            return
+        where = f"{row.ifname} of {row.owner.pod}"
+        if after is None:
+            came = row.state is not AttachmentState.ATTACHING
+            text = f"{where} is back in the host" if came else f"did not become {where}"
+            self.note("detach", row.device, text, warning=not came)
+        elif after.state is AttachmentState.ATTACHED and (before is None or before.state is not after.state):
+            self.note("attach", row.device, f"is {where}")
 
     def claim_changed(self, before: Claim | None, after: Claim | None) -> None:
         """Note what became of a claim; None where there is none."""
-        told = tell_claim(before, after)
-        if told is not None:
-            self.note("claim", *told)
-        for claim in (before, after):
-            if claim is not None and told is not None:
-                self._failing.pop(claim.ref.uid, None)
+        claim = after or before
+        if claim is None:
+            return
+        devices = ", ".join(f"{found.device} ({found.resource_name})" for found in claim.devices) or "no device"
+        if after is None:
+            text = f"unprepared: {devices}"
+        elif after.state is ClaimState.PREPARED and (before is None or before.state is not ClaimState.PREPARED):
+            text = f"prepared for {', '.join(map(str, after.pods)) or 'no pod that is known'}: {devices}"
+        else:
+            return
+        self.note("claim", str(claim.ref), text)
+        self._failing.pop(claim.ref.uid, None)
 
     def claim_failed(self, ref: ClaimRef, text: str) -> None:
         """Note why a claim is not prepared, or not unprepared; kubelet tries again for ever, so the same once."""
@@ -120,51 +139,6 @@ class Events:
             self.note("health", _first(change.devices), f"{text} ({change.resource})", warning=not change.is_healthy)
 
 
-def tell_grant(before: Grant | None, after: Grant | None) -> tuple[str, str, str] | None:
-    """Say what became of a grant: kind, subject and text; None for what nobody needs to know."""
-    if after is None:
-        return None if before is None else ("release", _unit(before), f"{before.resource_name}{_of(before)} is free")
-    if after.pod is not None:
-        if before is not None and before.pod == after.pod and before.devices == after.devices:
-            return None
-        return "grant", _unit(after), f"{after.resource_name} to {after.pod}"
-    if before is not None and before.granted_at == after.granted_at:
-        return None
-    return "grant", _unit(after), f"{after.resource_name} to kubelet"
-
-
-def tell_attachment(before: Attachment | None, after: Attachment | None) -> tuple[str, str, str, bool] | None:
-    """Say what became of an attachment: kind, subject, text and whether that is a warning."""
-    row = after or before
-    if row is None:
-        return None
-    if after is None:
-        if before is not None and before.state is AttachmentState.ATTACHING:
-            return "detach", row.device, f"did not become {_where(row)}", True
-        return "detach", row.device, f"{_where(row)} is back in the host", False
-    if after.state is AttachmentState.ATTACHED and (before is None or before.state is not after.state):
-        return "attach", row.device, f"is {_where(row)}", False
-    return None
-
-
-def tell_claim(before: Claim | None, after: Claim | None) -> tuple[str, str] | None:
-    """Say what became of a claim: its name and text; None for what nobody needs to know."""
-    if after is None:
-        return None if before is None else (str(before.ref), f"unprepared: {_devices(before)}")
-    if after.state is not ClaimState.PREPARED or (before is not None and before.state is ClaimState.PREPARED):
-        return None
-    pods = ", ".join(map(str, after.pods)) or "no pod that is known"
-    return str(after.ref), f"prepared for {pods}: {_devices(after)}"
-
-
-def _devices(claim: Claim) -> str:
-    return ", ".join(f"{found.device} ({found.resource_name})" for found in claim.devices) or "no device"
-
-
-def _where(row: Attachment) -> str:
-    return f"{row.ifname} of {row.owner.pod}"
-
-
 def _first(devices: Sequence[str]) -> str:
     """Name one device, and how many more there are."""
     others = len(set(devices)) - 1
@@ -173,10 +147,6 @@ def _first(devices: Sequence[str]) -> str:
 
 def _unit(grant: Grant) -> str:
     return ", ".join(grant.devices) or grant.unit_id
-
-
-def _of(grant: Grant) -> str:
-    return f" of {grant.pod}" if grant.pod is not None else ""
 
 
 def _is_same(last: Event, event: Event) -> bool:

@@ -17,10 +17,8 @@ from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, Claim, Grant
 from agent.model.counters import Counters
-from agent.model.device import Snapshot
 from agent.offer.left_out import LeftOut, left_out
 from agent.offer.offer import Offer, Units
-from agent.offer.offers import differs_in_pods_only
 from agent.process.conditions import Conditions
 from agent.report import status
 from agent.report.events import Events
@@ -135,8 +133,6 @@ class NodeFacts:
         self._kubelet = kubelet
         self.driver = report.driver
         self._conditions = report.conditions
-        self._looked: tuple[object, Snapshot, tuple[LeftOut, ...]] | None = None
-        """What devices were left out of last: their reasons stay until hardware or lists change."""
 
     def read(self) -> Facts:
         """Read all that a scrape and the status document tell. Raises LedgerError while the books cannot be read."""
@@ -170,16 +166,8 @@ class NodeFacts:
         }
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Say why devices are not offered. It takes 30 ms on a large node, and pods that come or go change nothing."""
-        resources, offer = self.config.value.resources, self.offer.value
-        lists = (resources, tuple((name, offer.pools.get(name, units)) for name, units in offer.offered.items()))
-        if self._looked is not None:
-            before, snapshot, found = self._looked
-            if lists == before and (offer.snapshot is snapshot or differs_in_pods_only(snapshot, offer.snapshot)):
-                return found
-        found = left_out(resources, offer)
-        self._looked = lists, offer.snapshot, found
-        return found
+        """Say why devices are not offered. It takes 30 ms on a large node."""
+        return left_out(self.config.value.resources, self.offer.value)
 
     def counters(self, host: Host) -> Counters:
         """Read what adapters count, with the VFs that kubelet has granted or CNI brought into pods by itself."""

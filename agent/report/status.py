@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import itertools
 import json
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from types import MappingProxyType
 from typing import Any
 
+from agent.config import Endpoints
 from agent.edits.add_facts import NOTED
+from agent.errors import Unavailable
 from agent.ledger.database import Books
 from agent.model.allocation import (
     Attachment,
@@ -38,6 +40,7 @@ from agent.model.unit_id import UnitId
 from agent.model.vf_identity import RailKey
 from agent.offer.left_out import LeftOut
 from agent.offer.offer import Unit
+from agent.process import sockets
 from agent.process.conditions import NO_POD_NEEDS
 from agent.report import chart
 from agent.report.events import Event
@@ -48,6 +51,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType(dict.fromkeys(("tree", "gpus", "ni
 NO_RAILS: Mapping[str, RailKey] = MappingProxyType({})
 
 
+ANSWER_SECONDS = 5.0
 FORMAT = 2
 """Counts up when a key changes its meaning or goes; new keys may come without that."""
 
@@ -414,6 +418,27 @@ def _device(claim: Claim, device: ClaimDevice, rows: Sequence[Attachment]) -> di
     }
 
 
+class Waiting(Unavailable):
+    """An agent runs, and offers nothing until its configuration is right for this node."""
+
+
+def ask(endpoints: Endpoints) -> dict[str, Any]:
+    """Ask the agent for its status document. Raises Unavailable."""
+    url = endpoints.url("status")
+    try:
+        with sockets.get(url, ANSWER_SECONDS) as answer:
+            document = json.load(answer)
+    except (OSError, ValueError, HTTPException) as error:
+        raise Unavailable(
+            f"the agent does not answer at {url} ({error}): is it running with this configuration?"
+        ) from error
+    if not isinstance(document, dict) or "format" not in document:
+        found = document.get("obstacles") if isinstance(document, dict) else None
+        why = f": {found['config']}" if isinstance(found, dict) and found.get("config") else ""
+        raise Waiting(f"the agent at {url} waits for its configuration to be repaired, and offers nothing yet{why}")
+    return document
+
+
 PIECE = 64
 """So many items of a list are written at once: the encoder holds up all other threads while it writes, and a pod's
 start may be among them."""
@@ -443,21 +468,14 @@ class CachedStatus:
         self._build = build
         self._guard = threading.Lock()
         self._made: Served | None = None
-        self._seen: Hashable = None
-        self._looks = itertools.count(1)
-        self._looked = 0
-        """Number of the last look that ended; one that began after a question answers it."""
+        self._made_of: Hashable = None
 
     def get(self) -> Served:
         """Return the document of now."""
-        asked = next(self._looks)
         with self._guard:
-            if self._made is None or self._looked < asked:
-                look = next(self._looks)
-                version = self._version()  # before the document: what changes meanwhile is seen the next time
-                if self._made is None or version != self._seen:
-                    self._made, self._seen = served(self._build()), version
-                self._looked = look
+            version = self._version()  # before the document: what changes meanwhile is seen the next time
+            if self._made is None or version != self._made_of:
+                self._made, self._made_of = served(self._build()), version
             return self._made
 
 

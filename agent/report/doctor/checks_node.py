@@ -113,7 +113,7 @@ def memlock(facts: Facts) -> Iterator[Result]:
     """How much memory containers may lock: RDMA registers memory, which locks it."""
     limit = facts.runtime.memlock_bytes if facts.runtime is not None else None
     if limit is None:
-        yield unseen("neither the runtime's process nor its systemd unit is to be seen")
+        yield unseen("the runtime's process is not to be seen", "run doctor as root on the host")
     elif limit == UNLIMITED or limit >= ENOUGH_MEMLOCK_BYTES:
         told = "no limit" if limit == UNLIMITED else f"{limit >> 30} GiB"
         yield fine(f"containers inherit {told} from the runtime")

@@ -12,7 +12,7 @@ import re
 import socket
 import time
 import urllib.error
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,15 @@ from agent.report.doctor.facts import (
     shared_ports,
 )
 from agent.report.facts import DriverState
+from agent.report.status import ask
 
 MOST_BYTES = 1 << 20
 MOST_ANSWER_BYTES = 16 << 10
-MOST_STATUS_BYTES = 64 << 20
-SOCKET_SECONDS, ANSWER_SECONDS, STATUS_SECONDS = 3.0, 3.0, 5.0
+SOCKET_SECONDS, ANSWER_SECONDS = 3.0, 3.0
 RUNTIMES = {
     "containerd": ("run/containerd/containerd.sock", "containerd"),
     "cri-o": ("run/crio/crio.sock", "crio"),
 }
-UNIT_FOLDERS = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
-SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _LIBRARY = "libmlx5.so.1"
 _FOLDERS = ("usr/lib64", "usr/lib", "usr/lib/aarch64-linux-gnu", "usr/lib/x86_64-linux-gnu", "usr/local/lib")
 _SYMBOL = b"mlx5dv_get_data_direct_sysfs_path"
@@ -168,17 +166,13 @@ def _runtime(root: Path, name: str, socket_path: Path, *, is_usual: bool = True)
 
 
 def memlock(root: Path, program: str) -> int | None:
-    """Tell how much memory a program's process may lock: from the process, else from its systemd unit."""
+    """Tell how much memory a program's process may lock; None where it is not to be seen."""
     for folder in (root / "proc").glob("[0-9]*"):
         if (_text(folder / "comm") or "").strip() == program:
             limit = re.search(r"^Max locked memory\s+(\S+)", _text(folder / "limits") or "", re.MULTILINE)
             if limit is not None:
                 return UNLIMITED if limit[1] == "unlimited" else _whole(limit[1])
-    found = None
-    for text in _unit_texts(root, f"{program}.service"):
-        for value in re.findall(r"^\s*LimitMEMLOCK\s*=\s*(\S+)", text, re.MULTILINE):
-            found = _size(value.rpartition(":")[2])
-    return found
+    return None
 
 
 def networks(folder: Path) -> tuple[NetworkFile, ...] | None:
@@ -212,10 +206,9 @@ def _complaints(answer: bytes) -> str:
 
 def agent_answers(endpoints: Endpoints) -> tuple[tuple[str, str | None], ...]:
     """Ask the agent whether it lives, and whether something keeps it from its work."""
-    host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
     found: list[tuple[str, str | None]] = []
     for path in ("healthz", "readyz"):
-        url = f"http://{host}:{endpoints.port}/{path}"
+        url = endpoints.url(path)
         try:
             with sockets.get(url, ANSWER_SECONDS) as answer:
                 found.append((path, _complaints(answer.read(MOST_ANSWER_BYTES)) or None))
@@ -254,13 +247,10 @@ def claims(root: Path, config: Config | None, cluster: ClusterFacts, *, ask_agen
 
 def _ask(endpoints: Endpoints) -> Mapping[str, Any]:
     """Ask the agent for its status document; empty if it does not answer."""
-    host = f"[{endpoints.address}]" if ":" in endpoints.address else endpoints.address
     try:
-        with sockets.get(f"http://{host}:{endpoints.port}/status", STATUS_SECONDS) as answer:
-            document = json.loads(answer.read(MOST_STATUS_BYTES))
-    except (OSError, ValueError, Unavailable):
+        return ask(endpoints)
+    except Unavailable:
         return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _state(told: Mapping[str, Any] | None) -> DriverState | None:
@@ -333,24 +323,6 @@ def _executables(folder: Path) -> frozenset[str] | None:
     if not is_open(folder):
         return None
     return frozenset(name for name in _names(folder) if os.access(folder / name, os.X_OK))
-
-
-def _unit_texts(root: Path, unit: str) -> Iterator[str]:
-    """Read a systemd unit and its drop-ins, what counts last coming last."""
-    folders = [root / folder for folder in UNIT_FOLDERS]
-    main = next((text for folder in folders if (text := _text(folder / unit)) is not None), None)
-    if main is not None:
-        yield main
-    drop_ins = {name: folder for folder in reversed(folders) for name in _names(folder / f"{unit}.d")}
-    for name in sorted(drop_ins):
-        yield _text(drop_ins[name] / f"{unit}.d" / name) or ""
-
-
-def _size(text: str) -> int | None:
-    if text == "infinity":
-        return UNLIMITED
-    found = re.fullmatch(r"(\d+)([KMGT]?)B?", text)
-    return int(found[1]) * SIZES[found[2]] if found is not None else None
 
 
 def _whole(value: Any) -> int | None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from prometheus_client import CollectorRegistry
 
-from agent.config import Config, HealthSettings, Resource, Select
+from agent.config import Config, HealthSettings, Resource
 from agent.hardware.host import Host
 from agent.health import HealthBook
 from agent.inventory import Inventory
@@ -26,9 +23,7 @@ from agent.model.allocation import PodRef
 from agent.model.counters import Counters
 from agent.model.device import Snapshot
 from agent.model.health import HEALTHY
-from agent.offer.left_out import Why
 from agent.offer.offer import Offer, Unit
-from agent.offer.units import plain_offer
 from agent.process.conditions import Conditions
 from agent.report.events import Events
 from agent.report.metrics import Metrics
@@ -66,25 +61,6 @@ def test_before_the_books_are_open_hardware_and_conditions_are_told() -> None:
     assert found.snapshot.generation == 3
     assert set(found.conditions) == {"starting", "kubelet"}
     assert found.grants == ()
-
-
-def test_why_devices_are_left_out_is_worked_out_again_only_if_lists_or_hardware_are_others(
-    node_snapshot: Callable[[str], Snapshot],
-) -> None:
-    node, snapshot = Node(), node_snapshot("h100-8gpu")
-    resources = (Resource("rdma/vf", "vf", Select(drivers=("mlx5_core",))),)
-    node.facts.config.set(Config(resources=resources))
-    node.offer.set(plain_offer(resources, snapshot))
-    first = node.facts.left_out()
-    assert Counter(each.why for each in first) == {Why.NO_VFS: 1, Why.NOT_HANDED_OUT: 1}
-
-    def where_vfs(**changes: Any) -> Snapshot:
-        return replace(snapshot, devices=tuple(replace(d, **changes) if d.is_vf else d for d in snapshot.devices))
-
-    node.offer.set(replace(node.offer.value, snapshot=where_vfs(netdevs=())))  # they went into pods
-    assert node.facts.left_out() is first
-    node.offer.set(plain_offer(resources, where_vfs(driver=None)))
-    assert Why.NO_DRIVER in {each.why for each in node.facts.left_out()}
 
 
 def test_containers_are_those_of_kubelets_newest_answer(tmp_path: Path) -> None:

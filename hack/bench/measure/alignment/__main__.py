@@ -18,7 +18,7 @@ from typing import Any
 
 from agent.hardware import recorded
 from agent.model.topology import Locality
-from agent.report.chart import nearness_known
+from agent.report.chart import why_not_known
 from deviceplugin.dra.devices import pair_up
 from measure import health
 from measure.alignment import speed, svg
@@ -134,7 +134,7 @@ def _play_node(file: Path, pods: int, seed: int) -> list[Line]:
                 raise RuntimeError(f"{scenario.node}: no pod got a device of a documented pair, so nothing was judged")
             if (claims := claimed(scenario, pods, seed)) is not None:
                 documented[CLAIMS] = {CLAIMS: claims}
-            pairs, said = scenario.pairs, not nearness_known(scenario.snapshot)
+            pairs, said = scenario.pairs, why_not_known(scenario.snapshot) is not None
             undocumented = None if pairs is None else pairs.unknown
             lines.append(Line(scenario.node, scenario.nics, plays, documented, undocumented, said))
     return lines

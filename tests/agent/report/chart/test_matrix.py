@@ -14,7 +14,6 @@ from agent.report.chart import (
     as_document,
     as_text,
     leaves,
-    nearness_known,
     rails,
     rows,
     tree,
@@ -147,26 +146,26 @@ def test_without_a_bridge_above_any_gpu_or_nic_nearness_is_not_known_whatever_th
     node_snapshot: Snapshots, machine: str
 ) -> None:
     flat = replace(node_snapshot("azure-nd-h100"), places=Places(), machine=machine)
-    assert not nearness_known(flat)
+    assert why_not_known(flat)
     assert NEARNESS_UNKNOWN in as_text(flat)
     gpus = {gpu.pci_address for gpu in flat.gpus}
     below_ports = tuple(
         replace(d, path=(d.path[0], f"port above {d.address}", d.address)) if d.address in gpus else d
         for d in flat.devices
     )
-    assert nearness_known(replace(flat, devices=below_ports)), "the PCI tree shows where the GPUs are"
+    assert not why_not_known(replace(flat, devices=below_ports)), "the PCI tree shows where the GPUs are"
 
 
 def test_a_table_of_the_host_is_named_and_where_nothing_is_known_it_says_so(node_snapshot: Snapshots) -> None:
     told = node_snapshot("azure-nd-h100")
     assert "told by Standard_ND96isr_H100_v5" in as_text(told)
-    assert nearness_known(told)
+    assert not why_not_known(told)
     flat = replace(told, places=Places())
-    assert not nearness_known(flat)
+    assert why_not_known(flat)
     assert NEARNESS_UNKNOWN in as_text(flat)
-    assert nearness_known(node_snapshot("epyc-no-switch")), "the PCI tree is the truth there"
-    assert nearness_known(node_snapshot("p5-8gpu-32efa"))
-    assert nearness_known(replace(node_snapshot("one-nic"), machine=told.machine)), "no GPU is near anything"
+    assert not why_not_known(node_snapshot("epyc-no-switch")), "the PCI tree is the truth there"
+    assert not why_not_known(node_snapshot("p5-8gpu-32efa"))
+    assert not why_not_known(replace(node_snapshot("one-nic"), machine=told.machine)), "no GPU is near anything"
 
 
 def test_a_nic_is_where_its_data_direct_function_is_and_where_that_is_not_known_it_says_so_and_why(
@@ -178,14 +177,14 @@ def test_a_nic_is_where_its_data_direct_function_is_and_where_that_is_not_known_
     assert document["nearest_nics"] == {"GPU0": ["NIC1"], "GPU1": ["NIC0"], "GPU2": ["NIC3"], "GPU3": ["NIC2"]}
     assert document["locality"]["GPU1"]["NIC0"] == "PXB"
     assert next(d for d in document["devices"] if d["label"] == "NIC0")["data_direct"] == "0009:03:00.0"
-    assert nearness_known(snapshot)
+    assert not why_not_known(snapshot)
     assert {"0009:03:00.0", "0000:03:00.0"} <= {address for group in tree(snapshot) for address in leaves(group.below)}
 
     ids = tuple(each for each in snapshot.adapter_ids if each[0] != "0009:03:00.0")
     problem = Problem("/sys/bus/pci/devices/0009:03:00.0/vpd", "cannot be read: Permission denied")
     unread = replace(snapshot, adapter_ids=ids, problems=(problem,))
     text, document = as_text(unread), as_document(unread)
-    assert not nearness_known(unread)
+    assert why_not_known(unread)
     assert "which GPUs 0000:03:00.0 stands beside is not known: /sys/bus/pci/devices/0009:03:00.0/vpd cannot" in text
     assert document["nearest_nics"] == {"GPU0": ["NIC1"], "GPU1": [], "GPU2": ["NIC3"], "GPU3": ["NIC2"]}
     assert "NIC0" not in document["locality"]["GPU1"]

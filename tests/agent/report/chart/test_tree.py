@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from agent.model.device import NO_NUMA_NODE, NumaNode, PciDevice, Snapshot
-from agent.report.chart import Bridge, Leaf, cpu_list, drawn, leaves, tree, tree_document
+from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot
+from agent.report.chart import Bridge, Leaf, drawn, leaves, tree, tree_document
 from tests.node import pci
 
 Snapshots = Callable[[str], Snapshot]
@@ -64,11 +64,6 @@ def test_a_device_without_a_path_is_shown_all_the_same() -> None:
 
 def test_a_node_without_devices_has_no_tree() -> None:
     assert tree(Snapshot()) == ()
-
-
-def test_cpus_are_spelled_as_the_kernel_does() -> None:
-    assert cpu_list(NumaNode(0, (0, 1, 2, 5, 8, 9), 0)) == "0-2,5,8-9"
-    assert cpu_list(NumaNode(0, (), 0)) == ""
 
 
 def test_the_tree_can_be_written_as_json(node_snapshot: Snapshots) -> None:

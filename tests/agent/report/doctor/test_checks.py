@@ -157,7 +157,7 @@ CASES = [
         {"runtime": ContainerRuntime("containerd", memlock_bytes=8 << 20)},
         *(Severity.WARNING, "8192 KiB", "LimitMEMLOCK=infinity"),
     ),
-    (checks_node.memlock, {"runtime": None}, Severity.UNSEEN, "systemd", ""),
+    (checks_node.memlock, {"runtime": None}, Severity.UNSEEN, "process is not to be seen", "as root"),
     (checks_node.kubelet, {"kubelet_sockets": (("/k", "refused"),)}, Severity.ERROR, "/k: refused", "kubeletDir"),
     (checks_node.kubelet, {"topology_policy": "none"}, Severity.NOTE, "is none", "best-effort"),
     (checks_node.cni, {"plugins": frozenset({"host-local"})}, Severity.ERROR, "no plugin nodefabric", "install-cni"),

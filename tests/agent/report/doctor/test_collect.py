@@ -135,16 +135,11 @@ def test_a_runtime_that_does_not_answer_is_told_with_its_socket(short_folder: Pa
     assert f"{short_folder}/{CONTAINERD}" in found.problem
 
 
-def test_locked_memory_is_that_of_the_process_or_else_of_its_unit(tmp_path: Path) -> None:
-    unit = "usr/lib/systemd/system/containerd.service"
-    write(tmp_path, {unit: "[Service]\nLimitMEMLOCK=64M\n"})
-    assert memlock(tmp_path, "containerd") == 64 << 20
-    write(tmp_path, {"etc/systemd/system/containerd.service.d/rdma.conf": "[Service]\nLimitMEMLOCK=infinity\n"})
-    assert memlock(tmp_path, "containerd") == UNLIMITED
+def test_locked_memory_is_that_of_the_process(tmp_path: Path) -> None:
     limits = "Max cpu time     unlimited  unlimited  seconds\nMax locked memory  8388608  8388608  bytes\n"
     write(tmp_path, {"proc/77/comm": "containerd\n", "proc/77/limits": limits})
-    assert memlock(tmp_path, "containerd") == 8388608
-    assert memlock(tmp_path, "crio") is None
+    write(tmp_path, {"proc/78/comm": "crio\n", "proc/78/limits": "Max locked memory  unlimited  unlimited  bytes\n"})
+    assert [memlock(tmp_path, name) for name in ("containerd", "crio", "k3s")] == [8388608, UNLIMITED, None]
 
 
 def test_networks_are_read_in_the_runtimes_order_and_damaged_ones_left_out(tmp_path: Path) -> None:
