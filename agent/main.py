@@ -42,10 +42,10 @@ from agent.process import interpreter, lifecycle
 from agent.process.conditions import NO_POD_NEEDS, Conditions
 from agent.process.identity import agent_version, node_name
 from agent.process.lifecycle import Part, entered
+from agent.process.reload import Reloader
 from agent.process.standby import has_successor
 from agent.process.startup import OpenedEndpoints, check, keep_listening, learn_boot_id, listen, open_ledger
 from agent.process.supervision import Heartbeat, Volumes, nobody_watches, supervised
-from agent.reload import Reloader
 from agent.report import page
 from agent.report.endpoints import Pages
 from agent.report.events import Events

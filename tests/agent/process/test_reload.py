@@ -14,7 +14,7 @@ from agent.config.files import Sources
 from agent.errors import ConfigError
 from agent.health import HealthBook
 from agent.process.conditions import Conditions
-from agent.reload import LOOKS_UNTIL_AGAIN, Reloader
+from agent.process.reload import LOOKS_UNTIL_AGAIN, Reloader
 from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
