@@ -1,10 +1,7 @@
 """The inventory: the newest frozen `Snapshot` of the node, brought up to date on events and scanned on a slow timer.
 
 An event names what changed, and only that is read again; all is read at the start, on the timer, and
-when nobody can say what changed. A full scan takes long on a large node, so small looks go on
-meanwhile, and what they looked at is looked at once more when the full scan is done.
-
-Followers wait for another snapshot in its cell, and read the latest.
+when nobody can say what changed. Followers wait for another snapshot in its cell, and read the latest.
 """
 
 from __future__ import annotations
@@ -28,8 +25,8 @@ from agent.state import Latest
 
 QUIET_SECONDS = 0.02
 """A burst of events is over when none came for so long."""
-LONGEST_BURST_SECONDS = 0.06
-"""A burst that goes on is looked at after so long nevertheless."""
+MOST_WAITS = 3
+"""A burst that goes on is looked at after so many times nevertheless."""
 POLL_SECONDS = 2.0
 """Between two looks for what no event tells of, and whether all events are heard."""
 DEFAULT_RESCAN_SECONDS = 60.0
@@ -42,7 +39,7 @@ def _nothing(_: Snapshot) -> Change:
     return NOTHING
 
 
-def _told_nobody(what: str | None) -> None:
+def _ignore(what: str | None) -> None:
     return None
 
 
@@ -53,35 +50,27 @@ class Inventory:
         self,
         host: Host,
         rescan_seconds: float = DEFAULT_RESCAN_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
         *,
         silent_changes: Callable[[Snapshot], Change] = _nothing,
-        complain: Callable[[str | None], None] = _told_nobody,
+        complain: Callable[[str | None], None] = _ignore,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        """`silent_changes` tells what changed since a snapshot without any event; it blocks briefly."""
+        """`silent_changes` returns what changed since a snapshot without any event; it blocks briefly."""
         self._host = host
         self._silent_changes = silent_changes
         self.complain = complain
-        """Is told which events cannot be heard, and None while all are."""
+        """Gets which events cannot be heard, and None while all are."""
         self._poll_seconds = poll_seconds
         self._placement = Placement()
         self._adapter_ids = AdapterIds(self._read_adapter_id, self.rescan_soon)
         self.rescan_seconds = rescan_seconds
-        self._clock = clock
         self.snapshot = Latest(Snapshot())
         """The latest snapshot; generation 0 before the first scan."""
-        self._scanning = asyncio.Lock()
-        self._begun = 0
-        self._last_good = 0
-        """Number of the last scan that did not fail."""
-        self._updating = asyncio.Lock()
-        """Held from reading a part of the hardware until it is published."""
-        self._during_scan: Change | None = None
-        """What was looked at since the full scan began that is going on; None while there is none."""
+        self._reading = asyncio.Lock()
+        """Held from reading the hardware until that is published."""
         self._guard = threading.Lock()
-        self._told = NOTHING
-        """What events said and nobody looked at yet."""
+        self._changed = NOTHING
+        """What events named and nobody looked at yet."""
         self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: Watch | None = None
@@ -89,33 +78,20 @@ class Inventory:
         """Full scans finished so far."""
         self.scan_seconds = 0.0
         """How long the last full scan took."""
-        self.updates = 0
-        """Small looks finished so far."""
 
     async def scan_now(self) -> Snapshot:
         """Return a snapshot that is not older than this call.
 
-        Calls that wait for the same scan share it. Raises what the host raises; the previous
-        snapshot stays then.
+        Raises what the host raises; the previous snapshot stays then.
         """
-        begun_before = self._begun
-        async with self._scanning:
-            if self._last_good > begun_before:
-                return self.snapshot.value  # that scan began after this call
-            self._begun += 1
-            number, started = self._begun, self._clock()
-            self._during_scan = NOTHING
+        async with self._reading:
+            started = time.monotonic()
+            self._take_changed()  # this scan sees it
             try:
-                found = await asyncio.to_thread(self._look_at_all)
-                async with self._updating:
-                    if self._during_scan:
-                        found = await asyncio.to_thread(self._look_at, found, self._during_scan)
-                    self._publish(found)
+                self._publish(await asyncio.to_thread(self._look_at_all))
             finally:
-                self._during_scan = None
-                self.scan_seconds = self._clock() - started
+                self.scan_seconds = time.monotonic() - started
                 self.scans += 1
-            self._last_good = number
             return self.snapshot.value
 
     def heed(self, placement: Placement) -> None:
@@ -127,24 +103,20 @@ class Inventory:
     def _look_at_all(self) -> Snapshot:
         """Scan, and add what the configuration says. A small look keeps that."""
         placement, found = self._placement, self._host.scan()
-        return self._identified(with_nccl_topology(replace(found, gpu_ids=placement.gpu_ids), placement.topology_file))
+        placed = with_nccl_topology(replace(found, gpu_ids=placement.gpu_ids), placement.topology_file)
+        return self._adapter_ids.added_to(placed)
 
     def _look_at(self, known: Snapshot, change: Change) -> Snapshot:
-        return self._identified(self._host.rescan(known, change))
+        return self._adapter_ids.added_to(self._host.rescan(known, change))
 
     def _read_adapter_id(self, address: str) -> str:
         return read_adapter_id(self._host.root, address)
-
-    def _identified(self, found: Snapshot) -> Snapshot:
-        return self._adapter_ids.added_to(found)
 
     async def begin(self) -> Snapshot:
         """Hear the kernel from now on, and scan. `run` need not scan at once then. Raises what the host raises."""
         if self._watch is None:
             with contextlib.suppress(HardwareError):  # `run` tries again, and says so
                 self._watch = self._host.watch(self.rescan_soon)
-        with self._guard:
-            self._told = NOTHING  # this scan sees it
         return await self.scan_now()
 
     async def close(self) -> None:
@@ -156,10 +128,10 @@ class Inventory:
     def rescan_soon(self, what: str = "", change: Change = EVERYTHING) -> None:
         """Say that something may have changed. May be called from any thread; never blocks or raises."""
         with self._guard:
-            first, self._told = not self._told, self._told | change
+            first, self._changed = not self._changed, self._changed | change
         loop = self._loop
         if loop is None:
-            return  # `run` scans when it starts
+            return  # `run` looks when it starts
         if first:
             try:
                 loop.call_soon_threadsafe(self._event.set)
@@ -171,20 +143,13 @@ class Inventory:
         """Follow the hardware until cancelled."""
         is_begun = self._watch is not None and not self._watch.unheard and self.snapshot.value.generation > 0
         self._loop = asyncio.get_running_loop()
-        with self._guard:
-            if not is_begun:
-                self._told = NOTHING  # the first scan sees it
-            elif self._told:
-                self._event.set()
-        tasks: list[asyncio.Task[None]] = []
+        self._event.set()
+        tasks = [
+            asyncio.create_task(self._listen(), name="kernel events"),  # the first scan comes after its first step
+            asyncio.create_task(self._follow(self.rescan_seconds if is_begun else 0.0), name="scans"),
+            asyncio.create_task(self._poll(), name="silent changes"),
+        ]
         try:
-            full = asyncio.Event()
-            tasks = [
-                asyncio.create_task(self._listen(), name="kernel events"),  # the first scan comes after its first step
-                asyncio.create_task(self._scan_all(full, at_once=not is_begun), name="full scans"),
-                asyncio.create_task(self._follow(full), name="small looks"),
-                asyncio.create_task(self._poll(), name="silent changes"),
-            ]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -216,51 +181,34 @@ class Inventory:
                 await self.close()
             missed = True
 
-    async def _scan_all(self, wanted: asyncio.Event, *, at_once: bool) -> None:
-        """Scan when it is wanted and on the timer."""
-        due = at_once
+    async def _follow(self, seconds: float) -> None:
+        """Scan after some seconds and then on the timer, and look at what events name, once their burst is over."""
+        due, not_before = time.monotonic() + seconds, 0.0
         while True:
-            # Before the scan: what is wanted during the scan may be about something already read.
-            wanted.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(due - time.monotonic()):
+                    await self._event.wait()
+                    await self._burst()
+            self._event.clear()
+            change, began = self._take_changed(), time.monotonic()
             try:
-                if due:
-                    await self.scan_now()
-            except AgentError as error:
-                log.error("the scan failed, the previous snapshot stays: %s", error)
-            due = True
-            # At most a fifth of the time goes into scans, however slow they are and however often they are wanted.
-            not_before = self._clock() + 4 * self.scan_seconds
-            try:
-                async with asyncio.timeout(self.rescan_seconds):
-                    await wanted.wait()
-            except TimeoutError:
-                continue
-            await asyncio.sleep(max(not_before - self._clock(), 0))
-
-    async def _follow(self, full: asyncio.Event) -> None:
-        """Look at what events name, once their burst is over."""
-        while True:
-            await self._event.wait()
-            await self._burst()
-            with self._guard:
-                change, self._told = self._told, NOTHING
-            if change.everything:
-                full.set()
-                continue
-            if self.snapshot.value.generation == 0:
-                if self._during_scan is not None:
-                    self._during_scan |= change
-                continue
-            if not change:
-                continue
-            started = self._clock()
-            try:
-                await self._update(change)
+                if change.everything:
+                    due = min(due, max(not_before, began))
+                elif change and self.snapshot.value.generation > 0:
+                    await self._update(change)
+                    await asyncio.sleep(time.monotonic() - began)  # not all of the time goes into looks
             except AgentError as error:
                 log.error("what changed could not be read, so all will be: %s", error)
-                full.set()
-            # Not all of the time goes into looks either.
-            await asyncio.sleep(self._clock() - started)
+                due = min(due, max(not_before, began))
+            if time.monotonic() < due:
+                continue
+            try:
+                await self.scan_now()
+            except AgentError as error:
+                log.error("the scan failed, the previous snapshot stays: %s", error)
+            due = time.monotonic() + self.rescan_seconds
+            # At most a fifth of the time goes into scans, however slow they are and however often they are wanted.
+            not_before = time.monotonic() + 4 * self.scan_seconds
 
     async def _poll(self) -> None:
         """Look for what no event tells of."""
@@ -272,26 +220,20 @@ class Inventory:
 
     async def _burst(self) -> None:
         """Wait for the end of a burst of events."""
-        try:
-            async with asyncio.timeout(LONGEST_BURST_SECONDS):
-                while self._event.is_set():
-                    self._event.clear()
-                    with self._guard:
-                        before = self._told
-                    await asyncio.sleep(QUIET_SECONDS)
-                    with self._guard:
-                        if self._told != before:
-                            self._event.set()
-        except TimeoutError:
-            self._event.clear()
+        for _ in range(MOST_WAITS):
+            before = self._changed
+            await asyncio.sleep(QUIET_SECONDS)
+            if self._changed == before:
+                return
+
+    def _take_changed(self) -> Change:
+        with self._guard:
+            change, self._changed = self._changed, NOTHING
+        return change
 
     async def _update(self, change: Change) -> None:
-        async with self._updating:
-            found = await asyncio.to_thread(self._look_at, self.snapshot.value, change)
-            self.updates += 1
-            if self._during_scan is not None:
-                self._during_scan |= change
-            self._publish(found)
+        async with self._reading:
+            self._publish(await asyncio.to_thread(self._look_at, self.snapshot.value, change))
 
     def _publish(self, found: Snapshot) -> None:
         self._log_problems(self.snapshot.value.problems, found.problems)
@@ -308,11 +250,10 @@ class Inventory:
         gone = [p for p in before if p not in set(now)]
         for problem in new[:MAX_PROBLEMS_LOGGED]:
             log.warning("scan: %s %s", problem.path, problem.text)
+        if len(new) > MAX_PROBLEMS_LOGGED:
+            log.warning("scan: %d more problems appeared", len(new) - MAX_PROBLEMS_LOGGED)
         for problem in gone[:MAX_PROBLEMS_LOGGED]:
             log.info("scan: %s is readable again or gone", problem.path)
-        more = max(len(new) - MAX_PROBLEMS_LOGGED, 0), max(len(gone) - MAX_PROBLEMS_LOGGED, 0)
-        if any(more):
-            log.warning("scan: %d more problems appeared and %d more went", *more)
 
 
 def _same_objects(old: Snapshot, found: Snapshot) -> tuple[PciDevice, ...]:

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, cast
 
-from agent.hardware.host import Link, Rdma, RdmaLink, VfControl, Watch
-from agent.hardware.netlink.links import Netlink
+from agent.hardware.host import Host
 from agent.inventory import Inventory
 from agent.model.change import Change, OnEvent
-from agent.model.counters import Counters
 from agent.model.device import Snapshot
-from agent.model.device_health import GpuEvent
 
 DEADLINE = 30.0
-P = ParamSpec("P")
-
-
-def looped(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run a test in an event loop."""
-
-    @functools.wraps(test)
-    def run(*args: P.args, **options: P.kwargs) -> None:
-        asyncio.run(test(*args, **options))
-
-    return run
 
 
 class FakeWatch:
@@ -59,22 +43,6 @@ class FakeHost:
     def __post_init__(self) -> None:
         self.gate.set()
 
-    @property
-    def root(self) -> Path:
-        raise AssertionError("not used")
-
-    @property
-    def links(self) -> Netlink:
-        raise AssertionError("not used")
-
-    @property
-    def vf_control(self) -> VfControl:
-        raise AssertionError("not used")
-
-    @property
-    def rdma(self) -> Rdma:
-        raise AssertionError("not used")
-
     def scan(self) -> Snapshot:
         self.scans += 1
         found = self.now
@@ -84,9 +52,6 @@ class FakeHost:
             raise self.error
         return found
 
-    def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
-        raise AssertionError("not used")
-
     def rescan(self, old: Snapshot, change: Change) -> Snapshot:
         """See of `now` only what was named: a boot ID, in place of all that is real."""
         self.looks.append(change)
@@ -94,58 +59,26 @@ class FakeHost:
             raise self.look_error
         return replace(old, boot_id=self.now.boot_id) if change.functions else old
 
-    def find_netdev(self, device: str) -> Link | None:
-        raise AssertionError("not used")
-
-    def unbind(self, device: str) -> None:
-        raise AssertionError("not used")
-
-    def bind(self, device: str, driver: str) -> None:
-        raise AssertionError("not used")
-
-    def find_rdma(self, device: str) -> RdmaLink | None:
-        raise AssertionError("not used")
-
-    def lifelines(self) -> Mapping[str, str]:
-        raise AssertionError("not used")
-
-    def watch(self, on_event: OnEvent) -> Watch:
+    def watch(self, on_event: OnEvent) -> FakeWatch:
         if self.watch_error is not None:
             raise self.watch_error
         self.on_event = on_event
         return self.watched
 
-    def pause_gpus(self, seconds: float, addresses: Sequence[str]) -> bool:
-        raise AssertionError("not used")
-
-    def watch_gpus(self, on_event: Callable[[GpuEvent], None]) -> Watch:
-        raise AssertionError("not used")
-
-    def close(self) -> None:
-        pass
+    def tell(self, change: Change) -> None:
+        """Have the kernel name a change."""
+        assert self.on_event is not None
+        self.on_event("an event", change)
 
 
-async def until_generation(inventory: Inventory, generation: int) -> Snapshot:
-    """Wait for a snapshot of this generation or a later one."""
-    snapshot = inventory.snapshot.value
-    while snapshot.generation < generation:
-        snapshot = await inventory.snapshot.other_than(snapshot)
-    return snapshot
-
-
-async def running(inventory: Inventory) -> asyncio.Task[None]:
-    task = asyncio.create_task(inventory.run())
-    async with asyncio.timeout(DEADLINE):
-        await until_generation(inventory, 1)
-    return task
+def inventory_of(host: FakeHost, rescan_seconds: float = 3600, **more: Any) -> Inventory:
+    return Inventory(cast(Host, host), rescan_seconds, **more)
 
 
 async def learns(inventory: Inventory, boot_id: str, than: int = 1) -> None:
     """Wait for a snapshot newer than a generation, which must show this boot ID."""
     async with asyncio.timeout(DEADLINE):
-        assert (await until_generation(inventory, than + 1)).boot_id == boot_id
-
-
-async def stopped(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+        snapshot = inventory.snapshot.value
+        while snapshot.generation <= than:
+            snapshot = await inventory.snapshot.other_than(snapshot)
+    assert snapshot.boot_id == boot_id

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import cast
 
 from agent.errors import HardwareError
-from agent.inventory import Inventory
 from agent.process.conditions import Conditions
 from agent.process.startup import keep_listening, learn_boot_id, listen
 from cni.attachment import Attachments
 from cni.server import CniServer
-from tests.agent.scanned import FakeHost
+from tests.agent.scanned import FakeHost, inventory_of
 from tests.awaiting import until
 
 
@@ -89,7 +88,7 @@ def test_a_node_that_cannot_be_read_is_told_and_waited_for() -> None:
     host, conditions = FakeHost(error=HardwareError("/sys cannot be read: Too many open files")), Conditions()
 
     async def scenario() -> None:
-        waiting = asyncio.create_task(learn_boot_id(Inventory(host, 60), conditions, Path("/"), asyncio.Event()))
+        waiting = asyncio.create_task(learn_boot_id(inventory_of(host), conditions, Path("/"), asyncio.Event()))
         await until(lambda: "Too many open files" in conditions.found.get("hardware", ""))
         host.error = None
         assert await waiting == "a"
@@ -102,7 +101,7 @@ def test_a_node_that_was_read_already_is_not_read_again() -> None:
     host = FakeHost()
 
     async def scenario() -> None:
-        inventory = Inventory(host, 60)
+        inventory = inventory_of(host)
         await inventory.begin()
         assert await learn_boot_id(inventory, Conditions(), Path("/"), asyncio.Event()) == "a"
 
