@@ -34,7 +34,7 @@ from cni.slots.bound import BoundSlots
 from cni.slots.spec_watch import SpecWatch
 from cni.spool import Spool
 from deviceplugin.allocation import Allocator
-from deviceplugin.grant_books import FilesBook, SlotBook
+from deviceplugin.grant_records import GrantRecords
 from deviceplugin.plugins import DevicePlugins, Ground
 from deviceplugin.preference import Usage
 
@@ -60,11 +60,10 @@ class Parts:
 
         # kubelet's door
         devinfo = device_info.GrantedFiles(host.root / device_info.FOLDER.relative_to("/"))
-        files_book = FilesBook(ledger, devinfo, offer, node.scans, self.unit_specs)
-        granting = SlotBook(files_book, bound.forget)
-        allocator = Allocator(offer, granting, pod_of=ledger.pod_of, by_cdi=by_cdi)
+        records = GrantRecords(ledger, devinfo, offer, node.scans, self.unit_specs, bound.forget)
+        allocator = Allocator(offer, records.grant, pod_of=ledger.pod_of, by_cdi=by_cdi)
         ground = Ground(node.scans, ledger, report.health, GpuFilesOf(host.root).read)
-        self.plugins = DevicePlugins(config, ground, allocator, files_book, report.metrics.observe)
+        self.plugins = DevicePlugins(config, ground, allocator, records, report.metrics.observe)
         self.usage = Usage(kubelet, allocator.preference, node.scans, ledger)
 
         # the runtime's door

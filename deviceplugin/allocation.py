@@ -15,7 +15,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from agent.config import Resource
 from agent.edits.build import NO_GPU_FILES, build, unit_specs
@@ -35,14 +34,9 @@ LEDGER_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
-class GrantBook(Protocol):
-    """The part of the ledger that grants need."""
-
-    def grant(self, resource_name: str, units: Mapping[str, Devices], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
-        """Record that kubelet was given these units (unit ID → devices), and write the CDI specs that some have.
-
-        Blocks; raises LedgerError, and Unavailable if a spec cannot be written.
-        """
+Record = Callable[[str, Mapping[str, Devices], Mapping[str, UnitSpec]], None]
+"""Records that kubelet was given units of a resource (unit ID → devices), and writes the CDI specs that some have.
+Blocks; raises LedgerError, and Unavailable if a spec cannot be written."""
 
 
 def _nobody_known(_unit_id: str) -> PodRef | None:
@@ -55,7 +49,7 @@ class Allocator:
     def __init__(
         self,
         offer: Latest[Offer],
-        book: GrantBook,
+        record: Record,
         clock: Callable[[], float] = time.monotonic,
         pod_of: Callable[[str], PodRef | None] = _nobody_known,
         by_cdi: Latest[bool] | None = None,
@@ -72,7 +66,7 @@ class Allocator:
         self.verbs_nodes: dict[str, str] = {}
         """Device → its verbs node in the last answer about it. An answer stays with its pod, whatever becomes of the
         number; those of an earlier process are not known."""
-        self._book = book
+        self._write = record
         self.preference = Preference(offer, clock, pod_of)
         self._by_cdi = by_cdi or Latest(False)
         # A thread of its own: the loop's common pool may be full of slow scans.
@@ -166,7 +160,7 @@ class Allocator:
 
     async def _record(self, resource_name: str, granted: Mapping[str, Devices], specs: Mapping[str, UnitSpec]) -> None:
         loop = asyncio.get_running_loop()
-        write = loop.run_in_executor(self._thread, self._book.grant, resource_name, granted, specs)
+        write = loop.run_in_executor(self._thread, self._write, resource_name, granted, specs)
         try:
             async with asyncio.timeout(LEDGER_SECONDS):
                 await write

@@ -31,7 +31,7 @@ from agent.offer.selection import Overlap, asks_for_names, errors
 from agent.offer.units import Reading, with_profiles
 from agent.state import Latest, first
 from deviceplugin.allocation import Allocator
-from deviceplugin.grant_books import FilesBook
+from deviceplugin.grant_records import GrantRecords
 from deviceplugin.registration import DEFAULT_TIMES, SOCKET_PATTERN, RegistrationStatus, ResourceServer, Times
 from deviceplugin.server import Observe, Units, post, unobserved
 
@@ -84,15 +84,15 @@ class DevicePlugins:
         config: Latest[Config],
         ground: Ground,
         allocator: Allocator,
-        files_book: FilesBook | None = None,
+        records: GrantRecords,
         observe: Observe = unobserved,
         times: Times = DEFAULT_TIMES,
     ) -> None:
-        """Serve what `allocator` grants; its offer gets each new one. `files_book` is None to tell Multus nothing."""
+        """Serve what `allocator` grants; its offer gets each new one."""
         self.folder = config.value.kubelet_dir / "device-plugins"
         self._pool_specs = PoolSpecs(config.value.cdi_dir)
         self.allocator = allocator
-        self._files_book = files_book
+        self._records = records
         self._clock = ground.clock
         self._config = config
         self._posted: Latest[Config | None] = Latest(None)
@@ -204,8 +204,7 @@ class DevicePlugins:
                 self._servers[resource.name] = ResourceServer(
                     resource.name, self.folder, units, self.allocator, self._observe, self._times
                 )
-        if self._files_book is not None:
-            self._files_book.go_by(self._served)
+        self._records.go_by(self._served)
 
     def _serve(self, tasks: asyncio.TaskGroup) -> None:
         """Start the servers that do not run yet, and end those of resources that are no more."""
@@ -242,7 +241,7 @@ class DevicePlugins:
             self._post(resources, offer)
             self._serve(tasks)
             self._posted.set(config)
-            await self._inform()
+            await self._keep_files()
             specs = self._files_seconds if self._pool_specs.is_watched else None
             files_due = self._seconds_to_files(snapshot, looked_at)
             newer = await self._next(config, snapshot, offers.seconds_to_look(), files_due, specs)
@@ -294,18 +293,17 @@ class DevicePlugins:
 
     def _renew_specs(self, offer: Offer, resources: tuple[Resource, ...]) -> None:
         """Have the CDI specs of granted units follow their devices, before kubelet hears of what has changed."""
-        if self._files_book is not None and offer.snapshot.generation:  # the first one may be of nothing
+        if offer.snapshot.generation:  # the first one may be of nothing
             try:
-                self._files_book.renew(offer, resources)
+                self._records.renew(offer, resources)
             except (LedgerError, Unavailable) as error:
                 log.error("CDI specs of granted units may be out of date: %s", error)
 
-    async def _inform(self) -> None:
-        if self._files_book is not None:
-            try:
-                await asyncio.to_thread(self._files_book.keep)
-            except (LedgerError, Unavailable) as error:
-                log.warning("files of granted units stay as they are: %s", error)
+    async def _keep_files(self) -> None:
+        try:
+            await asyncio.to_thread(self._records.keep)
+        except (LedgerError, Unavailable) as error:
+            log.warning("files of granted units stay as they are: %s", error)
 
     async def _next(self, config: Config, snapshot: Snapshot, *dues: float | None) -> Snapshot:
         """Wait for a newer snapshot or configuration, a change in the books or in health, or the first of `dues`.

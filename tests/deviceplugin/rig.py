@@ -20,7 +20,7 @@ from agent.offer.offer import Offer
 from agent.process.backoff import Backoff
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
-from deviceplugin.grant_books import FilesBook
+from deviceplugin.grant_records import GrantRecords
 from deviceplugin.plugins import DevicePlugins, Ground
 from deviceplugin.registration import Times
 from deviceplugin.server import Observe, unobserved
@@ -82,7 +82,6 @@ async def rig(
     seed: int = 1,
     book: Ledger | None = None,
     observe: Observe = unobserved,
-    device_info: Path | None = None,
     health: HealthBook | None = None,
     gpu_files: Callable[[], GpuFiles] = GpuFiles,
     files_seconds: float = 0.1,
@@ -97,7 +96,6 @@ async def rig(
         config,
         Ground(found, book or ledger, health or all_counts(), gpu_files, files_seconds),
         observe=observe,
-        device_info=device_info,
     )
     running = asyncio.create_task(plugins.run())
     try:
@@ -117,16 +115,14 @@ def all_counts() -> HealthBook:
     return HealthBook(HealthSettings(0, 0, 0))
 
 
-def plugins_on(
-    config: Latest[Config], ground: Ground, *, observe: Observe = unobserved, device_info: Path | None = None
-) -> DevicePlugins:
+def plugins_on(config: Latest[Config], ground: Ground, *, observe: Observe = unobserved) -> DevicePlugins:
     """Make device plugins with an allocator of their own."""
     offer = Latest(Offer())
-    files = GrantedFiles(device_info) if device_info is not None else None
+    files = GrantedFiles(config.value.cdi_dir.with_name("devinfo"))
     specs = UnitSpecs(ground.ledger, config.value.cdi_dir, Latest(True))
-    files_book = FilesBook(ground.ledger, files, offer, ground.snapshot, specs) if files is not None else None
-    allocator = Allocator(offer, files_book or ground.ledger, ground.clock, ground.ledger.pod_of)
-    return DevicePlugins(config, ground, allocator, files_book, observe, QUICK)
+    records = GrantRecords(ground.ledger, files, offer, ground.snapshot, specs, lambda slots: None)
+    allocator = Allocator(offer, records.grant, ground.clock, ground.ledger.pod_of)
+    return DevicePlugins(config, ground, allocator, records, observe, QUICK)
 
 
 def knows_all(kubelet: Kubelet, plugins: DevicePlugins) -> bool:

@@ -27,7 +27,7 @@ from tests.node import node
 async def early(folder: Path, kubelet_dir: Path) -> AsyncIterator[tuple[DevicePlugins, Callable[[], Awaitable[None]]]]:
     """Start device plugins before their kubelet; the test starts that, and it ends after them."""
     with contextlib.closing(Ledger.open(folder / "ledger.db", "boot")) as ledger:
-        config = Latest(Config(resources=VF_ONLY, kubelet_dir=kubelet_dir))
+        config = Latest(Config(resources=VF_ONLY, kubelet_dir=kubelet_dir, cdi_dir=folder / "cdi"))
         plugins = plugins_on(config, Ground(Latest(node()), ledger, all_counts()))
         async with contextlib.AsyncExitStack() as afterwards:
 

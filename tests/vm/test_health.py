@@ -19,11 +19,10 @@ from agent.hardware.machine import Machine
 from agent.health import HealthBook
 from agent.inventory import Inventory
 from agent.ledger import Ledger
-from agent.offer.offer import Offer
 from agent.state import Latest
-from deviceplugin.allocation import Allocator
-from deviceplugin.plugins import DevicePlugins, Ground
+from deviceplugin.plugins import Ground
 from hack.sim.kubelet import Kubelet
+from tests.deviceplugin.rig import plugins_on
 from tests.vm.adapters import PCI_DEVICES, Pf, wait_until
 
 RESOURCES = (Resource("rdma/vf", "vf"), Resource("rdma/hca", "hca", shares=2))
@@ -39,9 +38,9 @@ class Node:
         self.machine = Machine.open()
         self.inventory = Inventory(self.machine, 3600)  # so that nothing is found by the timer
         self.ledger = Ledger.open(folder / "ledger.db", "boot")
-        config = Config(resources=RESOURCES, kubelet_dir=folder)
+        config = Config(resources=RESOURCES, kubelet_dir=folder, cdi_dir=folder / "cdi")
         ground = Ground(self.inventory.snapshot, self.ledger, HealthBook(SETTINGS))
-        self.plugins = DevicePlugins(Latest(config), ground, Allocator(Latest(Offer()), self.ledger))
+        self.plugins = plugins_on(Latest(config), ground)
         self.kubelet: Kubelet | None = None
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from agent.config import Config, HealthSettings
 from agent.edits import cdi
+from agent.edits.device_info import GrantedFiles
+from agent.edits.unit_specs import UnitSpecs
 from agent.health import HealthBook
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.ledger import Ledger
@@ -27,7 +29,7 @@ from cni.netconf import from_document
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from deviceplugin.allocation import Allocator
-from deviceplugin.grant_books import SlotBook
+from deviceplugin.grant_records import GrantRecords
 from hack.sim.devices import DeviceManager, Held, Known
 from hack.sim.pods import Container
 from measure.alignment.scenarios import NIC, Scenario
@@ -74,8 +76,10 @@ class AgentNode:
         config = Latest(Config(resources=self._resources, kubelet_dir=folder))
         bound = BoundSlots(config, self._ledger, cdi.SlotSpecs(folder / "cdi"))
         self._binder = Binder(config, self._ledger, bound, self._offer, _PodGrants(self))
-        book = SlotBook(self._ledger, bound.forget)
-        self._allocator = Allocator(self._offer, book, self._time, self._ledger.pod_of)
+        specs = UnitSpecs(self._ledger, folder / "cdi", Latest(False))
+        files = GrantedFiles(folder / "devinfo")
+        records = GrantRecords(self._ledger, files, self._offer, Latest(scenario.snapshot), specs, bound.forget)
+        self._allocator = Allocator(self._offer, records.grant, self._time, self._ledger.pod_of)
         self._offers = Offers(HealthBook(HealthSettings(0, 0, 0), self._time), self._time)
         for resource in self._resources:
             self._devices.resources[resource.name] = Known(_OurPlugin(self._allocator, resource.name))

@@ -1,4 +1,4 @@
-"""The books' `grant`, with what goes with it: slots are freed first, and Multus is told what VFs are."""
+"""What is recorded of a grant before kubelet has its answer: the row, CDI specs, and files for Multus."""
 
 from __future__ import annotations
 
@@ -15,60 +15,48 @@ from agent.model.device import Snapshot, is_pci_address
 from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer
 from agent.state import Latest
-from deviceplugin.allocation import GrantBook
 
 
-class SlotBook:
-    """A book of grants in which a slot that is granted anew is first nobody's: kubelet frees units without a word."""
-
-    def __init__(self, book: GrantBook, granting: Callable[[Collection[str]], object]) -> None:
-        """`granting` is told of the slots, and may block briefly."""
-        self._book = book
-        self._granting = granting
-
-    def grant(self, resource_name: str, units: Mapping[str, Devices], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
-        """Record that kubelet was given these units (unit ID → devices). Blocks; raises as its book does."""
-        slots = [unit for unit in units if UnitId.parse(unit).is_slot]
-        if slots:
-            self._granting(slots)
-        self._book.grant(resource_name, units, specs)
-
-
-class FilesBook:
-    """A book of grants that writes CDI specs, and files for Multus of VFs, too, before kubelet has its answer.
+class GrantRecords:
+    """Records grants, and keeps their files. Methods block, briefly.
 
     A file is a few system calls on a tmpfs, and on the thread that has just waited for the books.
     """
 
     def __init__(
         self,
-        book: Ledger,
+        ledger: Ledger,
         files: GrantedFiles,
         offer: Latest[Offer],
         snapshot: Latest[Snapshot],
         specs: UnitSpecs,
+        forget_slots: Callable[[Collection[str]], object],
     ) -> None:
-        self._book = book
+        """`forget_slots` lets go of what slots were bound to: kubelet frees units without a word."""
+        self._ledger = ledger
         self._specs = specs
         self._files = files
-        self.resource_names: frozenset[str] = frozenset()
-        """Those of VFs and whole adapters."""
         self._offer = offer
         self._snapshot = snapshot
+        self._forget_slots = forget_slots
+        self._resource_names: frozenset[str] = frozenset()
+        """Those of VFs and whole adapters."""
         # Or a file that is just being written would be taken for one that nobody needs.
         self._guard = threading.Lock()
 
     def go_by(self, resources: Iterable[Resource]) -> None:
         """Take a configuration's resources. What a slot stands for is told by its attachment, once that is known."""
         early = (r for r in resources if r.kind in ("vf", "nic") and r.binding == "early")
-        self.resource_names = frozenset(r.name for r in early)
+        self._resource_names = frozenset(r.name for r in early)
 
     def grant(self, resource_name: str, units: Mapping[str, Devices], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
         """Record that kubelet was given these units (unit ID → devices), and write the CDI specs that some have.
 
-        Blocks; raises LedgerError, and Unavailable if a spec cannot be written.
+        A slot is first made nobody's. Raises LedgerError, and Unavailable if a spec cannot be written.
         """
-        if resource_name not in self.resource_names:
+        if slots := [unit for unit in units if UnitId.parse(unit).is_slot]:
+            self._forget_slots(slots)
+        if resource_name not in self._resource_names:
             self._specs.grant(resource_name, units, specs)
             return
         with self._guard:
@@ -80,16 +68,16 @@ class FilesBook:
                 self._files.write(resource_name, unit_id, document)
 
     def renew(self, offer: Offer, resources: Sequence[Resource]) -> None:
-        """Have the CDI specs say what the hardware of an offer is. Blocks; raises LedgerError, and Unavailable."""
+        """Have the CDI specs say what the hardware of an offer is. Raises LedgerError, and Unavailable."""
         self._specs.renew(offer, resources)
 
     def keep(self) -> None:
         """Have files of what is granted or still in a pod, and of nothing else.
 
-        Blocks; raises LedgerError, and Unavailable if a CDI spec stays that is nobody's.
+        Raises LedgerError, and Unavailable if a CDI spec stays that is nobody's.
         """
         self._specs.tidy()
-        names = self.resource_names
+        names = self._resource_names
         if not names:
             return
         # Nobody who wants a grant waits while there is nothing to do.
@@ -105,11 +93,11 @@ class FilesBook:
                 self._files.keep(wanted, names, document)
 
     def _held(self) -> Mapping[str, Attachment]:
-        return {attachment.device: attachment for attachment in self._book.attachments()}
+        return {attachment.device: attachment for attachment in self._ledger.attachments()}
 
     def _wanted(self, held: Mapping[str, Attachment], names: Collection[str]) -> Mapping[tuple[str, str], str]:
         """Tell which files there should be (resource name, unit ID), and of which device each tells."""
-        wanted = {(g.resource_name, g.unit_id): g.device for g in self._book.grants()}
+        wanted = {(g.resource_name, g.unit_id): g.device for g in self._ledger.grants()}
         # A VF's unit is called by its address. A bond's row and a child's are keyed by more, and are no units.
         wanted |= {(a.resource_name, a.device): a.device for a in held.values() if is_pci_address(a.device)}
         return {key: device for key, device in wanted.items() if key[0] in names}

@@ -22,7 +22,7 @@ def names(folder: Path) -> list[str]:
 
 
 async def test_a_granted_vf_has_its_file_when_kubelet_has_its_answer(short_folder: Path) -> None:
-    async with rig(short_folder, device_info=short_folder / "devinfo") as r:
+    async with rig(short_folder) as r:
         await r.run_pod("a", POD)
         (grant,) = r.ledger.grants()
         assert names(short_folder) == [f"rdma-vf-{grant.unit_id}-device.json"]
@@ -32,21 +32,21 @@ async def test_a_granted_vf_has_its_file_when_kubelet_has_its_answer(short_folde
 
 
 async def test_other_resources_have_none(short_folder: Path) -> None:
-    async with rig(short_folder, device_info=short_folder / "devinfo") as r:
+    async with rig(short_folder) as r:
         await r.run_pod("a", Container("main", (("nvidia.com/gpu", 1), ("rdma/hca", 1))))
         assert names(short_folder) == []
 
 
 async def test_slots_have_none_since_nobody_knows_yet_what_is_behind_them(short_folder: Path) -> None:
     late = Resource("rdma/vf", "vf", binding="late")
-    async with rig(short_folder, resources=(late,), device_info=short_folder / "devinfo") as r:
+    async with rig(short_folder, resources=(late,)) as r:
         await r.run_pod("a", POD)
         assert len(r.ledger.grants()) == 1
         assert names(short_folder) == []
 
 
 async def test_a_file_stays_until_the_vf_is_neither_granted_nor_in_a_pod(short_folder: Path) -> None:
-    async with rig(short_folder, device_info=short_folder / "devinfo") as r:
+    async with rig(short_folder) as r:
         await r.run_pod("a", POD)
         (grant,) = r.ledger.grants()
         row = await asyncio.to_thread(attach, r.ledger, grant.device, owner("c1"))
@@ -62,7 +62,7 @@ async def test_a_file_stays_until_the_vf_is_neither_granted_nor_in_a_pod(short_f
 
 
 async def test_a_bonds_row_makes_no_folders(short_folder: Path) -> None:
-    async with rig(short_folder, device_info=short_folder / "devinfo") as r:
+    async with rig(short_folder) as r:
         await r.run_pod("a", POD)
         (grant,) = r.ledger.grants()
         await asyncio.to_thread(attach, r.ledger, f"{grant.device}+0000:ff:00.1/c1/net1", owner("c1"))
@@ -73,9 +73,9 @@ async def test_a_bonds_row_makes_no_folders(short_folder: Path) -> None:
 
 
 async def test_the_files_of_granted_vfs_are_made_again_at_start(short_folder: Path) -> None:
-    async with rig(short_folder, device_info=short_folder / "devinfo") as r:
+    async with rig(short_folder) as r:
         await r.run_pod("a", POD)
         (name,) = names(short_folder)
     (short_folder / "devinfo/dp" / name).unlink()
-    async with rig(short_folder, device_info=short_folder / "devinfo"):
+    async with rig(short_folder):
         await until(lambda: names(short_folder) == [name])
