@@ -152,7 +152,8 @@ class FactsWriter:
             self._renumber_claim(row, netns)
             return
         changed = {}
-        for unit_id, spec in self._node.ledger.specs_of(row.device).items():
+        specs = {g.unit_id: g.spec for g in self._node.ledger.grants_on(row.device) if g.spec is not None}
+        for unit_id, spec in specs.items():
             mine = {"deviceNodes": spec.nodes[row.device]} if row.device in spec.nodes else spec.edits
             edits = rdma.renumbered(self._node.host, row, netns, mine)
             if edits is not mine and spec.nodes:

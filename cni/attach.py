@@ -276,8 +276,8 @@ class Attacher:
         if binding is not None and binding.container_id == row.owner.container_id:
             promised = rdma.node_of_edits(binding.edits)
         elif promised is not None:
-            units = map(UnitId.parse, self._node.ledger.granted_units(row.device))
-            promised = None if all(unit.is_slot for unit in units) else promised
+            grants = self._node.ledger.grants_on(row.device)
+            promised = None if all(UnitId.parse(grant.unit_id).is_slot for grant in grants) else promised
         if promised is not None:
             rdma.require_node(self._node.host, row, netns, promised)
 

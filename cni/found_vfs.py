@@ -19,7 +19,7 @@ from agent.errors import AgentError, DeviceBusy, HardwareError
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Link
 from agent.hardware.sysfs.netdev import udev_properties
-from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
+from agent.model.allocation import Attachment, AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
 from agent.model.device import PciDevice
 from agent.model.vf_identity import KnownDevice, is_left_over, is_strange, usual_name
 from cni import netconf
@@ -209,15 +209,19 @@ class Finder:
         # Whatever it was set up with, all of it is in the undo record. Its addresses can be given back.
         request = {**request_of(call, conf), "name": UNKNOWN, "settings": VfSettings().document(), "mtu": None}
         self._node.ledger.adopt(
-            owner,
-            ifname=ifname,
-            device=device,
-            resource_name=resource_name,
-            undo=undo,
-            netns_path=netns_path,
-            request=request,
-            state=state,
-            claim_uid=claim.ref.uid if claim is not None and claim.is_for(owner.pod) else "",
+            Attachment(
+                0,
+                owner,
+                ifname,
+                device,
+                resource_name,
+                state,
+                undo,
+                self._node.ledger.boot_id,
+                netns_path,
+                request,
+                claim_uid=claim.ref.uid if claim is not None and claim.is_for(owner.pod) else "",
+            )
         )
 
     def _undo(self, facts: PciDevice, link: Link, name: str, known: KnownDevice | None) -> Undo:

@@ -141,7 +141,7 @@ class HeldDevices(Grants):
 
     def follows(self, device: str) -> bool:
         """Return whether containers get the files that a unit's device has in its pod: it has a CDI name."""
-        return bool(self._ledger.specs_of(device))
+        return any(grant.spec is not None for grant in self._ledger.grants_on(device))
 
     def entered(self, row: Attachment, netns: int) -> None:
         """Have the CDI specs of a row's claim, or units, name the character devices that its device has in its pod."""
@@ -214,10 +214,12 @@ class HeldDevices(Grants):
 
     def _of_no_resource(self, pod: PodRef) -> Set[tuple[str, str]]:
         """List resource name and unit of the network devices that may be the pod's, whose resource is gone."""
+        names = {resource.name for resource in self._config.resources}
         return {
             (grant.resource_name, grant.unit_id)
-            for grant in self._ledger.grants_beyond(resource.name for resource in self._config.resources)
-            if any(is_pci_address(d) and may_be_nic(d, self._node.snapshot) for d in grant.devices)
+            for grant in self._ledger.grants()
+            if grant.resource_name not in names
+            and any(is_pci_address(d) and may_be_nic(d, self._node.snapshot) for d in grant.devices)
             and not (UnitId.parse(grant.unit_id).is_share or UnitId.parse(grant.unit_id).is_slot)
             and (grant.pod is None or grant.pod.names == pod.names)
         }

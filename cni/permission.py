@@ -191,8 +191,8 @@ class Permission:
 
     def _holders(self, devices: Collection[str]) -> tuple[str, ...]:
         """List pods that have devices, as far as the books know: an adapter may have been shared out to many."""
-        units = [unit for device in devices for unit in self._node.ledger.granted_units(device)]
-        pods = {str(pod) for unit in units if (pod := self._node.ledger.pod_of(unit)) is not None}
+        grants = (grant for device in devices for grant in self._node.ledger.grants_on(device))
+        pods = {str(grant.pod) for grant in grants if grant.pod is not None}
         claims = (claim for device in devices if (claim := self._node.ledger.claim_on(device)) is not None)
         pods |= {str(pod) for claim in claims for pod in claim.pods}
         return tuple(sorted(pods))[:MAX_HOLDERS]

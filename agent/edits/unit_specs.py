@@ -142,7 +142,7 @@ class UnitSpecs:
         if not self._settled.value:
             return ()
         with self._guard:
-            over = sorted(self._there - self._ledger.granted_ids()) if self._there else []
+            over = sorted(self._there - {grant.unit_id for grant in self._ledger.grants()}) if self._there else []
             for unit_id in over:
                 self._files.remove(_file(unit_id))
                 self._there.discard(unit_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import rows
 from agent.ledger.database import Mirror
 from agent.ledger.grants import ClaimsHeld
-from agent.model.allocation import Attachment, AttachmentState, ClaimState, Owner, Undo
+from agent.model.allocation import Attachment, AttachmentState, ClaimState, Owner, PodRef, Undo
 
 
 class AttachmentBook(ClaimsHeld):
@@ -49,6 +48,11 @@ class AttachmentBook(ClaimsHeld):
         Raises DeviceBusy if any attachment of the device exists, if a claim that is not the pod's has it alone, and
         for a claim that is not prepared.
         """
+
+        def check() -> None:
+            self._refuse_unprepared(claim_uid)
+            self._refuse_others_claim(device, owner.pod)
+
         row = Attachment(
             attachment_id=next(self._ids),
             owner=owner,
@@ -64,124 +68,57 @@ class AttachmentBook(ClaimsHeld):
             since=self._clock(),
             claim_uid=claim_uid,
         )
+        return self._insert(row, durable, check)
 
-        def check() -> None:
-            self._refuse_unprepared(claim_uid)
-            self._refuse_others_claim(row)
-
-        self._insert(row, durable, check)
-        return row
-
-    def adopt(
-        self,
-        owner: Owner,
-        *,
-        ifname: str,
-        device: str,
-        resource_name: str,
-        undo: Undo,
-        netns_path: str,
-        request: Mapping[str, Any],
-        state: AttachmentState = AttachmentState.ATTACHED,
-        result: Mapping[str, Any] | None = None,
-        boot_id: str | None = None,
-        claim_uid: str = "",
-    ) -> Attachment:
+    def adopt(self, row: Attachment) -> Attachment:
         """Write the row of a device that came into its pod by other hands, or before the books were lost.
 
         *attached* where its pod lives, *detaching* where only the undoing is left. In one step: a row that
         a crash left *attaching* would be undone under the pod. With another `boot_id` than the present one
-        the hardware is left alone. Raises DeviceBusy as `begin_attach` does.
+        the hardware is left alone. Number and time are the books'. Raises DeviceBusy if any attachment of the device
+        exists.
         """
-        row = Attachment(
-            attachment_id=next(self._ids),
-            owner=owner,
-            ifname=ifname,
-            device=device,
-            resource_name=resource_name,
-            state=state,
-            undo=undo,
-            boot_id=self.boot_id if boot_id is None else boot_id,
-            netns_path=netns_path,
-            request=dict(request),
-            result=dict(result) if result is not None else None,
-            since=self._clock(),
-            claim_uid=claim_uid,
-        )
-        self._insert(row, durable=True)
-        return row
+        return self._insert(replace(row, attachment_id=next(self._ids), since=self._clock()), durable=True)
 
     def finish_attach(self, attachment_ids: Iterable[int], result: Mapping[str, Any]) -> None:
         """Turn *attaching* rows into *attached*, all or none, with the CNI result that will be answered."""
         ids = tuple(attachment_ids)
 
-        def write() -> list[Attachment]:
-            attached = [
-                replace(row, state=AttachmentState.ATTACHED, result=dict(result), since=self._clock())
+        def attached() -> list[Attachment]:
+            now = self._clock()
+            return [
+                replace(row, state=AttachmentState.ATTACHED, result=dict(result), since=now)
                 for row in map(self._attaching, ids)
             ]
-            self._db.executemany(
-                "UPDATE attachments SET state = :state, result = :result, since = :since"
-                " WHERE attachment_id = :attachment_id",
-                [
-                    {
-                        "state": str(row.state),
-                        "result": json.dumps(row.result),
-                        "since": row.since,
-                        "attachment_id": row.attachment_id,
-                    }
-                    for row in attached
-                ],
-            )
-            return attached
 
-        self._write(write, durable=False, then=self._attachments.put)
+        self._update_attachments(attached)
 
     def name_owner(self, row: Attachment, owner: Owner, request: Mapping[str, Any]) -> None:
         """Write down whose an adopted row is, and what its network asked for, once that is known."""
 
-        def write() -> list[Attachment]:
-            named = [
+        def named() -> list[Attachment]:
+            return [
                 replace(known, owner=replace(owner, netns=known.owner.netns), request=dict(request))
                 for known in self._rows([row.attachment_id])
             ]
-            self._db.executemany(
-                "UPDATE attachments SET container_id = :container_id, cni_ifname = :cni_ifname,"
-                " pod_namespace = :pod_namespace, pod_name = :pod_name, pod_uid = :pod_uid, request = :request"
-                " WHERE attachment_id = :attachment_id",
-                map(rows.attachment_columns, named),
-            )
-            return named
 
-        self._write(write, then=self._attachments.put)
+        self._update_attachments(named, durable=True)
 
     def note(self, facts: Mapping[int, Mapping[str, Any]]) -> None:
         """Write down what was found out of devices in their pods: attachment ID → what joins its request."""
-
-        def write() -> list[Attachment]:
-            noted = [replace(r, request={**r.request, **facts[r.attachment_id]}) for r in self._rows(facts)]
-            self._db.executemany(
-                "UPDATE attachments SET request = :request WHERE attachment_id = :attachment_id",
-                map(rows.attachment_columns, noted),
-            )
-            return noted
-
-        self._write(write, durable=False, then=self._attachments.put)
+        self._update_attachments(
+            lambda: [replace(r, request={**r.request, **facts[r.attachment_id]}) for r in self._rows(facts)],
+        )
 
     def begin_detach(self, attachment_ids: Iterable[int]) -> None:
         """Mark rows *detaching*: a promise to undo them that survives a crash."""
         ids = tuple(attachment_ids)
 
-        def write() -> list[Attachment]:
+        def leaving() -> list[Attachment]:
             now = self._clock()
-            leaving = [replace(row, state=AttachmentState.DETACHING, since=now) for row in self._rows(ids)]
-            self._db.executemany(
-                "UPDATE attachments SET state = :state, since = :since WHERE attachment_id = :attachment_id",
-                [{"state": str(row.state), "since": row.since, "attachment_id": row.attachment_id} for row in leaving],
-            )
-            return leaving
+            return [replace(row, state=AttachmentState.DETACHING, since=now) for row in self._rows(ids)]
 
-        self._write(write, durable=False, then=self._attachments.put)
+        self._update_attachments(leaving)
 
     def finish_detach(self, row: Attachment, *, lease_owed: bool = False) -> None:
         """Drop the row of a device that is back, and end its quarantine.
@@ -229,20 +166,30 @@ class AttachmentBook(ClaimsHeld):
             what = f"claim {claim.ref} is {claim.state}" if claim is not None else f"claim {claim_uid} is gone"
             raise DeviceBusy(f"{what}, so nothing of it comes into a pod now")
 
-    def _refuse_others_claim(self, row: Attachment) -> None:
-        claim = self._claimed.alone.get(row.device)
-        if claim is not None and not claim.is_for(row.owner.pod):
-            raise DeviceBusy(f"{row.device} is prepared for claim {claim.ref}, which is not of pod {row.owner.pod}")
+    def _refuse_others_claim(self, device: str, pod: PodRef) -> None:
+        claim = self._claimed.alone.get(device)
+        if claim is not None and not claim.is_for(pod):
+            raise DeviceBusy(f"{device} is prepared for claim {claim.ref}, which is not of pod {pod}")
 
-    def _insert(self, row: Attachment, durable: bool, check: Callable[[], None] | None = None) -> None:
+    def _insert(self, row: Attachment, durable: bool, check: Callable[[], None] = lambda: None) -> Attachment:
         def write() -> list[Attachment]:
-            if check is not None:
-                check()
+            check()
             try:
                 rows.insert(self._db, "attachments", [rows.attachment_columns(row)])
             except sqlite3.IntegrityError as error:
                 raise DeviceBusy(f"{row.device} has an attachment in the ledger already") from error
             return [row]
+
+        self._write(write, durable, self._attachments.put)
+        return row
+
+    def _update_attachments(self, changed: Callable[[], list[Attachment]], durable: bool = False) -> None:
+        """Write what `changed` makes of rows that are there, looked up in the transaction."""
+
+        def write() -> list[Attachment]:
+            found = changed()
+            rows.update(self._db, "attachments", "attachment_id", map(rows.attachment_columns, found))
+            return found
 
         self._write(write, durable, self._attachments.put)
 

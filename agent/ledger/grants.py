@@ -22,7 +22,6 @@ from agent.errors import ClaimConflict, DeviceBusy
 from agent.ledger import rows
 from agent.ledger.database import Database, Mirror
 from agent.model.allocation import NO_SPECS, Binding, Claim, ClaimRef, Devices, Grant, PodRef, UnitSpec, all_of
-from agent.model.unit_id import UnitId
 
 ClaimWatcher = Callable[[Claim | None, Claim | None], None]
 
@@ -169,23 +168,11 @@ class GrantBook(ClaimsHeld):
     def bind(self, unit_ids: Iterable[str], pod: PodRef) -> None:
         """Name the pod that holds these granted units. Binding the same pod twice is a no-op."""
         units = tuple(unit_ids)
-
-        def write() -> list[Grant]:
-            bound = [replace(grant, pod=pod) for grant in self._of_units(units)]
-            self._update(bound)
-            return bound
-
-        self._write(write, durable=False, then=self._grants.put)
+        self._change_grants(lambda: [replace(grant, pod=pod) for grant in self._of_units(units)])
 
     def set_specs(self, specs: Mapping[str, UnitSpec]) -> None:
         """Record what the CDI specs of granted units say from now on. One that is granted no more has none."""
-
-        def write() -> list[Grant]:
-            said = [replace(grant, spec=specs[grant.unit_id]) for grant in self._of_units(specs)]
-            self._update(said)
-            return said
-
-        self._write(write, durable=False, then=self._grants.put)
+        self._change_grants(lambda: [replace(grant, spec=specs[grant.unit_id]) for grant in self._of_units(specs)])
 
     def release(self, unit_ids: Iterable[str], granted_before: float = math.inf) -> None:
         """Forget the grants of these units: kubelet no longer counts them to any pod.
@@ -203,13 +190,7 @@ class GrantBook(ClaimsHeld):
 
     def move_grants(self, devices: Mapping[str, Devices]) -> None:
         """Name the devices that units stand for now (unit ID → device, or all NICs of a rail), whoever holds them."""
-
-        def write() -> list[Grant]:
-            moved = [_on(grant, devices[grant.unit_id]) for grant in self._of_units(devices)]
-            self._update(moved)
-            return moved
-
-        self._write(write, durable=False, then=self._grants.put)
+        self._change_grants(lambda: [_on(grant, devices[grant.unit_id]) for grant in self._of_units(devices)])
 
     def grants(self) -> tuple[Grant, ...]:
         """List all grants, oldest first."""
@@ -221,21 +202,14 @@ class GrantBook(ClaimsHeld):
         found = self._grants.get(unit_id)
         return found.pod if found is not None else None
 
+    def grants_on(self, device: str) -> tuple[Grant, ...]:
+        """List the grants of a device."""
+        self._check_open()
+        return self._grants.of_device(device)
+
     def granted_resource(self, device: str) -> str | None:
         """Name the resource that a unit of this device was granted for; None if none is."""
-        self._check_open()
-        found = self._grants.of_device(device)
-        return found[0].resource_name if found else None
-
-    def granted_units(self, device: str) -> tuple[str, ...]:
-        """List the granted units of a device."""
-        self._check_open()
-        return tuple(grant.unit_id for grant in self._grants.of_device(device))
-
-    def specs_of(self, device: str) -> Mapping[str, UnitSpec]:
-        """Map the granted units of a device that have a CDI spec to that."""
-        self._check_open()
-        return {grant.unit_id: grant.spec for grant in self._grants.of_device(device) if grant.spec is not None}
+        return next((grant.resource_name for grant in self.grants_on(device)), None)
 
     def granted_devices(self, resource_names: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """List the granted units of some resources with the devices of each."""
@@ -243,31 +217,21 @@ class GrantBook(ClaimsHeld):
         names = frozenset(resource_names)
         return {grant.unit_id: grant.devices for grant in self._grants.all() if grant.resource_name in names}
 
-    def grants_beyond(self, resource_names: Iterable[str]) -> tuple[Grant, ...]:
-        """List the grants of all resources but these."""
-        self._check_open()
-        names = frozenset(resource_names)
-        return tuple(grant for grant in self._grants.all() if grant.resource_name not in names)
-
-    def granted_ids(self) -> frozenset[str]:
-        """List the granted units."""
-        self._check_open()
-        return frozenset(grant.unit_id for grant in self._grants.all())
-
-    def granted_slots(self) -> frozenset[str]:
-        """List the granted slots."""
-        self._check_open()
-        return frozenset(grant.unit_id for grant in self._grants.all() if UnitId.parse(grant.unit_id).is_slot)
-
     def _of_units(self, units: Iterable[str]) -> tuple[Grant, ...]:
         return tuple(grant for grant in map(self._grants.get, units) if grant is not None)
 
-    def _update(self, grants: Iterable[Grant]) -> None:
-        self._db.executemany(
-            "UPDATE grants SET device = :device, others = :others, pod_namespace = :pod_namespace,"
-            " pod_name = :pod_name, pod_uid = :pod_uid, spec = :spec WHERE unit_id = :unit_id",
-            map(rows.grant_columns, grants),
-        )
+    def _change_grants(self, changed: Callable[[], list[Grant]]) -> None:
+        """Write what `changed` makes of grants that are there, looked up in the transaction."""
+
+        def write() -> list[Grant]:
+            found = changed()
+            self._update_grants(found)
+            return found
+
+        self._write(write, durable=False, then=self._grants.put)
+
+    def _update_grants(self, grants: Iterable[Grant]) -> None:
+        rows.update(self._db, "grants", "unit_id", map(rows.grant_columns, grants))
 
     def _load(self) -> None:
         super()._load()
@@ -311,7 +275,7 @@ class BindingBook(GrantBook):
                 replace(grant, device=made[grant.unit_id].device, pod=made[grant.unit_id].pod)
                 for grant in self._of_units(made)
             ]
-            self._update(granted)
+            self._update_grants(granted)
             return granted
 
         def mirrored(granted: list[Grant]) -> None:

@@ -1,4 +1,7 @@
-"""Rows of the file as values of the model, and those as rows again, column by column."""
+"""Rows of the file as values of the model, and those as rows again.
+
+A column is called as its field. What says more than one column can is in several, or in JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import json
 import logging
 import sqlite3
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent.errors import LedgerError
 from agent.model.allocation import (
@@ -28,11 +32,39 @@ from agent.model.allocation import (
 )
 from agent.model.vf_identity import KnownDevice, Rail
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 MAX_OWED_BYTES = 4 << 20
 """Of all that is kept of owed leases. It is read each minute, and decoded may take twenty times as much; a network may
 say whatever its author likes, and owes for each sandbox that its IPAM plugin fails."""
 
 log = logging.getLogger(__name__)
+T = TypeVar("T", bound="DataclassInstance")
+
+
+def _value(kind: type[T], row: sqlite3.Row, **made: object) -> T:
+    """Make a value of a row. `made` are the fields that are not in a column of their name as they are."""
+    return kind(**{field.name: row[field.name] for field in fields(kind) if field.name not in made}, **made)
+
+
+def _columns(value: DataclassInstance, *apart: str) -> dict[str, Any]:
+    """Say a value as columns: each field, but for those that stand `apart`."""
+    return {field.name: _cell(getattr(value, field.name)) for field in fields(value) if field.name not in apart}
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, Mapping):
+        return json.dumps(dict(value))
+    return json.dumps(value) if isinstance(value, tuple) else value
+
+
+def _pod(row: sqlite3.Row) -> PodRef:
+    return PodRef(row["pod_namespace"], row["pod_name"], row["pod_uid"])
+
+
+def _pod_columns(pod: PodRef | None) -> dict[str, Any]:
+    return {f"pod_{name}": getattr(pod, name, None) for name in ("namespace", "name", "uid")}
 
 
 def grant(row: sqlite3.Row) -> Grant:
@@ -40,33 +72,19 @@ def grant(row: sqlite3.Row) -> Grant:
     pod = _pod(row) if row["pod_name"] is not None else None
     said = json.loads(row["spec"]) if row["spec"] is not None else None
     spec = UnitSpec(**{**said, "beside": tuple(said["beside"])}) if said is not None else None
-    others = tuple(json.loads(row["others"]))
-    return Grant(row["unit_id"], row["resource_name"], row["device"], row["granted_at"], pod, spec, others)
+    return _value(Grant, row, pod=pod, spec=spec, others=tuple(json.loads(row["others"])))
 
 
 def grant_columns(grant: Grant) -> dict[str, Any]:
     """Say a grant as a row of `grants`."""
-    pod = grant.pod
-    return {
-        "unit_id": grant.unit_id,
-        "resource_name": grant.resource_name,
-        "device": grant.device,
-        "granted_at": grant.granted_at,
-        "pod_namespace": pod.namespace if pod is not None else None,
-        "pod_name": pod.name if pod is not None else None,
-        "pod_uid": pod.uid if pod is not None else None,
-        "spec": _spec_column(grant.spec),
-        "others": json.dumps(grant.others),
-    }
+    return {**_columns(grant, "pod", "spec"), **_pod_columns(grant.pod), "spec": _spec_column(grant.spec)}
 
 
 def _spec_column(spec: UnitSpec | None) -> str | None:
     if spec is None:
         return None
     said = {"kind": spec.kind, "beside": spec.beside, "edits": dict(spec.edits), "told": dict(spec.told)}
-    if spec.nodes:
-        said["nodes"] = {device: list(nodes) for device, nodes in spec.nodes.items()}
-    return json.dumps(said)
+    return json.dumps({**said, "nodes": dict(spec.nodes)})
 
 
 def attachment(row: sqlite3.Row) -> Attachment:
@@ -76,7 +94,15 @@ def attachment(row: sqlite3.Row) -> Attachment:
     would stay undone.
     """
     try:
-        return _attachment(row)
+        return _value(
+            Attachment,
+            row,
+            owner=_value(Owner, row, pod=_pod(row), netns=NetnsId(row["netns_device"], row["netns_inode"])),
+            state=AttachmentState(row["state"]),
+            undo=Undo.from_document(json.loads(row["undo"])),
+            request=json.loads(row["request"]),
+            result=json.loads(row["result"]) if row["result"] is not None else None,
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(
             f"the attachment of {row['device']} in the ledger is not understood ({error}): install the version"
@@ -84,85 +110,26 @@ def attachment(row: sqlite3.Row) -> Attachment:
         ) from error
 
 
-def _attachment(row: sqlite3.Row) -> Attachment:
-    return Attachment(
-        attachment_id=row["attachment_id"],
-        owner=Owner(
-            row["container_id"], row["cni_ifname"], _pod(row), NetnsId(row["netns_device"], row["netns_inode"])
-        ),
-        ifname=row["ifname"],
-        device=row["device"],
-        resource_name=row["resource_name"],
-        state=AttachmentState(row["state"]),
-        undo=Undo.from_document(json.loads(row["undo"])),
-        boot_id=row["boot_id"],
-        netns_path=row["netns_path"],
-        request=json.loads(row["request"]),
-        result=json.loads(row["result"]) if row["result"] is not None else None,
-        since=row["since"],
-        claim_uid=row["claim_uid"],
-    )
-
-
 def attachment_columns(row: Attachment) -> dict[str, Any]:
     """Say an attachment as a row of `attachments`."""
     return {
-        "attachment_id": row.attachment_id,
-        "container_id": row.owner.container_id,
-        "cni_ifname": row.owner.cni_ifname,
-        "pod_namespace": row.owner.pod.namespace,
-        "pod_name": row.owner.pod.name,
-        "pod_uid": row.owner.pod.uid,
+        **_columns(row, "owner", "undo"),
+        **_columns(row.owner, "pod", "netns"),
+        **_pod_columns(row.owner.pod),
         "netns_device": row.owner.netns.device,
         "netns_inode": row.owner.netns.inode,
-        "netns_path": row.netns_path,
-        "ifname": row.ifname,
-        "device": row.device,
-        "resource_name": row.resource_name,
-        "state": str(row.state),
         "undo": json.dumps(row.undo.document()),
-        "boot_id": row.boot_id,
-        "request": json.dumps(row.request),
-        "result": json.dumps(row.result) if row.result is not None else None,
-        "since": row.since,
-        "claim_uid": row.claim_uid,
     }
 
 
 def binding(row: sqlite3.Row) -> Binding:
     """Read a row of `bindings`."""
-    return Binding(
-        unit_id=row["unit_id"],
-        resource_name=row["resource_name"],
-        kind=row["kind"],
-        device=row["device"],
-        container=row["container"],
-        container_id=row["container_id"],
-        cni_ifname=row["cni_ifname"],
-        pod=_pod(row),
-        edits=json.loads(row["edits"]),
-        boot_id=row["boot_id"],
-        since=row["since"],
-    )
+    return _value(Binding, row, pod=_pod(row), edits=json.loads(row["edits"]))
 
 
 def binding_columns(binding: Binding) -> dict[str, Any]:
     """Say a binding as a row of `bindings`."""
-    return {
-        "unit_id": binding.unit_id,
-        "resource_name": binding.resource_name,
-        "kind": binding.kind,
-        "device": binding.device,
-        "container": binding.container,
-        "container_id": binding.container_id,
-        "cni_ifname": binding.cni_ifname,
-        "pod_namespace": binding.pod.namespace,
-        "pod_name": binding.pod.name,
-        "pod_uid": binding.pod.uid,
-        "edits": json.dumps(dict(binding.edits)),
-        "boot_id": binding.boot_id,
-        "since": binding.since,
-    }
+    return {**_columns(binding, "pod"), **_pod_columns(binding.pod)}
 
 
 def claims(of_claims: Iterable[sqlite3.Row], of_devices: Iterable[sqlite3.Row]) -> tuple[Claim, ...]:
@@ -171,14 +138,13 @@ def claims(of_claims: Iterable[sqlite3.Row], of_devices: Iterable[sqlite3.Row]) 
     for row in of_devices:
         devices.setdefault(row["claim_uid"], []).append(_claim_device(row))
     return tuple(
-        Claim(
+        _value(
+            Claim,
+            row,
             ref=ClaimRef(row["claim_uid"], row["namespace"], row["name"]),
             state=ClaimState(row["state"]),
             devices=tuple(devices.get(row["claim_uid"], ())),
-            pods=tuple(PodRef(pod["namespace"], pod["name"], pod["uid"]) for pod in json.loads(row["pods"])),
-            only_pod=row["only_pod"],
-            boot_id=row["boot_id"],
-            since=row["since"],
+            pods=tuple(PodRef(**pod) for pod in json.loads(row["pods"])),
         )
         for row in of_claims
     )
@@ -186,61 +152,24 @@ def claims(of_claims: Iterable[sqlite3.Row], of_devices: Iterable[sqlite3.Row]) 
 
 def claim_columns(claim: Claim) -> dict[str, Any]:
     """Say a claim as a row of `claims`."""
-    return {
-        "claim_uid": claim.ref.uid,
-        "namespace": claim.ref.namespace,
-        "name": claim.ref.name,
-        "pods": json.dumps([{"namespace": pod.namespace, "name": pod.name, "uid": pod.uid} for pod in claim.pods]),
-        "only_pod": claim.only_pod,
-        "state": str(claim.state),
-        "boot_id": claim.boot_id,
-        "since": claim.since,
-    }
+    ref = {"claim_uid": claim.ref.uid, "namespace": claim.ref.namespace, "name": claim.ref.name}
+    return {**_columns(claim, "ref", "devices", "pods"), **ref, "pods": json.dumps([asdict(pod) for pod in claim.pods])}
 
 
 def _claim_device(row: sqlite3.Row) -> ClaimDevice:
-    return ClaimDevice(
-        request=row["request"],
-        pool=row["pool"],
-        device_name=row["device_name"],
-        resource_name=row["resource_name"],
-        kind=row["kind"],
-        device=row["device"],
-        cdi_name=row["cdi_name"],
-        share_id=row["share_id"],
+    return _value(
+        ClaimDevice,
+        row,
         exclusive=bool(row["exclusive"]),
         admin=bool(row["admin"]),
-        identity=row["identity"],
         network=json.loads(row["network"]),
-        ifname=row["ifname"],
         edits=json.loads(row["edits"]),
-        shares=row["shares"],
     )
 
 
 def claim_device_columns(claim: Claim) -> list[dict[str, Any]]:
     """Say the devices of a claim as rows of `claim_devices`."""
-    return [
-        {
-            "claim_uid": claim.ref.uid,
-            "request": found.request,
-            "pool": found.pool,
-            "device_name": found.device_name,
-            "share_id": found.share_id,
-            "resource_name": found.resource_name,
-            "kind": found.kind,
-            "device": found.device,
-            "identity": found.identity,
-            "exclusive": int(found.exclusive),
-            "admin": int(found.admin),
-            "network": json.dumps(dict(found.network)),
-            "ifname": found.ifname,
-            "cdi_name": found.cdi_name,
-            "edits": json.dumps(dict(found.edits)),
-            "shares": found.shares,
-        }
-        for found in claim.devices
-    ]
+    return [{"claim_uid": claim.ref.uid, **_columns(found)} for found in claim.devices]
 
 
 def insert(db: sqlite3.Connection, table: str, columns: Iterable[Mapping[str, Any]], *, anew: bool = False) -> None:
@@ -256,9 +185,17 @@ def insert(db: sqlite3.Connection, table: str, columns: Iterable[Mapping[str, An
     db.executemany(f"{how} INTO {table} ({names}) VALUES ({values})", found)
 
 
+def update(db: sqlite3.Connection, table: str, key: str, columns: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows that are there in place of what they said. All have the same columns. Raises sqlite3.Error."""
+    found = list(columns)
+    if found:
+        said = ", ".join(f"{name} = :{name}" for name in found[0] if name != key)
+        db.executemany(f"UPDATE {table} SET {said} WHERE {key} = :{key}", found)  # noqa: S608 -- our own names
+
+
 def quarantine(row: sqlite3.Row) -> Quarantine:
     """Read a row of `quarantine`."""
-    return Quarantine(row["device"], row["reason"], row["since"], row["boot_id"])
+    return _value(Quarantine, row)
 
 
 def owe_lease(
@@ -290,28 +227,14 @@ def owe_lease(
 
 def owed_lease(row: sqlite3.Row) -> OwedLease:
     """Read a row of `owed_leases`."""
-    return OwedLease(
-        lease_id=row["lease_id"],
-        container_id=row["container_id"],
-        ifname=row["ifname"],
-        netns_path=row["netns_path"],
-        request=json.loads(row["request"]),
-        since=row["since"],
-        tried_at=row["tried_at"],
-        problem=row["problem"],
-    )
+    return _value(OwedLease, row, request=json.loads(row["request"]))
 
 
 def known_device(row: sqlite3.Row) -> KnownDevice:
     """Read a row of `known_devices`."""
-    return KnownDevice(row["device"], row["identity"], row["netdev"], row["mac"], row["mtu"], row["boot_id"])
+    return _value(KnownDevice, row)
 
 
 def rail(row: sqlite3.Row) -> Rail:
     """Read a row of `rails`."""
-    known = row["number"], row["device"], row["identity"], row["netdev"], bool(row["is_named"])
-    return Rail(*known, plane=row["plane"], is_settled=bool(row["is_settled"]))
-
-
-def _pod(row: sqlite3.Row) -> PodRef:
-    return PodRef(row["pod_namespace"], row["pod_name"], row["pod_uid"])
+    return _value(Rail, row, is_named=bool(row["is_named"]), is_settled=bool(row["is_settled"]))

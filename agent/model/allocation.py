@@ -267,9 +267,9 @@ class Attachment:
     netns_path: str
     request: Mapping[str, Any]
     """The effective network configuration (for IPAM DEL and CHECK)."""
-    result: Mapping[str, Any] | None
+    result: Mapping[str, Any] | None = None
     """The CNI result that was answered; None until attached."""
-    since: float
+    since: float = 0.0
     """Seconds since the epoch of the last state change."""
     claim_uid: str = ""
     """The DRA claim that brought the device; empty if none did."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from agent.errors import DeviceBusy, HardwareError
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link
-from agent.model.allocation import Owner, Undo, VfSettings
+from agent.model.allocation import Attachment, AttachmentState, Owner, Undo, VfSettings
 from agent.model.device import Snapshot
 from agent.model.vf_identity import name_by_place
 from cni.call import Call, Node, request_of
@@ -170,15 +170,19 @@ class Adopter:
             adopted_rows.KEY: adopted_rows.remark(record.files, lock, record.netns_path)
         }
         self._node.ledger.adopt(
-            Owner(record.container_id, record.ifname, record.pod, netns),
-            ifname=record.ifname,
-            device=record.device,
-            resource_name=self._node.ledger.granted_resource(record.device) or "",
-            undo=undo,
-            netns_path=path,
-            request=request,
-            result=record.result,
-            boot_id=BEFORE if is_past else None,
+            Attachment(
+                0,
+                Owner(record.container_id, record.ifname, record.pod, netns),
+                record.ifname,
+                record.device,
+                self._node.ledger.granted_resource(record.device) or "",
+                AttachmentState.ATTACHED,
+                undo,
+                BEFORE if is_past else self._node.ledger.boot_id,
+                path,
+                request,
+                record.result,
+            )
         )
         where = f"at {path}" if netns != NOWHERE else "of an earlier boot" if is_past else "gone or hidden"
         log.warning("adopted %s; its pod is %s", record, where)

@@ -161,7 +161,8 @@ class Binder(Slots):
             return ()
         # The grant of what only an init container has may have ended: nobody tells the reconciler whose it is.
         noted = checkpoint.containers_of(self._config.value.kubelet_dir, pod.uid) if pod.uid else ()
-        if not self._ledger.granted_slots() and not _slots_of(noted) and (not late or self._grants.is_settled):
+        is_granted = any(UnitId.parse(grant.unit_id).is_slot for grant in self._ledger.grants())
+        if not is_granted and not _slots_of(noted) and (not late or self._grants.is_settled):
             return ()
         found = self._grants.pod_devices(pod)
         containers = _listed(found, {held.container: held.answers for held in noted}) if found is not None else ()
@@ -235,7 +236,7 @@ class Binder(Slots):
 
     def _granted_early(self, device: str) -> bool:
         """Return whether a pod has the device under its own name, from before its resource was bound late."""
-        return any(not UnitId.parse(unit).is_slot for unit in self._ledger.granted_units(device))
+        return any(not UnitId.parse(grant.unit_id).is_slot for grant in self._ledger.grants_on(device))
 
     def _load(self, distances: Distances) -> Mapping[str, int]:
         devices = {row.device for row in self._ledger.attachments()} | {b.device for b in self._ledger.bindings()}

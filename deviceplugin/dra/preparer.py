@@ -333,8 +333,7 @@ class DeviceUsers:
 
     def _plugins(self, device: str) -> Iterator[bool]:
         """Look at what device plugins gave to pods: kubelet takes it back without a word, and a look finds that out."""
-        units = set(self._ledger.granted_units(device))
-        pods = [grant.pod for grant in self._ledger.grants() if grant.unit_id in units] if units else []
+        pods = [grant.pod for grant in self._ledger.grants_on(device)]
         bound = self._ledger.binding_on(device)
         for pod in (*pods, *([bound.pod] if bound is not None else ())):
             yield pod is not None and self._is_gone(pod)

@@ -331,7 +331,9 @@ def test_only_the_files_of_the_nic_that_has_others_change_in_the_spec(tmp_path: 
             undo = replace(UNDO, rdma=f"mlx5_{number}", extra={"rdma_index": number})
             row = attach(books, NICS[number], owner(cni_ifname=f"net{number}"), undo=undo)
             facts.entered(row, 0)
-            said = books.specs_of(NICS[0])[RAIL].edits["deviceNodes"]
+            (grant,) = books.grants_on(NICS[0])
+            assert grant.spec is not None
+            said = grant.spec.edits["deviceNodes"]
             first = "/dev/infiniband/uverbs8" if number == 0 else "/dev/infiniband/uverbs0"
             expected = [first, "/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs9"]
             assert [node["path"] for node in said] == expected

@@ -188,9 +188,7 @@ def test_rows_and_bindings_name_pods_without_a_grant(books: Ledger, path: Path) 
     books.finish_detach(row)
     assert named(path) == []
     nameless = replace(owner("c2"), pod=PodRef("", ""))
-    row = books.adopt(
-        nameless, ifname="net1", device=VF, resource_name="", undo=row.undo, netns_path="/x", request=row.request
-    )
+    row = books.adopt(replace(row, owner=nameless))
     assert named(path) == ["c2"]
     books.name_owner(row, owner("c2"), row.request)
     assert named(path) == ["default/trainer"]

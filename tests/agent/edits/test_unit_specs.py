@@ -13,6 +13,7 @@ from agent.edits.build import unit_specs
 from agent.edits.unit_specs import owners
 from agent.errors import LedgerError, Unavailable
 from agent.kubelet.checkpoint import Entry
+from agent.model.allocation import UnitSpec
 from agent.offer.units import plain_offer
 from tests import node as books
 from tests.agent.edits.unit_specs_rig import (
@@ -35,6 +36,10 @@ from tests.node import UNDO, change, gpu_uuid, node, without
 def rig(tmp_path: Path) -> Iterator[Rig]:
     with opened(tmp_path) as made:
         yield made
+
+
+def specs_on(rig: Rig, device: str) -> dict[str, UnitSpec]:
+    return {g.unit_id: g.spec for g in rig.ledger.grants_on(device) if g.spec is not None}
 
 
 def test_variables_name_all_devices_of_the_container_in_each_spec(rig: Rig) -> None:
@@ -65,7 +70,7 @@ def test_an_address_is_told_by_the_spec_only_where_it_is_another_than_the_answer
 
 def test_a_vf_without_files_needs_no_name(rig: Rig) -> None:
     assert rig.grant(node(), VF, VF_UNIT) == ()
-    assert rig.ledger.specs_of(VF_UNIT) == {}
+    assert specs_on(rig, VF_UNIT) == {}
     assert rig.there() == set()
 
 
@@ -175,7 +180,7 @@ def test_files_that_a_device_got_on_its_way_into_a_pod_are_not_taken_from_a_scan
     snapshot = with_vf_rdma(node(), VF_UNIT)
     rig.grant(snapshot, VF, VF_UNIT)
     books.attach(rig.ledger, VF_UNIT, undo=replace(UNDO, rdma="mlx5_50"))
-    spec = rig.ledger.specs_of(VF_UNIT)[VF_UNIT]
+    spec = specs_on(rig, VF_UNIT)[VF_UNIT]
     nodes = [{**each, "path": each["path"].replace("uverbs50", "uverbs77")} for each in spec.edits["deviceNodes"]]
     rig.specs.say({VF_UNIT: replace(spec, edits={**spec.edits, "deviceNodes": nodes})})
     assert rig.renew(replace(snapshot, generation=9)) == ()
@@ -206,7 +211,7 @@ def test_a_slot_gets_no_second_file_of_its_name(rig: Rig) -> None:
     offer = plain_offer(rig.resources, with_vf_rdma(node(), VF_UNIT))
     rig.specs.adopt([Entry("uid", "main", VF.name, (slot,))], offer, rig.resources)
     assert rig.there() == set()
-    assert rig.ledger.specs_of(slot) == {}
+    assert specs_on(rig, slot) == {}
 
 
 def test_a_folder_that_cannot_be_written_is_told(rig: Rig) -> None:
@@ -218,7 +223,7 @@ def test_a_folder_that_cannot_be_written_is_told(rig: Rig) -> None:
 def test_a_spec_that_a_killed_agent_had_yet_to_remove_is_removed_afterwards(tmp_path: Path) -> None:
     with opened(tmp_path) as rig:
         rig.grant(node(), HCA, SHARE)
-        spec = rig.ledger.specs_of("0000:22:00.0")[SHARE]
+        spec = specs_on(rig, "0000:22:00.0")[SHARE]
         rig.ledger.set_specs({SHARE: replace(spec, edits={})})  # and killed before the file was removed
     with opened(tmp_path) as rig:
         rig.specs.look()
@@ -233,9 +238,9 @@ def test_a_spec_that_cannot_be_written_keeps_none_from_being_removed(rig: Rig) -
     rig.grant(node(), HCA, OTHER)
     (rig.folder / f"nodefabric-unit-{SHARE}.json").unlink()
     (rig.folder / f"nodefabric-unit-{SHARE}.json").mkdir()  # in the way
-    gone = replace(rig.ledger.specs_of("0000:32:00.0")[OTHER], edits={})
+    gone = replace(specs_on(rig, "0000:32:00.0")[OTHER], edits={})
     with pytest.raises(Unavailable):
-        rig.specs.say({**rig.ledger.specs_of("0000:22:00.0"), OTHER: gone})
+        rig.specs.say({**specs_on(rig, "0000:22:00.0"), OTHER: gone})
     assert OTHER not in rig.there()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,15 +139,7 @@ def test_the_file_itself_refuses_a_second_attachment_of_a_device(tmp_path: Path)
         one.finish_detach(attach(one, "0000:3b:00.7", owner("c0")))  # takes the number that the other will take
         attach(one, VF, owner("c1"))
         with pytest.raises(DeviceBusy, match=VF):
-            other.adopt(
-                owner("c2"),
-                ifname="net1",
-                device=VF,
-                resource_name="rdma/vf",
-                undo=Undo("", "", 0, False),
-                netns_path="/nowhere",
-                request={},
-            )
+            other.adopt(replace(one.attachments()[0], owner=owner("c2")))
 
 
 def test_an_attachment_can_be_finished_only_while_it_is_attaching(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def test_the_list_shows_kubelet_a_slot_less_for_each_device_that_is_bound_again(
     rig = loss.lose_books()
     rig.mend(rig.known([RUNS]))
     snapshot = rig.stock.snapshot
-    held = Holdings(rig.ledger.granted_slots(), {b.unit_id: b.device for b in rig.ledger.bindings()})
+    slots = frozenset(grant.unit_id for grant in rig.ledger.grants())
+    held = Holdings(slots, {b.unit_id: b.device for b in rig.ledger.bindings()})
     listed = make_offer(Inputs(RESOURCES, snapshot, assign(RESOURCES, snapshot), Reading(held=held))).units["rdma/vf"]
     assert {u.unit_id: u.device for u in listed if u.device} == bound
     assert len(listed) == len(rig.vfs)
