@@ -141,56 +141,43 @@ def taint() -> dict[str, str]:
     return {"key": KEY, "effect": "NoSchedule"}
 
 
-def test_with_the_taint_no_pod_is_rejected_by_a_node_whose_agent_restarts(stage: Stage) -> None:
-    async def scenario() -> None:
-        async with cluster(stage, PLANNED) as made:
-            await made.run_pods(20)  # so the start has taken away the taint of a new node
-            for _ in range(3):
-                assert await made.restart() == 0
-            assert [(pod.reason, pod.message) for pod in made.failed] == []
-            assert made.taints() == [OTHER]
-            assert made.server.state.counts.merges == 7
-
-    asyncio.run(scenario())
-
-
-def test_without_it_pods_that_come_meanwhile_fail_for_good(stage: Stage) -> None:
-    async def scenario() -> None:
-        async with cluster(stage, {**RESOURCES, "restart": {"taint": False}}) as made:
-            made.set_taints(OTHER)
-            await made.run_pods(5)
+async def test_with_the_taint_no_pod_is_rejected_by_a_node_whose_agent_restarts(stage: Stage) -> None:
+    async with cluster(stage, PLANNED) as made:
+        await made.run_pods(20)  # so the start has taken away the taint of a new node
+        for _ in range(3):
             assert await made.restart() == 0
-            assert {pod.reason for pod in made.failed} == {"UnexpectedAdmissionError"}
-            assert made.taints() == [OTHER]
-            assert made.server.state.counts.merges == 0
-
-    asyncio.run(scenario())
+        assert [(pod.reason, pod.message) for pod in made.failed] == []
+        assert made.taints() == [OTHER]
+        assert made.server.state.counts.merges == 7
 
 
-def test_an_api_server_that_does_not_answer_does_not_keep_the_agent_from_its_end(stage: Stage) -> None:
-    async def scenario() -> None:
-        async with cluster(stage, PLANNED) as made:
-            await made.run_pods(5)
-            made.server.state.set_fault(Fault(delay_seconds=60))
-            process = made.stage.processes["agent"]
-            await asyncio.to_thread(made.stage.end, "agent")
-            assert process.returncode == 0
-            assert "the Node gets no taint: the API server does not answer" in made.stage.log("agent")
-
-    asyncio.run(scenario())
+async def test_without_it_pods_that_come_meanwhile_fail_for_good(stage: Stage) -> None:
+    async with cluster(stage, {**RESOURCES, "restart": {"taint": False}}) as made:
+        made.set_taints(OTHER)
+        await made.run_pods(5)
+        assert await made.restart() == 0
+        assert {pod.reason for pod in made.failed} == {"UnexpectedAdmissionError"}
+        assert made.taints() == [OTHER]
+        assert made.server.state.counts.merges == 0
 
 
-def test_a_taint_goes_with_a_start_whatever_became_of_who_put_it(stage: Stage) -> None:
+async def test_an_api_server_that_does_not_answer_does_not_keep_the_agent_from_its_end(stage: Stage) -> None:
+    async with cluster(stage, PLANNED) as made:
+        await made.run_pods(5)
+        made.server.state.set_fault(Fault(delay_seconds=60))
+        process = made.stage.processes["agent"]
+        await asyncio.to_thread(made.stage.end, "agent")
+        assert process.returncode == 0
+        assert "the Node gets no taint: the API server does not answer" in made.stage.log("agent")
+
+
+async def test_a_taint_goes_with_a_start_whatever_became_of_who_put_it(stage: Stage) -> None:
     """The agent is killed while it waits for its end."""
-
-    async def scenario() -> None:
-        async with cluster(stage, {**PLANNED, "restart": {"taint": True, "waitSeconds": 5}}) as made:
-            await made.run_pods(5)
-            made.stage.processes["agent"].terminate()
-            await until(made.is_tainted, DEADLINE)
-            await asyncio.to_thread(made.stage.end, "agent", 9)
-            made.start_agent()
-            await made.run_pods(10)
-            assert made.taints() == [OTHER]
-
-    asyncio.run(scenario())
+    async with cluster(stage, {**PLANNED, "restart": {"taint": True, "waitSeconds": 5}}) as made:
+        await made.run_pods(5)
+        made.stage.processes["agent"].terminate()
+        await until(made.is_tainted, DEADLINE)
+        await asyncio.to_thread(made.stage.end, "agent", 9)
+        made.start_agent()
+        await made.run_pods(10)
+        assert made.taints() == [OTHER]

@@ -31,10 +31,7 @@ def node(folder: Path, config: Topology = BY_DEFAULT) -> Rig:
     return rig
 
 
-def test_the_scheduler_finds_its_own_fingerprint_in_what_is_published_by_default(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with node(tmp_path) as rig:
-            await until(lambda: rig.fingerprint() is not None)
-            assert rig.fingerprint() == COUNTED
-
-    asyncio.run(scenario())
+async def test_the_scheduler_finds_its_own_fingerprint_in_what_is_published_by_default(tmp_path: Path) -> None:
+    async with node(tmp_path) as rig:
+        await until(lambda: rig.fingerprint() is not None)
+        assert rig.fingerprint() == COUNTED

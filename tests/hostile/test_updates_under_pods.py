@@ -28,26 +28,23 @@ def test_kubelet_is_without_our_resources_for_less_than_a_second_in_an_update(st
     assert stream.ran > len(stream.failed)
 
 
-def test_who_waits_is_ready_and_touches_nothing_of_the_agent_that_serves(stage: Stage) -> None:
-    async def scenario() -> None:
-        async with node(stage) as stream:
-            agents = Agents(stage)
-            serving = agents.start()
-            await stream.until_offered()
-            await asyncio.to_thread(agents.await_ready, serving)
-            before = files(stage.folder)
-            waiting = agents.start()
-            await asyncio.to_thread(agents.await_ready, waiting)
-            assert f"standing by: pod nodefabric/{serving}, version " in stage.log(waiting)
-            assert files(stage.folder) == before
-            assert agents.readiness(serving) == "ok"
-            assert stage.status()["ready"]
-            assert await asyncio.to_thread(agents.end, waiting) == 0
-            assert files(stage.folder) == before
-            assert [line for line in stage.log(waiting).splitlines() if " ERROR " in line or " WARNING " in line] == []
-            assert stream.is_offered()
-
-    asyncio.run(scenario())
+async def test_who_waits_is_ready_and_touches_nothing_of_the_agent_that_serves(stage: Stage) -> None:
+    async with node(stage) as stream:
+        agents = Agents(stage)
+        serving = agents.start()
+        await stream.until_offered()
+        await asyncio.to_thread(agents.await_ready, serving)
+        before = files(stage.folder)
+        waiting = agents.start()
+        await asyncio.to_thread(agents.await_ready, waiting)
+        assert f"standing by: pod nodefabric/{serving}, version " in stage.log(waiting)
+        assert files(stage.folder) == before
+        assert agents.readiness(serving) == "ok"
+        assert stage.status()["ready"]
+        assert await asyncio.to_thread(agents.end, waiting) == 0
+        assert files(stage.folder) == before
+        assert [line for line in stage.log(waiting).splitlines() if " ERROR " in line or " WARNING " in line] == []
+        assert stream.is_offered()
 
 
 def test_whoever_is_killed_in_an_update_the_node_heals_and_nothing_is_held_twice_or_lost(stage: Stage) -> None:
@@ -68,65 +65,57 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_ino, path.stat().st_ctime_ns) for path in found if path.suffix != ".db-shm"}
 
 
-def test_an_update_to_a_wrong_configuration_leaves_the_node_with_its_devices(stage: Stage) -> None:
+async def test_an_update_to_a_wrong_configuration_leaves_the_node_with_its_devices(stage: Stage) -> None:
     """Also where the agent that still has the right one starts again meanwhile."""
+    async with node(stage) as stream:
+        agents = Agents(stage)
+        good = stage.folder / "good.yaml"
+        (stage.folder / "config.yaml").rename(good)
+        stage.write_config({**RESOURCES, "resourcs": []})
+        old = agents.start(config=good.name)
+        await stream.until_offered()
+        new = agents.start()
+        await until(lambda: "is in use by another agent" in stage.log(new))
+        assert "resourcs" in agents.readiness(new)
+        assert stream.is_offered()
 
-    async def scenario() -> None:
-        async with node(stage) as stream:
-            agents = Agents(stage)
-            good = stage.folder / "good.yaml"
-            (stage.folder / "config.yaml").rename(good)
-            stage.write_config({**RESOURCES, "resourcs": []})
-            old = agents.start(config=good.name)
-            await stream.until_offered()
-            new = agents.start()
-            await until(lambda: "is in use by another agent" in stage.log(new))
-            assert "resourcs" in agents.readiness(new)
-            assert stream.is_offered()
-
-            await asyncio.to_thread(agents.end, old, signal.SIGKILL)
-            await until(lambda: "until the configuration is repaired" in stage.log(new))
-            agents.start(config=good.name)
-            await stream.until_offered()
-
-    asyncio.run(scenario())
+        await asyncio.to_thread(agents.end, old, signal.SIGKILL)
+        await until(lambda: "until the configuration is repaired" in stage.log(new))
+        agents.start(config=good.name)
+        await stream.until_offered()
 
 
-def test_who_never_gets_the_books_is_not_ready_for_ever(tmp_path: Path) -> None:
+async def test_who_never_gets_the_books_is_not_ready_for_ever(tmp_path: Path) -> None:
     conditions = Conditions()
+    prepared = asyncio.Event()
+    lock, stop = lock_folder(tmp_path, "pod nodefabric/stuck, version 1"), asyncio.Event()
 
-    async def scenario() -> None:
-        prepared = asyncio.Event()
-        lock, stop = lock_folder(tmp_path, "pod nodefabric/stuck, version 1"), asyncio.Event()
+    async def prepare() -> None:
+        prepared.set()
 
-        async def prepare() -> None:
-            prepared.set()
+    times = Times(look=0.01, patience=0.5, retry=0.01)
+    waiting = asyncio.create_task(claim_books(tmp_path, conditions, stop, prepare, times))
+    await until(lambda: conditions.stands_by)
+    assert prepared.is_set()
+    assert conditions.first(besides=NO_POD_NEEDS) is None
+    assert "pod nodefabric/stuck, version 1 serves this node" in conditions.known()["standby"]
+    await until(lambda: has_successor(tmp_path))
 
-        times = Times(look=0.01, patience=0.5, retry=0.01)
-        waiting = asyncio.create_task(claim_books(tmp_path, conditions, stop, prepare, times))
-        await until(lambda: conditions.stands_by)
-        assert prepared.is_set()
-        assert conditions.first(besides=NO_POD_NEEDS) is None
-        assert "pod nodefabric/stuck, version 1 serves this node" in conditions.known()["standby"]
-        await until(lambda: has_successor(tmp_path))
+    await until(lambda: conditions.first(besides=NO_POD_NEEDS) is not None)
+    told = conditions.first(besides=NO_POD_NEEDS) or ""
+    assert told.startswith(
+        f"ledger: {tmp_path} is in use by another agent (pod nodefabric/stuck, version 1), and this one has waited"
+    )
 
-        await until(lambda: conditions.first(besides=NO_POD_NEEDS) is not None)
-        told = conditions.first(besides=NO_POD_NEEDS) or ""
-        assert told.startswith(
-            f"ledger: {tmp_path} is in use by another agent (pod nodefabric/stuck, version 1), and this one has waited"
-        )
-
-        os.close(lock)
-        async with asyncio.timeout(60):
-            claimed = await waiting
-        assert claimed is not None
-        assert not conditions.stands_by
-        assert "ledger" not in conditions.found
-        assert not has_successor(tmp_path)
-        claimed.close()
-        os.close(lock_folder(tmp_path))
-
-    asyncio.run(scenario())
+    os.close(lock)
+    async with asyncio.timeout(60):
+        claimed = await waiting
+    assert claimed is not None
+    assert not conditions.stands_by
+    assert "ledger" not in conditions.found
+    assert not has_successor(tmp_path)
+    claimed.close()
+    os.close(lock_folder(tmp_path))
 
 
 def test_who_is_stopped_while_it_waits_ends_at_once(tmp_path: Path) -> None:

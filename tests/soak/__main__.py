@@ -12,25 +12,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from hack.sim.stage import CNI_FOLDERS
 from tests import sandbox
-from tests.soak import churn, crash, supervisor
+from tests.soak import churn, crash
 from tests.soak.claim_life import life_on
 from tests.soak.crash import Limits, Outcome
 from tests.soak.scenarios import SCENARIOS
 from tests.soak.state_machine import Nodes
-from tests.soak.supervisor import Figures, note
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FUZZER = CHECKOUT / "hack/fuzz-shim"
 EXAMPLES_AT_ONCE = 5
 PARTS = ("crash", "state-machine", "churn", "fuzz")
 PR_SET_PDEATHSIG = 1
+Figures = dict[str, Any]
 Note = Callable[[Figures, Sequence[str]], None]
 """Takes the figures and problems so far."""
 
@@ -44,8 +46,39 @@ def main(arguments: Sequence[str]) -> int:
         print("the CNI plugin host-local is missing: install containernetworking-plugins", file=sys.stderr)
         return 2
     ours = [sys.executable, "-m", "tests.soak", *arguments, "--seed", str(options.seed)]
-    parts = {name: [*ours, "--part", name] for name in options.only or PARTS}
-    return supervisor.run(options.report, parts, {"seed": options.seed})
+    parts = options.only or list(PARTS)
+    figures: Figures = {"seed": options.seed}
+    problems: list[str] = []
+    for number, name in enumerate(parts):
+        _write(options.report, {**figures, "unfinished": parts[number:], "problems": problems})
+        say(f"== {name}")
+        began = time.monotonic()
+        found, status = _run([*ours, "--part", name], options.report.with_name(f".{options.report.name}.{name}"))
+        figures |= found.get("figures", {}) | {f"{name.replace('-', '_')}_seconds": round(time.monotonic() - began)}
+        problems += found.get("problems", [])
+        problems += [] if found.get("is_over") else [f"{name} ended with status {status} before it was over"]
+    _write(options.report, {**figures, "unfinished": [], "problems": problems})
+    say("\n".join(f"{name:24} {value}" for name, value in figures.items()))
+    say("\n".join([f"\nThe figures are in {options.report}", *(f"WRONG: {problem}" for problem in problems)]))
+    return 1 if problems else 0
+
+
+def _run(command: Sequence[str], file: Path) -> tuple[dict[str, Any], int]:
+    """Run a part, end what it has left of its process group, and return what it found and its status."""
+    process = subprocess.Popen([*command, "--figures", str(file)], start_new_session=True)
+    status = process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    file.unlink(missing_ok=True)
+    return found, status
+
+
+def _write(file: Path, document: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f"{file.name}.new")
+    fresh.write_text(json.dumps(document, indent=1) + "\n")
+    fresh.rename(file)
 
 
 def _one_part(options: argparse.Namespace) -> int:
@@ -55,11 +88,11 @@ def _one_part(options: argparse.Namespace) -> int:
     sandbox.seal()
     run = {"crash": _crash, "state-machine": _state_machine, "churn": _churn, "fuzz": _fuzz}[options.part]
 
-    def tell(figures: Figures, problems: Sequence[str]) -> None:
-        note(options.figures, figures, problems, is_over=False)
+    def tell(figures: Figures, problems: Sequence[str], is_over: bool = False) -> None:
+        _write(options.figures, {"figures": figures, "problems": [*problems], "is_over": is_over})
 
     figures, problems = run(options, tell)
-    note(options.figures, figures, problems, is_over=True)
+    tell(figures, problems, is_over=True)
     return 1 if problems else 0
 
 

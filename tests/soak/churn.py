@@ -66,7 +66,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A pod's sandbox, and what its ADD and DEL say."""
+    """A pod's sandbox, and what its ADD and DEL say: by the VF that it names, or by its claim."""
 
     container: str
     netns: Path
@@ -83,9 +83,8 @@ class Sandbox:
         """Name the interface, and for a pod of the cluster the pod."""
         if self.claim is None:
             return {"CNI_IFNAME": "net1"}
-        names = {"NAMESPACE": "default", "NAME": self.container, "UID": self.claim.pod_uid}
-        words = ("IgnoreUnknown=1", *(f"K8S_POD_{key}={value}" for key, value in names.items()))
-        return {"CNI_IFNAME": "eth0", "CNI_ARGS": ";".join(words)}
+        pod = f"K8S_POD_NAMESPACE=default;K8S_POD_NAME={self.container};K8S_POD_UID={self.claim.pod_uid}"
+        return {"CNI_IFNAME": "eth0", "CNI_ARGS": f"IgnoreUnknown=1;{pod}"}
 
 
 class Churn:
@@ -159,31 +158,37 @@ class Churn:
     # --------------------------------------------------------------------- a pod
 
     def _live(self, number: int, seed: float) -> None:
-        rng = random.Random(seed)
+        """Prepare, ADD, DEL, Unprepare; and sometimes the scheduler has a claim's devices back before its pod ends."""
+        rng, name = random.Random(seed), f"pod{number}"
+        claim = self._desk.hand_out(name, rng) if rng.random() < BY_CLAIM else None
+        netns, is_forced = self._stage.folder / "netns" / f"{name}.netns", claim is not None and rng.random() < 0.2
         with self._guard:
             self.figures.pods += 1
-        claim = self._desk.hand_out(f"pod{number}", rng) if rng.random() < BY_CLAIM else None
-        if claim is not None:
-            self._live_by_claim(f"pod{number}", claim, rng)
-        else:
-            self._live_alone(number, rng)
-
-    def _live_alone(self, number: int, rng: random.Random) -> None:
-        with self._guard:
-            device = self._free.pop()  # the one that was freed last
-        container = f"pod{number}"
-        netns = self._stage.folder / "netns" / f"{container}.netns"
-        make_netns(netns)
-        conf = self._conf(number, device, rng)
+            self.figures.by_claim += claim is not None
+            conf = CHAINED if claim is not None else self._conf(number, self._free.pop(), rng)  # freed last
+        sandbox = Sandbox(name, netns, conf, claim)
+        self._note(f"{name} gets {claim or conf['deviceID']}", name)
         try:
-            if self._attach(Sandbox(container, netns, conf)):
-                self._expect_interface(container, netns, conf)
+            if claim is not None and (problem := self._desk.prepare(claim)):
+                self._fail(name, f"claim {claim.uid} is not prepared: {problem}")
+                return
+            make_netns(netns)
+            if self._attach(sandbox):
+                self._expect(sandbox)
                 time.sleep(rng.random() * 0.1)
-                self._expect_interface(container, netns, conf)
+                self._expect(sandbox)
+            if claim is not None and is_forced:
+                self._desk.take_back(claim)
+                time.sleep(rng.random() * 0.1)
+            self._end(sandbox, rng)
         finally:
-            self._end(Sandbox(container, netns, conf), rng)
-            with self._guard:
-                self._free.append(device)
+            if claim is None:
+                with self._guard:
+                    self._free.append(conf["deviceID"])
+            elif problem := self._desk.unprepare(claim):
+                self._fail(name, f"claim {claim.uid} is not unprepared: {problem}")
+            if claim is not None and not is_forced:
+                self._desk.take_back(claim)
 
     def _conf(self, number: int, device: str, rng: random.Random) -> dict[str, Any]:
         conf: dict[str, Any] = {"deviceID": device}
@@ -193,40 +198,21 @@ class Churn:
             conf["ipam"] = self._stage.ipam("rails", "10.9.0.0/20")
         return conf
 
-    def _live_by_claim(self, container: str, claim: PodClaim, rng: random.Random) -> None:
-        """Prepare, ADD, DEL, Unprepare; and sometimes the scheduler has the devices back before that."""
-        with self._guard:
-            self.figures.by_claim += 1
-        names = ", ".join(piece.device for piece in claim.pieces)
-        self._note(f"{container} gets {names} by claim {claim.uid}", container)
-        netns = self._stage.folder / "netns" / f"{container}.netns"
-        sandbox = Sandbox(container, netns, CHAINED, claim)
-        is_forced = rng.random() < 0.2
-        problem = self._desk.prepare(claim)
-        try:
-            if problem:
-                self._fail(container, f"claim {claim.uid} is not prepared: {problem}")
-            else:
-                make_netns(netns)
-                if self._attach(sandbox):
-                    self._expect_claimed(sandbox, claim)
-                    time.sleep(rng.random() * 0.1)
-                    self._expect_claimed(sandbox, claim)
-                if is_forced:
-                    self._desk.take_back(claim)
-                    time.sleep(rng.random() * 0.1)
-                self._end(sandbox, rng)
-        finally:
-            if problem := self._desk.unprepare(claim):
-                self._fail(container, f"claim {claim.uid} is not unprepared: {problem}")
-            if not is_forced:
-                self._desk.take_back(claim)
-
-    def _expect_claimed(self, sandbox: Sandbox, claim: PodClaim) -> None:
+    def _expect(self, sandbox: Sandbox) -> None:
+        """See in a sandbox what its pod was promised."""
         place = str(sandbox.netns)
-        found = {device for device, seen in observe.links({place: 0}).items() if any(s.place == place for s in seen)}
-        if len(found & self._vfs.keys()) != claim.vfs or not claim.addresses <= found:
-            self._fail(sandbox.container, f"should have {claim.pieces}, and has {sorted(found)}")
+        found = {
+            device: one for device, seen in observe.links({place: 0}).items() for one in seen if one.place == place
+        }
+        if (claim := sandbox.claim) is not None:
+            if len(found.keys() & self._vfs.keys()) != claim.vfs or not claim.addresses <= found.keys():
+                self._fail(sandbox.container, f"should have {claim.pieces}, and has {sorted(found)}")
+            return
+        device, conf = sandbox.conf["deviceID"], sandbox.conf
+        wanted = ("net1", conf.get("mac", self._expected.shapes[device].mac), True)
+        shape = found[device].shape if device in found else None
+        if shape is None or (shape.name, shape.mac, shape.up) != wanted:
+            self._fail(device, f"{sandbox.container} should have it as {wanted}, and has {shape}")
 
     def _attach(self, sandbox: Sandbox) -> bool:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -243,14 +229,6 @@ class Churn:
                 return False
             self.figures.told_to_try_again += 1
             time.sleep(0.2)
-
-    def _expect_interface(self, container: str, netns: Path, conf: Mapping[str, Any]) -> None:
-        device = conf["deviceID"]
-        seen = [seen for seen in observe.links({str(netns): 0}).get(device, ()) if seen.place == str(netns)]
-        if not seen or seen[0].shape.name != "net1" or not seen[0].shape.up:
-            self._fail(device, f"{container} should have it, and has {seen}")
-        elif seen[0].shape.mac != conf.get("mac", self._expected.shapes[device].mac):
-            self._fail(device, f"{container} has {seen}, asked for {dict(conf)}")
 
     def _end(self, sandbox: Sandbox, rng: random.Random) -> None:
         way = rng.choice(("DEL first", "DEL first", "namespace first", "no DEL"))

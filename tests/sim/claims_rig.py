@@ -7,14 +7,21 @@ import contextlib
 import copy
 import shutil
 import tempfile
+import threading
+import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agent.errors import AgentError, Unavailable
+from agent.model.allocation import ClaimRef
 from agent.process.backoff import Backoff
-from deviceplugin.dra.door import Door, Times
+from agent.state import Latest
+from deviceplugin.dra.door import DEFAULT_TIMES, Door, Driver, Times
+from deviceplugin.dra.server import PreparedDevice
+from deviceplugin.server import unobserved
 from hack.sim.dra.behaviour import Behaviour
 from hack.sim.dra.cluster import ClusterFailed
 from hack.sim.dra.drivers import DraCall
@@ -23,11 +30,64 @@ from hack.sim.pod_life import Pod, Timing
 from hack.sim.pods import Container, PodClaim, PodSpec, UsedClaim
 from hack.sim.runtime import CniRunner
 from tests.awaiting import until
-from tests.sim.dra.dummy import DummyClaims, dummy_door
+
+ReadClaim = Callable[[str, str], Mapping[str, Any] | None]
+"""Reads a ResourceClaim by namespace and name."""
+
+
+class DummyClaims:
+    """Prepares claims as told: at once, after a while, or not."""
+
+    def __init__(self, driver: str, read: ReadClaim) -> None:
+        self.prepared: dict[str, int] = {}
+        """How often each claim that is prepared was asked for, by UID."""
+        self.failing = 0
+        """So many of the next Prepares fail."""
+        self.seconds = 0.0
+        """Each Prepare takes so long."""
+        self._driver = driver
+        self._read = read
+        self._guard = threading.Lock()
+
+    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+        time.sleep(self.seconds)
+        with self._guard:
+            if self.failing:
+                self.failing -= 1
+                raise AgentError("the dummy driver was told to fail")
+            self.prepared[ref.uid] = self.prepared.get(ref.uid, 0) + 1
+        document = self._read(ref.namespace, ref.name)
+        if document is None:
+            raise Unavailable(f"claim {ref} is gone")
+        return tuple(self._device(ref, result) for result in _results(document) if result["driver"] == self._driver)
+
+    def unprepare(self, ref: ClaimRef) -> None:
+        with self._guard:
+            self.prepared.pop(ref.uid, None)
+
+    def _device(self, ref: ClaimRef, result: Mapping[str, Any]) -> PreparedDevice:
+        return PreparedDevice(
+            (result["request"].split("/")[0],),
+            result["pool"],
+            result["device"],
+            (f"k8s.{self._driver}/claim={ref.uid}-{result['device']}",),
+            result.get("shareID") or "",
+        )
+
+
+def dummy_door(claims: DummyClaims, driver: str, node: str, kubelet_dir: Path, times: Times = DEFAULT_TIMES) -> Door:
+    """Make the door through which kubelet finds a dummy driver."""
+    return Door(Driver(driver, node, kubelet_dir), claims, Latest(()), unobserved, times)
+
+
+def _results(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = document["status"]["allocation"]["devices"]["results"]
+    return found
+
 
 NODE = "node-1"
-NIC_DRIVER = "nodefabric.io"
-GPU_DRIVER = "gpu.nvidia.com"
+NIC_DRIVER, GPU_DRIVER = "nodefabric.io", "gpu.nvidia.com"
+NIC, GPU = ("nic", NIC_DRIVER, "vf-1"), ("gpu", GPU_DRIVER, "gpu-0")
 QUICK = replace(Behaviour().times(0.02), retry=(0.1, 0.2), call=45.0, reconcile=3600.0, wipe=3600.0)
 TIMES = Times(poll=0.02, retry=Backoff(0.02, 0.1), last_words=0.2, grace=0.1)
 

@@ -1,0 +1,248 @@
+"""The stand-in's pods and sandboxes, with real network namespaces and Debian's CNI plugins."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hack.sim.kubelet import Kubelet
+from hack.sim.pod_life import Timing
+from hack.sim.pods import (
+    Container,
+    ExtendedClaim,
+    ExtendedRequest,
+    ManifestInvalid,
+    PodClaim,
+    PodSpec,
+    UsedClaim,
+    read_folder,
+    read_manifest,
+)
+from hack.sim.runtime import CniRunner, remove_netns
+from tests.awaiting import until
+
+pytestmark = pytest.mark.usefixtures("own_network")
+
+POD = PodSpec("default", "p", (("note", "hello"),), (), (Container("main"),))
+
+RECORDER = """#!/bin/sh
+# A CNI plugin that notes its calls; it fails ADD as often as the file `fail` has lines.
+here={folder}
+config=$(cat)
+{{
+    printf '{{"command":"%s","container":"%s","netns":"%s","args":"%s","ifname":"%s","config":%s}}\\n' \\
+        "$CNI_COMMAND" "$CNI_CONTAINERID" "$CNI_NETNS" "$CNI_ARGS" "$CNI_IFNAME" "$config"
+}} >> "$here/calls"
+if [ "$CNI_COMMAND" = ADD ] && [ -s "$here/fail" ]; then
+    sed -i 1d "$here/fail"
+    echo '{{"cniVersion":"1.0.0","code":11,"msg":"try again later","details":"told to"}}'
+    exit 1
+fi
+if [ "$CNI_COMMAND" = ADD ]; then
+    echo '{{"cniVersion":"1.0.0","interfaces":[{{"name":"eth0"}}],"by":"'"$(basename "$0")"'"}}'
+fi
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="nf-"))
+    yield path
+    for pinned in (path / "netns").glob("*"):
+        remove_netns(pinned)
+    shutil.rmtree(path)
+
+
+def recorders(folder: Path, *names: str, **more: Any) -> CniRunner:
+    for name in names:
+        plugin = folder / "bin" / name
+        plugin.parent.mkdir(exist_ok=True)
+        plugin.write_text(RECORDER.format(folder=folder))
+        plugin.chmod(0o755)
+    return runner(folder, [{"type": name, **more} for name in names], folder / "bin")
+
+
+def runner(folder: Path, plugins: list[dict[str, Any]], path: Path) -> CniRunner:
+    conflist = folder / "10-test.conflist"
+    conflist.write_text(json.dumps({"name": "test", "cniVersion": "1.0.0", "plugins": plugins}))
+    return CniRunner(conflist, [path])
+
+
+def calls(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "calls"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def kubelet(folder: Path, runner: CniRunner) -> Kubelet:
+    timing = Timing(poll=0.02, sandbox_retry=0.05, later_delete=0.05)
+    return Kubelet(folder, netns_dir=folder / "netns", runner=runner, status_dir=folder / "status", timing=timing)
+
+
+async def test_a_sandbox_sees_the_calls_that_a_runtime_makes(folder: Path) -> None:
+    capability = {"capabilities": {"io.kubernetes.cri.pod-annotations": True}}
+    node = kubelet(folder, recorders(folder, "first", "second", **capability))
+    await node.start()
+    pod = node.create(POD)
+    await until(lambda: pod.phase == "Running")
+    assert pod.sandbox is not None
+    assert pod.sandbox.netns.exists()
+    await node.delete(POD.key)
+    assert not pod.sandbox.netns.exists()
+    await node.close()
+    seen = calls(folder)
+    assert [(c["command"], c["config"]["type"], bool(c["netns"])) for c in seen] == [
+        ("ADD", "first", True),
+        ("ADD", "second", True),
+        ("DEL", "second", True),
+        ("DEL", "first", True),
+        ("DEL", "second", False),
+        ("DEL", "first", False),
+        ("DEL", "second", False),
+        ("DEL", "first", False),
+    ]
+    first, second, delete = seen[0], seen[1], seen[2]
+    assert "prevResult" not in first["config"]
+    assert second["config"]["prevResult"]["by"] == "first"
+    assert second["config"]["runtimeConfig"] == {"io.kubernetes.cri.pod-annotations": {"note": "hello"}}
+    assert (second["config"]["name"], second["config"]["cniVersion"]) == ("test", "1.0.0")
+    assert delete["config"]["prevResult"]["by"] == "second"
+    assert all("prevResult" not in c["config"] for c in seen[4:])
+    assert len({c["container"] for c in seen}) == 1
+    arguments = dict(part.split("=") for part in first["args"].split(";"))
+    assert arguments["K8S_POD_NAME"] == "p"
+    assert arguments["K8S_POD_INFRA_CONTAINER_ID"] == first["container"]
+    assert arguments["IgnoreUnknown"] == "1"
+    assert set(arguments) >= {"K8S_POD_NAMESPACE", "K8S_POD_UID"}
+
+
+async def test_a_failed_add_is_deleted_at_once_and_retried_under_new_names(folder: Path) -> None:
+    node = kubelet(folder, recorders(folder, "only"))
+    (folder / "fail").write_text("1\n2\n")
+    await node.start()
+    pod = node.create(POD)
+    await until(lambda: pod.phase == "Running")
+    assert pod.attempts == 3
+    await node.close()
+    seen = [(c["command"], c["container"], c["netns"]) for c in calls(folder)[:5]]
+    assert [s[0] for s in seen] == ["ADD", "DEL", "ADD", "DEL", "ADD"]
+    assert seen[0][1:] == seen[1][1:]
+    assert len({s[1] for s in seen}) == len({s[2] for s in seen}) == 3
+
+
+async def test_a_later_pod_of_the_same_name_is_not_disturbed_by_late_dels(folder: Path) -> None:
+    node = kubelet(folder, recorders(folder, "only"))
+    await node.start()
+    first = node.create(POD)
+    await until(lambda: first.phase == "Running")
+    ending = node.delete(POD.key)
+    await until(lambda: POD.key not in node.pods)
+    second = node.create(POD)
+    assert second.uid != first.uid
+    await ending
+    await until(lambda: second.phase == "Running")
+    assert (folder / "status" / "default_p.json").exists()
+    await node.close()
+
+
+MANIFEST = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: train-0
+  annotations: {nodefabric.io/note: hello}
+spec:
+  restartPolicy: Never
+  initContainers:
+    - {name: init, image: busybox, resources: {limits: {rdma/vf: 1}}}
+  containers:
+    - name: main
+      image: cuda
+      resources: {limits: {cpu: 4, memory: 8Gi, hugepages-2Mi: 1Gi, rdma/vf: "2", nvidia.com/gpu: 1, rdma/none: 0}}
+"""
+
+
+def test_a_pod_is_read_from_ordinary_yaml() -> None:
+    (pod,) = read_manifest(MANIFEST, "pod.yaml")
+    assert pod == PodSpec(
+        "default",
+        "train-0",
+        (("nodefabric.io/note", "hello"),),
+        (Container("init", (("rdma/vf", 1),)),),
+        (Container("main", (("rdma/vf", 2), ("nvidia.com/gpu", 1))),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "is not YAML"),
+        ("kind: Deployment", "not a Pod"),
+        ("[]", "not a Pod"),
+        ("kind: Pod", "metadata is missing"),
+        ("kind: Pod\nmetadata: {name: p}\nspec: {}", "spec.containers is empty"),
+        ("kind: Pod\nmetadata: {}\nspec: {}", "name is missing"),
+        (MANIFEST.replace("rdma/vf: 1", "rdma/vf: 1.5"), "limit rdma/vf: 1.5 is not a whole number"),
+    ],
+)
+def test_a_bad_manifest_is_refused_by_name(text: str, problem: str) -> None:
+    with pytest.raises(ManifestInvalid, match=problem) as failure:
+        read_manifest(text, "pod.yaml")
+    assert str(failure.value).startswith("pod.yaml: ")
+
+
+def test_a_bad_file_does_not_hide_the_good_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(MANIFEST)
+    (tmp_path / "b.yaml").write_text("{")
+    (tmp_path / "c.yaml").write_text(MANIFEST)
+    (tmp_path / "notes.txt").write_text("{")
+    pods, problems = read_folder(tmp_path)
+    assert [p.key for p in pods] == ["default/train-0"]
+    assert len(problems) == 2
+    assert "in another file already" in problems[1]
+
+
+CLAIMS = """
+apiVersion: v1
+kind: Pod
+metadata: {name: p, uid: uid-of-p}
+spec:
+  resourceClaims:
+    - {name: own, resourceClaimTemplateName: two-rails}
+    - {name: shared, resourceClaimName: hca}
+    - {name: none, resourceClaimTemplateName: nothing}
+  containers:
+    - {name: main, resources: {claims: [{name: own, request: nic-0}, {name: shared}], limits: {rdma/vf: 1, a/b: 2}}}
+status:
+  resourceClaimStatuses:
+    - {name: own, resourceClaimName: p-own-x7k2p}
+    - {name: none}
+  extendedResourceClaimStatus:
+    resourceClaimName: p-extended-resources-q8z5d
+    requestMappings: [{containerName: main, resourceName: rdma/vf, requestName: container-0-request-0}]
+"""
+
+
+def test_claims_are_read_from_spec_and_status_as_kubelet_gets_them() -> None:
+    (pod,) = read_manifest(CLAIMS, "pod.yaml")
+    assert pod.uid == "uid-of-p"
+    assert pod.claims == (
+        PodClaim("own", "p-own-x7k2p", from_template=True),
+        PodClaim("shared", "hca"),
+        PodClaim("none", "", from_template=True),
+    )
+    (main,) = pod.containers
+    assert main.claims == (UsedClaim("own", "nic-0"), UsedClaim("shared"))
+    mapping = ExtendedRequest("main", "rdma/vf", "container-0-request-0")
+    assert pod.extended == ExtendedClaim("p-extended-resources-q8z5d", (mapping,))
+    assert pod.by_plugins(pod.containers)[0].limits == (("a/b", 2),)
+
+
+def test_a_pod_whose_claim_is_not_made_yet_is_none_for_kubelet() -> None:
+    with pytest.raises(ManifestInvalid, match="claim own: no ResourceClaim has been made for it yet"):
+        read_manifest(CLAIMS.replace("- {name: own, resourceClaimName: p-own-x7k2p}", ""), "pod.yaml")
