@@ -15,7 +15,7 @@ from agent.hardware.host import LinkChange
 from agent.model.allocation import VfSettings
 from hack.sim.fabric import Fabric
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
-from tests.cni.tiny_node import PF, PF_NETDEV, create, mac_of, netdev, tiny_snapshot, vf
+from tests.cni.tiny_node import create, mac_of, netdev, tiny_snapshot, vf
 from tests.waiting import until
 
 
@@ -43,36 +43,6 @@ def move_in(machine: SimulatedMachine, pod: Path, index: int = 0) -> None:
 
 def destroy(pod: Path) -> None:
     subprocess.run(["umount", "--lazy", pod], check=True)
-
-
-def test_the_scan_shows_recorded_devices_with_real_interfaces(machine: SimulatedMachine) -> None:
-    snapshot = machine.scan()
-    assert [d.address for d in snapshot.devices] == [PF, vf(0), vf(1), vf(2)]
-    device = snapshot.by_address[vf(1)]
-    assert (device.physfn, device.vf_index) == (PF, 1)
-    assert device.netdev is not None
-    assert (device.netdev.name, device.netdev.mac, device.netdev.mtu) == (netdev(1), mac_of(1), 1500)
-    assert snapshot.boot_id == "boot"
-    assert snapshot.problems == ()
-
-
-def test_the_scan_follows_what_happens_to_an_interface(machine: SimulatedMachine) -> None:
-    def found() -> tuple[int, bool | None] | None:
-        device = machine.scan().by_address[vf(0)].netdev
-        return (device.mtu, device.carrier) if device is not None else None
-
-    assert found() == (1500, None)  # down: the kernel does not say
-    subprocess.run(["ip", "link", "set", netdev(0), "up", "mtu", "1400"], check=True)
-    until(lambda: found() == (1400, True))
-
-
-def test_an_interface_in_a_pod_is_not_in_the_host(machine: SimulatedMachine, tmp_path: Path) -> None:
-    pod = make_pod(tmp_path)
-    move_in(machine, pod)
-    assert machine.find_netdev(vf(0)) is None
-    device = machine.scan().by_address[vf(0)]
-    assert device.netdevs == ()
-    assert device.physfn == PF
 
 
 def test_an_interface_that_dies_with_a_pod_comes_back_under_another_name(
@@ -119,39 +89,6 @@ def test_many_may_look_for_what_died_at_once(machine: SimulatedMachine, tmp_path
         thread.join()
     assert errors == []
     assert len(machine.links.by_device()) == 4
-
-
-def test_interfaces_in_pods_talk_over_the_fabric(machine: SimulatedMachine, tmp_path: Path) -> None:
-    pods = [make_pod(tmp_path, name) for name in ("one", "two")]
-    for index, pod in enumerate(pods):
-        move_in(machine, pod, index)
-        with open(pod) as file:
-            machine.links.configure(f"net{index}", file.fileno(), (f"10.0.0.{index + 1}/24",), ())
-    subprocess.run(["nsenter", f"--net={pods[0]}", "bash", "-c", "echo x >/dev/udp/10.0.0.2/9"], check=True)
-
-    def neighbours() -> str:
-        return subprocess.run(
-            ["nsenter", f"--net={pods[0]}", "ip", "neighbour"], check=True, capture_output=True, text=True
-        ).stdout
-
-    until(lambda: mac_of(1) in neighbours())
-
-
-def test_a_device_that_was_unplugged_is_not_found(machine: SimulatedMachine) -> None:
-    (machine.root / "sys/bus/pci/devices" / vf(0)).unlink()
-    assert machine.find_netdev(vf(0)) is None
-    assert vf(0) not in machine.scan().by_address
-    assert machine.find_netdev("0000:99:00.0") is None
-
-
-def test_any_process_may_open_the_same_node(machine: SimulatedMachine, tmp_path: Path) -> None:
-    other = SimulatedMachine.open(tmp_path)
-    try:
-        other.vf_control.apply(PF_NETDEV, 0, VfSettings(vlan=7))
-        assert machine.vf_control.read(PF_NETDEV, 0).vlan == 7
-        assert other.scan() == machine.scan()
-    finally:
-        other.close()
 
 
 def test_a_node_without_links_can_be_looked_at_by_anybody(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hack.sim.cluster.allocator import Node, TooLong, consumed, extended_claim
+from hack.sim.cluster.allocator import Node, consumed, extended_claim
 from hack.sim.cluster.claims_for_pairs import (
     NIC_CLASS,
     UUID,
@@ -83,12 +83,6 @@ def test_what_is_taken_is_not_given_again_until_it_is_released() -> None:
     assert given(here, ask(request()), "second") is None
     here.release("first")
     assert given(here, ask(request()), "second") == ["a"]
-
-
-def test_claims_of_one_pod_that_do_not_fit_together_take_nothing() -> None:
-    here = node(slice_of(device("a")))
-    assert here.allocate({"x": ask(request()), "y": ask(request())}) is None
-    assert given(here, ask(request())) == ["a"]
 
 
 def test_a_choice_is_taken_back_where_it_leads_nowhere() -> None:
@@ -169,25 +163,6 @@ def test_a_selector_that_reads_what_is_not_there_ends_the_attempt() -> None:
     with pytest.raises(SelectorFailed, match="speed"):
         holds(text, "d.io", device("a"))
     assert not holds('"speed" in device.attributes["e.io"]', "d.io", device("a", {"speed": {"int": 400}}))
-
-
-def test_what_takes_too_long_is_given_up_and_nothing_stays_taken() -> None:
-    attributes = {"d.io/at": {"int": 1}}
-    here = node(slice_of(*(device(f"d{n}", attributes) for n in range(40)), device("e")), limit=0.05)
-    requests = [request(f"r{n}") for n in range(41)]
-    with pytest.raises(TooLong):
-        here.allocate({"c": ask(*requests, constraints=[{"matchAttribute": "d.io/at"}])})
-    assert given(here, ask(request(count=40))) == [f"d{n}" for n in range(40)]
-
-
-def test_unchanged_pods_get_a_claim_with_a_request_for_each_container_and_resource() -> None:
-    limits = {"limits": {"rdma/vf": "2", "cpu": "4"}}
-    pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a"}, {"name": "b", "resources": limits}]}}
-    made = extended_claim(pod, classes("rdma/vf"))
-    assert made is not None
-    asked = [{"name": "container-1-request-0", "exactly": {"deviceClassName": NIC_CLASS, "count": 2}}]
-    assert made["spec"]["devices"]["requests"] == asked
-    assert extended_claim(pod, classes("rdma/other")) is None
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])

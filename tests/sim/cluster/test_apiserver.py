@@ -1,17 +1,22 @@
+"""The stand-in for the API server over HTTP: applies, faults, schemas, who owns which field, and resource.k8s.io."""
+
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
+from collections.abc import Iterator
 from http.client import HTTPConnection, RemoteDisconnected
-from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hack.sim.cluster import definitions, field_sets
 from hack.sim.cluster.apiserver import ApiServerStandIn, Counts, Fault
-from tests.waiting import until
+from hack.sim.cluster.dra import gates
+from hack.sim.cluster.dra.rights import Caller
+from hack.sim.cluster.field_sets import Conflicts, Managed, fields
+from tests.sim.cluster.dra_documents import CLAIMS, SLICES, allocated, claim, device, resource_slice
 
 TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/worker-1"
 APPLY = "application/apply-patch+yaml"
@@ -101,25 +106,6 @@ def test_faults_last_as_long_as_told() -> None:
         assert apply(server, topology())[0] == 200
 
 
-def test_it_runs_as_a_process_and_takes_faults_over_http(tmp_path: Path) -> None:
-    port_file, kubeconfig = tmp_path / "port", tmp_path / "kubeconfig"
-    command = [sys.executable, "-m", "hack.sim.cluster.apiserver", "--port-file", str(port_file)]
-    process = subprocess.Popen([*command, "--kubeconfig", str(kubeconfig), "--node", "worker-1"])
-    try:
-        until(port_file.exists)
-        port = int(port_file.read_text())
-        assert json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["server"] == f"http://127.0.0.1:{port}"
-        assert call(port, "GET", "/api/v1/nodes/worker-1")[0] == 200
-        assert call(port, "PUT", "/_sim/fault", {"status": 500})[0] == 200
-        assert call(port, "GET", "/api/v1/nodes/worker-1")[0] == 500
-        assert call(port, "PUT", "/_sim/fault", None)[0] == 200
-        counted = {name: count for name, count in call(port, "GET", "/_sim/counts")[1].items() if count}
-        assert counted == {"reads": 1, "failures": 1}
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-
-
 def test_a_merge_patch_of_a_node_is_for_the_version_that_it_names() -> None:
     with ApiServerStandIn() as server:
         server.state.add_node("n")
@@ -138,3 +124,183 @@ def test_a_merge_patch_of_a_node_is_for_the_version_that_it_names() -> None:
         assert changed["status"] == node["status"]
         assert merge(patch)[0] == 409
         assert merge({"spec": {"taints": None}})[1]["spec"] == {}
+
+
+KNOWN = {definition.kind: definition for definition in definitions.load()}
+ZONE = {"name": "node-0", "type": "Node"}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({}, ".zones: Required value"),
+        ({"zones": {}}, ".zones: must be of type array"),
+        ({"zones": [{"name": "node-0"}]}, ".zones[0].type: Required value"),
+        ({"zones": [{**ZONE, "colour": "red"}]}, ".zones[0].colour: field not declared in schema"),
+        ({"zones": [{**ZONE, "costs": [{"name": "a", "value": True}]}]}, ".zones[0].costs[0].value: must be of type"),
+        (
+            {"zones": [{**ZONE, "resources": [{"name": "cpu", "capacity": "x", "allocatable": 1, "available": 1}]}]},
+            "'x' is not a quantity",
+        ),
+    ],
+)
+def test_what_does_not_keep_to_the_definition_is_listed_by_its_path(content: dict[str, Any], problem: str) -> None:
+    found = KNOWN["NodeResourceTopology"].problems({"apiVersion": "v", "kind": "k", "metadata": {}, **content})
+    assert len(found) == 1
+    assert problem in found[0]
+
+
+def test_an_older_definition_does_not_know_a_field() -> None:
+    document: dict[str, Any] = {"spec": {"podAllocations": []}}
+    assert KNOWN["Numatopology"].problems(document) == []
+    older = KNOWN["Numatopology"].lacking("spec", "podAllocations")
+    assert older.problems(document) == [".spec.podAllocations: field not declared in schema"]
+
+
+values = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["x", "y"]), max_size=3)
+documents = st.builds(lambda labels, spec: {"metadata": {"labels": labels}, "spec": spec}, values, values)
+
+
+def labelled(**labels: str) -> dict[str, Any]:
+    return {"metadata": {"name": "n", "labels": labels}}
+
+
+def test_an_update_owns_what_it_changed() -> None:
+    first = field_sets.apply(None, labelled(a="1", b="2"), "one", force=False)
+    second = field_sets.update(first, labelled(a="9", b="2"), "kubectl")
+    assert second.owners == {
+        ("one", "Apply"): frozenset({("metadata", "labels", "b")}),
+        ("kubectl", "Update"): frozenset({("metadata", "labels", "a")}),
+    }
+    with pytest.raises(Conflicts):
+        field_sets.apply(second, labelled(a="1", b="2"), "one", force=False)
+
+
+def test_owner_references_are_kept_by_uid() -> None:
+    def owned(uid: str) -> dict[str, Any]:
+        return {"metadata": {"ownerReferences": [{"uid": uid, "kind": "Node"}]}}
+
+    both = field_sets.apply(field_sets.apply(None, owned("1"), "one", force=False), owned("2"), "two", force=False)
+    assert [one["uid"] for one in both.content["metadata"]["ownerReferences"]] == ["1", "2"]
+    moved = field_sets.apply(both, owned("3"), "one", force=False)
+    assert [one["uid"] for one in moved.content["metadata"]["ownerReferences"]] == ["2", "3"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["one", "two", "three"]), documents), max_size=6))
+def test_after_any_applies_each_field_of_the_content_has_an_owner(applies: list[tuple[str, dict[str, Any]]]) -> None:
+    present: Managed | None = None
+    for manager, document in applies:
+        present = field_sets.apply(present, document, manager, force=True)
+        found, wanted = fields(present.content), fields(document)
+        assert {path: found[path] for path in wanted} == wanted
+        assert found.keys() == frozenset().union(*present.owners.values())
+
+
+JSON = "application/json"
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServerStandIn]:
+    with ApiServerStandIn() as running:
+        yield running
+
+
+def apply_at(server: ApiServerStandIn, path: str, document: Any) -> tuple[int, dict[str, Any]]:
+    return call(server.port, "PATCH", f"{path}?fieldManager=driver&force=true", document)[:2]
+
+
+def prepared(server: ApiServerStandIn, *results: dict[str, Any], node: str = "n") -> str:
+    """Create a claim and allocate it, as the scheduler does; its path."""
+    path = f"{CLAIMS}/c"
+    assert call(server.port, "POST", CLAIMS, claim(), JSON)[0] == 201
+    assert call(server.port, "PUT", f"{path}/status", allocated(*results, node=node), JSON)[0] == 200
+    return path
+
+
+def status_of(*devices: dict[str, Any], **more: Any) -> dict[str, Any]:
+    head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "ns"}}
+    return {**head, "status": {"devices": list(devices)}, **more}
+
+
+MINE = {"driver": "nodefabric.io", "pool": "n", "device": "vf-1"}
+THEIRS = {"driver": "gpu.nvidia.com", "pool": "n", "device": "gpu-0"}
+
+
+def test_deletion_is_for_the_object_that_is_named_by_uid_and_version(server: ApiServerStandIn) -> None:
+    stored = apply_at(server, f"{SLICES}/a", resource_slice("a"))[1]["metadata"]
+
+    def delete(**preconditions: str) -> int:
+        return call(server.port, "DELETE", f"{SLICES}/a", {"preconditions": preconditions}, JSON)[0]
+
+    assert delete(uid="other") == 409
+    assert delete(uid=stored["uid"], resourceVersion="1") == 409
+    assert delete(uid=stored["uid"], resourceVersion=stored["resourceVersion"]) == 200
+    assert delete(uid=stored["uid"]) == 404
+
+
+def test_taints_without_a_time_get_that_of_the_write_so_that_a_repeat_is_a_change(server: ApiServerStandIn) -> None:
+    tainted = resource_slice("a", devices=[device(taints=[{"key": "nodefabric.io/LinkDown", "effect": "NoSchedule"}])])
+    server.state.now = lambda: "2026-01-01T00:00:00Z"
+    first = apply_at(server, f"{SLICES}/a", tainted)[1]
+    server.state.now = lambda: "2026-01-01T00:00:09Z"
+    again = apply_at(server, f"{SLICES}/a", tainted)[1]
+    times = [one["spec"]["devices"][0]["taints"][0]["timeAdded"] for one in (first, again)]
+    assert times == ["2026-01-01T00:00:00Z", "2026-01-01T00:00:09Z"]
+    assert again["metadata"]["resourceVersion"] != first["metadata"]["resourceVersion"]
+    server.state.now = lambda: "2026-01-01T00:00:20Z"
+    kept = apply_at(server, f"{SLICES}/a", {**tainted, "spec": again["spec"]})[1]
+    assert kept["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]
+
+
+def test_the_status_of_a_claim_is_written_by_its_own_path_only(server: ApiServerStandIn) -> None:
+    status, created, _ = call(server.port, "POST", CLAIMS, {**claim(), "status": {"reservedFor": []}}, JSON)
+    assert (status, created.get("status")) == (201, None)
+    changed = {**allocated(MINE), "spec": {"devices": {"requests": []}}}
+    status, written, _ = call(server.port, "PUT", f"{CLAIMS}/c/status", changed, JSON)
+    assert (status, written["spec"]) == (200, created["spec"])
+    assert written["status"]["allocation"]["devices"]["results"][0]["device"] == "vf-1"
+    assert call(server.port, "PUT", f"{CLAIMS}/c", changed, JSON)[0] == 422  # its spec is immutable
+
+
+def test_each_driver_tells_of_its_own_devices_and_leaves_the_others(server: ApiServerStandIn) -> None:
+    path = prepared(server, MINE, THEIRS)
+    theirs = {**THEIRS, "data": {"a": 1}}
+    mine = {**MINE, "networkData": {"interfaceName": "net1", "ips": ["10.0.0.1/24"]}}
+    assert call(server.port, "PATCH", f"{path}/status?fieldManager=gpu&force=true", status_of(theirs))[0] == 200
+    status, found = apply_at(server, f"{path}/status", status_of(mine))
+    assert (status, found["status"]["devices"]) == (200, [theirs, mine])
+    assert len(found["status"]["allocation"]["devices"]["results"]) == 2
+    assert apply_at(server, f"{path}/status", status_of())[1]["status"]["devices"] == [theirs]
+
+
+HERE = ("driver", "associated-node:patch", "nodefabric.io")
+ANYWHERE = ("driver", "arbitrary-node:patch", "nodefabric.io")
+
+
+@pytest.mark.parametrize(
+    ("right", "node", "status"),
+    [
+        (None, "n", 422),
+        (HERE, "n", 200),
+        (HERE, "m", 422),
+        (ANYWHERE, "m", 200),
+        (("driver", "associated-node:update", "nodefabric.io"), "n", 422),
+        (("driver", "associated-node:patch", "gpu.nvidia.com"), "n", 422),
+    ],
+)
+def test_devices_of_a_driver_are_written_by_who_has_the_right_for_it_and_the_node(
+    server: ApiServerStandIn, right: tuple[str, str, str] | None, node: str, status: int
+) -> None:
+    path = prepared(server, MINE)
+    server.state.caller = Caller(frozenset({right} if right else ()), node)
+    assert apply_at(server, f"{path}/status", status_of(MINE))[0] == status
+    server.state.gates -= {gates.GRANULAR}
+    assert apply_at(server, f"{path}/status", status_of(MINE))[0] == 200
+
+
+def test_who_may_not_bind_changes_no_allocation(server: ApiServerStandIn) -> None:
+    call(server.port, "POST", CLAIMS, claim(), JSON)
+    server.state.caller = Caller(frozenset({HERE}), "n")
+    assert call(server.port, "PUT", f"{CLAIMS}/c/status", allocated(MINE), JSON)[0] == 422
+    server.state.caller = Caller(frozenset({("binding", "update", "")}))
+    assert call(server.port, "PUT", f"{CLAIMS}/c/status", allocated(MINE), JSON)[0] == 200

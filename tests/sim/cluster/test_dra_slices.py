@@ -160,13 +160,6 @@ def test_what_breaks_a_rule_is_refused_with_its_path(document: dict[str, Any], p
     assert found.removeprefix("[").startswith(problem) or f", {problem}" in found, found
 
 
-def test_all_problems_are_told_at_once() -> None:
-    found = problems(resource_slice(driver="", pool={"name": "n", "resourceSliceCount": 0}))
-    assert found == (
-        "[spec.driver: Required value, spec.pool.resourceSliceCount: Invalid value: 0: must be greater than zero]"
-    )
-
-
 def test_amounts_are_written_in_the_servers_own_way() -> None:
     document = with_device(capacity={"a": {"value": "1000"}, "b": {"value": "63"}, "c": {"value": "100Gi"}})
     stored = admitted(SLICE, "a", document, None, ALL, NOW)
