@@ -6,7 +6,6 @@ that has a pod of any other scheduler answers "invalid node topology data" to ev
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from agent.cluster.topology.noderesourcetopology import fingerprint
