@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ class Host:
     """A host's two folders, and a relay to put there."""
 
     def __init__(self, folder: Path) -> None:
-        self.relay, self.bin, self.net_d = folder / "relay", folder / "bin", folder / "net.d"
+        self.relay, self.bin, self.net_d, self.log = (folder / name for name in ("relay", "bin", "net.d", "log"))
         self.relay.write_bytes(b"\x7fELF")
         self.bin.mkdir()
         self.net_d.mkdir()
@@ -37,6 +39,24 @@ class Host:
     @property
     def types(self) -> list[str]:
         return [plugin["type"] for plugin in json.loads(self.network.read_text())["plugins"]]
+
+    def write(self, content: str) -> None:
+        """Write the network in one step, as its author does."""
+        fresh = self.network.with_suffix(".tmp")
+        fresh.write_text(content)
+        fresh.rename(self.network)
+
+    @contextmanager
+    def watching(self, *more: str, status: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+        """Have a process watch, which logs into `log`. It is ended at last, unless it ends by itself."""
+        command = [sys.executable, "-m", "agent", *self.arguments("install-cni", "--chain", "--watch", *more)]
+        with self.log.open("ab") as stderr, subprocess.Popen(command, stdout=stderr, stderr=stderr) as process:
+            try:
+                yield process
+            finally:
+                process.send_signal(signal.SIGTERM)
+                ended = process.wait(60)
+        assert ended == status
 
 
 @pytest.fixture
@@ -99,6 +119,7 @@ def test_what_goes_wrong_has_a_status_and_a_reason(
     (host.bin / MARKER).write_text('{"instance": "nodefabric", "replaced": []}')
     assert main(host.arguments("install-cni", *arguments)) == status
     assert said in capsys.readouterr().err
+    assert (host.bin / "nodefabric").exists() is ("no network to join" in said)
 
 
 def test_the_removal_by_another_instance_touches_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,11 +129,6 @@ def test_the_removal_by_another_instance_touches_nothing(host: Host, capsys: pyt
     assert "installed by instance 'nodefabric'" in capsys.readouterr().err
     assert host.types == ["ptp", "nodefabric"]
     assert (host.bin / "nodefabric").exists()
-
-
-def test_nothing_is_put_there_where_the_network_cannot_be_joined(host: Host) -> None:
-    assert main(host.arguments("install-cni", "--chain", "--conf-dir", "/nowhere")) == 2
-    assert list(host.bin.iterdir()) == []
 
 
 def test_without_an_agent_the_plugin_is_not_chained_in(
@@ -132,131 +148,88 @@ def test_without_an_agent_the_plugin_is_not_chained_in(
 
 
 def test_the_watch_puts_back_what_others_take_away_until_it_is_ended(host: Host, tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    arguments = host.arguments("install-cni", "--chain", "--watch", "--wait-for", str(path))
-    process = subprocess.Popen([sys.executable, "-m", "agent", *arguments], stdout=subprocess.DEVNULL)
-    try:
-        until(lambda: (host.bin / "nodefabric").exists())
+    path, plugin = tmp_path / "s", host.bin / "nodefabric"
+    with host.watching("--wait-for", str(path)), socket.socket(socket.AF_UNIX) as listener:
+        until(plugin.exists)
         host.network.write_text(CONFLIST)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen()
-            until(lambda: len(host.types) == 2)
-        fresh = host.network.with_suffix(".tmp")
-        fresh.write_text(CONFLIST.replace("ptp", "flannel"))
-        (host.bin / "nodefabric").unlink()
-        fresh.rename(host.network)
+        listener.bind(str(path))
+        listener.listen()
+        until(lambda: len(host.types) == 2)
+        plugin.unlink()
+        host.write(CONFLIST.replace("ptp", "flannel"))
         until(lambda: host.types == ["flannel", "nodefabric"])
-        until(lambda: (host.bin / "nodefabric").exists())
+        until(plugin.exists)
         assert main(host.arguments("install-cni", "--chain")) == 0  # the watch holds no lock between
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
 
 
 def test_the_watches_of_two_versions_do_not_undo_each_others_work(host: Host, tmp_path: Path) -> None:
     """In an update the next pod installs its relay while the watch of the last one still runs."""
     host.network.write_text(CONFLIST)
-    command = [sys.executable, "-m", "agent", *host.arguments("install-cni", "--chain", "--watch")]
-    plugin, log = host.bin / "nodefabric", tmp_path / "log"
-
-    def watching(relay: Path) -> subprocess.Popen[bytes]:
-        with log.open("ab") as stderr:
-            return subprocess.Popen([*command, "--relay", str(relay)], stdout=subprocess.DEVNULL, stderr=stderr)
+    plugin, newer = host.bin / "nodefabric", tmp_path / "newer"
+    newer.write_bytes(b"\x7fELF newer")
 
     def looked() -> None:
         """Have both watches look twice, by a network that was written anew."""
         for _ in range(2):
-            fresh = host.network.with_suffix(".tmp")
-            fresh.write_text(CONFLIST)
-            fresh.rename(host.network)
+            host.write(CONFLIST)
             until(lambda: host.types == ["ptp", "nodefabric"])
 
-    first = watching(host.relay)
-    try:
-        until(lambda: host.types == ["ptp", "nodefabric"])
-        newer = tmp_path / "newer"
-        newer.write_bytes(b"\x7fELF newer")
-        second = watching(newer)
-        try:
+    with ExitStack() as second:
+        with host.watching():
+            until(lambda: host.types == ["ptp", "nodefabric"])
+            second.enter_context(host.watching("--relay", str(newer)))
             until(lambda: plugin.read_bytes() == newer.read_bytes())
             looked()
-            first.send_signal(signal.SIGTERM)
-            assert first.wait(60) == 0
-            assert plugin.read_bytes() == newer.read_bytes()
-            assert host.types == ["ptp", "nodefabric"]
-            plugin.unlink()
-            looked()
-            until(plugin.exists)
-            assert plugin.read_bytes() == newer.read_bytes()
-            assert log.read_text().count("put back: nodefabric") == 1
-        finally:
-            second.send_signal(signal.SIGTERM)
-            assert second.wait(60) == 0
-    finally:
-        first.kill()
-        first.wait(60)
+        assert (plugin.read_bytes(), host.types) == (newer.read_bytes(), ["ptp", "nodefabric"])
+        plugin.unlink()
+        looked()
+        until(plugin.exists)
+        assert plugin.read_bytes() == newer.read_bytes()
+        assert host.log.read_text().count("put back: nodefabric") == 1
 
 
 def test_a_watch_puts_its_relay_back_where_a_newer_one_is_lost_whose_pod_is_gone(host: Host, tmp_path: Path) -> None:
     """An update that is taken back leaves the newer relay there, and nobody else to keep one."""
     host.network.write_text(CONFLIST)
-    command = [sys.executable, "-m", "agent", *host.arguments("install-cni", "--chain")]
-    watching = subprocess.Popen([*command, "--watch", "--relay", str(host.relay)])
     plugin, newer = host.bin / "nodefabric", tmp_path / "newer"
-    try:
+    newer.write_bytes(b"\x7fELF newer")
+    with host.watching():
         until(lambda: host.types == ["ptp", "nodefabric"])
-        newer.write_bytes(b"\x7fELF newer")
-        subprocess.run([*command, "--relay", str(newer)], check=True)
+        assert main(host.arguments("install-cni", "--chain", "--relay", str(newer))) == 0
         assert plugin.read_bytes() == newer.read_bytes()
         plugin.unlink()
         until(plugin.exists)
         assert plugin.read_bytes() == host.relay.read_bytes()
-    finally:
-        watching.send_signal(signal.SIGTERM)
-        assert watching.wait(60) == 0
 
 
 def test_the_watch_outlasts_a_plugin_folder_that_is_away_for_a_while(host: Host, tmp_path: Path) -> None:
     host.network.write_text(CONFLIST)
-    log = tmp_path / "log"
-    with log.open("wb") as stderr:
-        arguments = [sys.executable, "-m", "agent", *host.arguments("install-cni", "--chain", "--watch")]
-        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=stderr)
-    try:
+    with host.watching():
         until(lambda: len(host.types) == 2)
         host.bin.rename(tmp_path / "away")  # in one step: the watch may be writing there just now
         for _ in range(2):
             host.network.write_text(CONFLIST)  # and so it looks
             until(lambda: len(host.types) == 2)
-        until(lambda: f"{host.bin}: is no folder" in log.read_text())
-        assert log.read_text().count("is no folder") == 1
+        until(lambda: f"{host.bin}: is no folder" in host.log.read_text())
+        assert host.log.read_text().count("is no folder") == 1
         host.bin.mkdir()
         until(lambda: (host.bin / "nodefabric").exists())
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
 
 
 def test_the_watch_ends_where_its_folder_was_deleted_beneath_it(own_network: None, host: Host, tmp_path: Path) -> None:
-    """A container that begins anew sees the folder that has come in its place."""
+    """A container that begins again sees the folder that has come in its place."""
     seen = tmp_path / "seen"
     seen.mkdir()
     subprocess.run(["mount", "--bind", host.net_d, seen], check=True)
     try:
         host.network.write_text(CONFLIST)
-        arguments = host.arguments("install-cni", "--chain", "--watch", "--conf-dir", str(seen))
-        command = [sys.executable, "-m", "agent", *arguments]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                until(lambda: len(host.types) == 2)
-                shutil.rmtree(host.net_d)
-                host.net_d.mkdir()
-                _, said = process.communicate(timeout=60)
-            finally:
-                process.kill()
-        assert process.returncode == 1
-        assert f"deleted on the host, where this container does not see what has come instead: {seen}" in said
+        with host.watching("--conf-dir", str(seen), status=1) as process:
+            until(lambda: len(host.types) == 2)
+            shutil.rmtree(host.net_d)
+            host.net_d.mkdir()
+            process.wait(60)
+        said = "deleted on the host, where this container does not see what has come instead"
+        assert f"{said}: {seen}" in host.log.read_text()
     finally:
         subprocess.run(["umount", seen], check=True)
 

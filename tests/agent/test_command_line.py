@@ -20,50 +20,11 @@ from tests.node import open_books
 CONFIG = "resources: [{name: rdma/vf, kind: vf}]"
 
 
-def test_check_config_names_vfs_by_pf_and_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(CONFIG)
-    assert main(["check-config", "--node", "h100-8gpu", str(path)]) == 0
-    shown = capsys.readouterr().out
-    assert "rdma/vf (vf): 64 of 64" in shown
-    assert "ens7f0np0, ens8f0np0: VFs 0–7 each\n" in shown
-
-
 def test_check_config_names_all_devices_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG)
     assert main(["check-config", "--node", "h100-8gpu", "--output", "json", str(path)]) == 0
     assert len(json.loads(capsys.readouterr().out)["resources"][0]["devices"]) == 64
-
-
-def test_check_config_names_the_devices_that_the_scheduler_would_see(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "config.yaml"
-    late = "{name: rdma/vf, kind: vf, offer: dra, binding: late}"
-    path.write_text(f"resources: [{late}, {{name: rdma/hca, kind: hca, offer: dra}}]")
-    assert main(["check-config", "--node", "h100-8gpu", str(path)]) == 0
-    shown = capsys.readouterr().out
-    assert "rdma/vf (vf): 64 of 64 devices, 8 devices in slices\n" in shown
-    assert "  the scheduler sees slots-rdma-vf-gpu-0000-1b-00-0, " in shown
-    assert "  the scheduler sees hca-946dae0300000000, " in shown
-
-
-def test_check_config_says_what_is_protected_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text('{cni: {protect: ["0000:18:00.0", typo0]}, resources: [{name: rdma/hca, kind: hca}]}')
-    assert main(["check-config", "--node", "h100-8gpu", str(path)]) == 0
-    shown = capsys.readouterr().out
-    assert "takes 0000:3a:00.0 (mlx5_1)" in shown
-    assert "cni.protect 0000:18:00.0: 0000:18:00.0\n" in shown
-    assert "cni.protect typo0: no adapter of this node" in shown
-
-
-def test_check_config_warns_of_what_surprises_on_this_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(f"{CONFIG}\ntopology: {{rails: [ens1f0np0, gone0]}}")
-    assert main(["check-config", "--node", "h100-8gpu", str(path)]) == 0
-    assert "warning: topology.rails[1]: no adapter here is called gone0: plug" in capsys.readouterr().out
 
 
 def test_check_config_numbers_rails_by_the_books_of_the_node_or_says_that_there_are_none(
@@ -86,85 +47,6 @@ def test_check_config_numbers_rails_by_the_books_of_the_node_or_says_that_there_
     shown = capsys.readouterr().out
     assert "  rail 5, ens1f0np0: ifName r5\n" in shown
     assert "first start" not in shown
-
-
-def test_check_config_shows_the_network_of_each_plane(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "config.yaml"
-    nic = "nic: {kind: nic, count: planes, select: {vendors: ['15b3']}}"
-    path.write_text(
-        f"resources: [{{name: rdma/rail, kind: rail, {nic}, network: rails}}]\n"
-        "networks: [{name: rails, ifName: 'rail{rail}p{plane}'}]"
-    )
-    assert main(["check-config", "--node", "gb200-cx8-4gpu", str(path)]) == 0
-    shown = capsys.readouterr().out
-    assert "rdma/rail (rail): 12 of 12 devices, 4 units" in shown
-    assert (
-        "network rails: 8 networks\n  rail 0, enp3s0f0np0: ifName rail0p0\n  rail 0, enp3s0f1np1: ifName rail0p1"
-        in shown
-    )
-    assert "  rail 3, enP18p3s0f1np1: ifName rail3p1\n" in shown
-    assert "warning" not in shown
-
-
-@pytest.mark.parametrize(
-    ("keys", "alike", "listed"),
-    [
-        (
-            "ifName: 'rail{rail}', ipam: {type: whereabouts, range: '10.{rail}.0.0/16'}",
-            "ifName: 'rail{rail}'",
-            "rail 0, planes 0 enp3s0f0np0 and 1 enp3s0f1np1: ifName rail0, ipam.range 10.0.0.0/16",
-        ),
-        (
-            "ifName: 'r{rail}p{plane}', ipam: {type: whereabouts, range: '10.{rail}.0.0/16'}",
-            "ipam.range: '10.{rail}.0.0/16'",
-            "rail 0, enp3s0f1np1: ifName r0p1, ipam.range 10.0.0.0/16",
-        ),
-        (
-            "ifName: '{pf}', ipam: {type: whereabouts, range: '10.{rail}.{plane}.0/24'}",
-            "",
-            "rail 0, enp3s0f1np1: ifName enp3s0f1np1, ipam.range 10.0.1.0/24",
-        ),
-    ],
-)
-def test_check_config_says_where_planes_of_a_rail_have_the_same_network(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: str, alike: str, listed: str
-) -> None:
-    path = tmp_path / "config.yaml"
-    nics = "{name: rdma/nic, kind: nic, select: {vendors: ['15b3']}, network: rails}"
-    path.write_text(f"{{resources: [{nics}], networks: [{{name: rails, {keys}}}]}}")
-    assert main(["check-config", "--node", "gb200-cx8-4gpu", str(path)]) == 0
-    shown = capsys.readouterr().out
-    warnings = [line for line in shown.splitlines() if line.startswith("warning: networks[0].")]
-    are = "is the same for enp3s0f0np0 and enp3s0f1np1, which are planes of rail 0: add {plane}"
-    assert warnings == ([f"warning: networks[0].{alike} {are}, so that each plane has its own"] if alike else [])
-    assert f"  {listed}\n" in shown
-
-
-def test_check_config_says_that_a_file_offers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("")
-    assert main(["check-config", "--node", "one-nic", str(path)]) == 0
-    assert "no resources" in capsys.readouterr().out
-
-
-def test_gpus_without_a_nic_are_no_rail_and_end_with_status_5(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("resources: [{name: rdma/rail, kind: rail, nic: {kind: vf, select: {pf: [ens1f0]}}}]")
-    assert main(["check-config", "--node", "h100-8gpu", str(path)]) == 5
-    assert "rdma/rail (rail): 0 of 72 devices, 0 units" in capsys.readouterr().out
-
-
-def test_a_wrong_config_ends_with_status_2_and_every_problem(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("resources: [{name: RDMA, kind: hcas}]")
-    assert main(["check-config", "--node", "one-nic", str(path)]) == 2
-    problems = capsys.readouterr().err
-    assert f"{path}: resources[0].name: must be" in problems
-    assert f"{path}: resources[0].kind: must be" in problems
 
 
 SWAPPED = """<system><cpu numaid="0"><pci busid="ffff:ff:01.0">

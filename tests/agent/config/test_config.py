@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from agent import config
-from agent.config import CniSettings, Config, Dra, PfSelector, Resource, Restart, Topology
+from agent.config import CniSettings, Config, Dra, PfSelector, Resource, Restart
 from agent.config.files import Sources
 from agent.config.networks import FOREIGN, network_of_keys
 from agent.config.resources import RailNic
@@ -47,7 +46,14 @@ stateDir: /s
 runDir: /r
 runtimeSocket: /run/containerd/containerd.sock
 rescanSeconds: 5
+cni: {requireGrant: false, protect: [ens2f0, "0000:3B:00.0"]}
+restart: {taint: true, waitSeconds: 5}
+dra: {driver: dra.example.com, aliases: [gpu.amd.com/numaNode, dra.net/numaNode], listAttributes: true,
+  metadata: true, claimMay: [vlan, ifName], shares: devices}
 """
+
+
+OF_CLAIMS = "networks: [{name: a, routing: source, ipam: {type: dhcp}, gateway: 'fd00::1'}]"
 
 
 def test_every_key_is_read() -> None:
@@ -76,6 +82,16 @@ def test_every_key_is_read() -> None:
     assert read.runtime_socket == Path("/run/containerd/containerd.sock")
     assert read.rescan_seconds == 5.0
     assert read.source == "test.yaml"
+    assert read.cni == CniSettings(require_grant=False, protect=("ens2f0", "0000:3b:00.0"))
+    assert read.restart == Restart(taint=True, wait_seconds=5.0)
+    assert read.dra == Dra(
+        driver="dra.example.com",
+        aliases=("gpu.amd.com/numaNode", "dra.net/numaNode"),
+        list_attributes=True,
+        metadata=True,
+        claim_may=("vlan", "ifName"),
+        shares="devices",
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{}", "# nothing\n", "---\n", "null"])
@@ -91,17 +107,14 @@ def test_json_is_read_as_the_yaml_that_it_is() -> None:
     assert config.parse(json.dumps(document), "file") == config.parse(yaml.safe_dump(document), "file")
 
 
-@pytest.mark.parametrize("value", ["/", "/a", "/a/b..c/..d", "/var/lib/node fabric"])
-def test_an_ordinary_path_is_fine(value: str) -> None:
-    assert config.parse(f"stateDir: {value}", "test.yaml").state_dir == Path(value)
-
-
 @pytest.mark.parametrize(
     "text",
     [
         *(f"endpoints: {{port: {port}}}" for port in (0, 65535)),
         *(f"topology: {{heartbeatSeconds: {seconds}}}" for seconds in (10, 86400)),
         *(f"rescanSeconds: {seconds}" for seconds in (1, 3600)),
+        *(f"stateDir: {path}" for path in ("/", "/a/b..c/..d", "/var/lib/node fabric")),
+        *(f"dra: {{driver: {driver}}}" for driver in ("a", "x1.y-2.z", f"{'a' * 59}.com")),
         *(f"resources: [{{name: a/b, kind: rail, nic: {{kind: hca, count: {count}}}}}]" for count in (1, 64, "planes")),
         "resources: [{name: a/b, kind: hca, binding: late, offer: dra}]",
         "resources: [{name: a/b, kind: hca, binding: late, shares: 1}]",
@@ -109,6 +122,11 @@ def test_an_ordinary_path_is_fine(value: str) -> None:
         f"resources: [{{name: a.example/{'x' * 55}, kind: vf}}]",
         "resources: [{name: a/b, kind: hca, network: n}]\nnetworks: [{name: n, mode: ipoib}]",
         "networks: [{name: n, rdma: true}]\nresources: [{name: a/b, kind: vf, network: n, select: {drivers: [x]}}]",
+        # Gateways that may be of use: of an unknown plugin, none, with a route, where claims may bring addresses.
+        "networks: [{name: a, routing: source, ipam: {type: ours, subnet: 10.1.0.0/16}, gateway: 'fd00::1'}]",
+        "networks: [{name: a, routing: source, ipam: {type: host-local, subnet: 10.1.0.0/16}, gateway: none}]",
+        "networks: [{name: a, ipam: {type: dhcp}, gateway: 'fe80::1', routes: [{dst: 'fd00::/8'}]}]",
+        f"{{{OF_CLAIMS}, resources: [{{name: a/b, kind: vf, offer: dra, network: a}}]}}",
     ],
 )
 def test_what_may_be_said_is_read(text: str) -> None:
@@ -123,20 +141,6 @@ def test_errors_of_gpus_are_ignored_or_fatal_by_number_or_all_at_once() -> None:
 def test_a_bond_makes_its_resource_one_of_pairs() -> None:
     text = "networks: [{name: n, bond: active-backup}]\nresources: [{name: a/b, kind: vf, network: n}]"
     assert [resource.bonded for resource in config.parse(text, "test").resources] == [True]
-
-
-def with_resources(*resources: dict[str, Any], **sections: Any) -> Config:
-    return config.parse(yaml.safe_dump({"resources": list(resources), **sections}), "test.yaml")
-
-
-def read_placement(text: str) -> Config:
-    return config.parse(f"resources: []\nplacement: {text}\n", "test.yaml")
-
-
-def test_grants_are_required_unless_the_file_says_otherwise() -> None:
-    assert config.parse("{}", "test").cni == CniSettings(require_grant=True, protect=())
-    read = config.parse('cni: {requireGrant: false, protect: [ens2f0, "0000:3B:00.0"]}', "test").cni
-    assert read == CniSettings(require_grant=False, protect=("ens2f0", "0000:3b:00.0"))
 
 
 @pytest.mark.parametrize("name", ["rail1", "0000:22:00.0"])
@@ -168,19 +172,9 @@ def test_what_is_protected_is_so_for_other_plugins_files_too(tmp_path: Path) -> 
     assert set(first.rdma_devices) == set().union(*rdma.values()) - rdma["0000:22:00.0"]
 
 
-def topology(text: str) -> Topology:
-    return config.parse(f"topology:\n{text}", "test").topology
-
-
-def test_by_default_nothing_goes_to_the_cluster() -> None:
-    found = config.parse("", "test").topology
-    assert not found.needs_api
-    assert not found.watches_pods
-    assert found.bandwidth.sample_seconds == 15
-
-
 def test_labels_come_from_facts_by_name_or_with_what_they_need() -> None:
-    found = topology("""
+    found = config.parse(
+        """topology:
   labels:
     keys:
       example.com/rails: rails
@@ -189,7 +183,9 @@ def test_labels_come_from_facts_by_name_or_with_what_they_need() -> None:
       example.com/rack: {fact: node-name, pattern: "(r[0-9]+)-"}
       example.com/row: {fact: file, path: /etc/row}
       example.com/site: {fact: text, text: ams1}
-""")
+""",
+        "test",
+    ).topology
     assert found.labels.keys == (
         LabelRule("example.com/rails", "rails"),
         LabelRule("volcano.sh/tor", "leaf-switch"),
@@ -202,112 +198,40 @@ def test_labels_come_from_facts_by_name_or_with_what_they_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "api", "watch"),
+    ("text", "api", "of_topology", "watch"),
     [
-        ("  publish: true", True, True),
-        ("  publish: true\n  fingerprint: {pods: podresources}", True, False),
-        ("  publish: true\n  fingerprint: {pods: shared}", True, True),
-        ("  publish: true\n  fingerprint: {method: with-exclusive-resources}", True, True),
-        ("  volcano: true", True, False),
-        ("  labels: {keys: {a.b/c: rails}}", True, False),
-        ("  bandwidth: {annotation: a.b/c}", True, False),
+        ("{}", False, False, False),
+        ("topology: {publish: true}", True, True, True),
+        ("topology: {publish: true, fingerprint: {pods: podresources}}", True, True, False),
+        ("topology: {publish: true, fingerprint: {pods: shared}}", True, True, True),
+        ("topology: {publish: true, fingerprint: {method: with-exclusive-resources}}", True, True, True),
+        ("topology: {volcano: true}", True, True, False),
+        ("topology: {labels: {keys: {a.b/c: rails}}}", True, True, False),
+        ("topology: {bandwidth: {annotation: a.b/c}}", True, True, False),
+        ("restart: {taint: true}", True, False, False),
+        ("resources: [{name: a/b, kind: vf, offer: dra}, {name: a/c, kind: hca}]", True, False, False),
     ],
 )
 def test_what_needs_the_api_server_or_a_watch_of_pods_follows_from_what_is_on(
-    text: str, api: bool, watch: bool
+    text: str, api: bool, of_topology: bool, watch: bool
 ) -> None:
-    found = topology(text)
-    assert (found.needs_api, found.watches_pods) == (api, watch)
+    found = config.parse(text, "test")
+    assert (found.needs_api, found.topology.needs_api, found.topology.watches_pods) == (api, of_topology, watch)
+    assert [each.name for each in found.claimable] == [each.name for each in found.resources if each.name == "a/b"]
 
 
 def test_ids_and_a_file_are_read() -> None:
-    found = read_placement(
-        r"""{topologyFile: /opt/microsoft/topo.xml, gpuIds: [
+    found = config.parse(
+        r"""placement: {topologyFile: /opt/microsoft/topo.xml, gpuIds: [
         {resource: example.com/npu, pattern: 'npu-(?P<pci>.+)'},
-        {resource: 'example.com/*', pattern: '(?P<number>\d+)', gpu: 'accel{number}'}]}"""
+        {resource: 'example.com/*', pattern: '(?P<number>\d+)', gpu: 'accel{number}'}]}""",
+        "test",
     ).placement
     assert found.topology_file == Path("/opt/microsoft/topo.xml")
     assert found.gpu_ids == (
         GpuIds("example.com/npu", "npu-(?P<pci>.+)"),
         GpuIds("example.com/*", r"(?P<number>\d+)", "accel{number}"),
     )
-    assert read_placement("{}").placement == Config().placement
-
-
-def test_nothing_is_done_about_a_restart_unless_it_is_asked_for() -> None:
-    found = config.parse(b"{}", "c")
-    assert found.restart == Restart(taint=False, wait_seconds=2.0)
-    assert not found.needs_api
-
-
-def test_who_taints_the_node_needs_the_api_server() -> None:
-    found = config.parse(b"restart: {taint: true, waitSeconds: 5}", "c")
-    assert found.restart == Restart(taint=True, wait_seconds=5.0)
-    assert found.needs_api
-    assert not found.topology.needs_api
-
-
-VF = {"name": "rdma/vf", "kind": "vf", "select": {"vendors": ["15b3"]}}
-HCA = {"name": "rdma/hca", "kind": "hca"}
-
-
-def test_a_resource_is_offered_by_the_device_plugin_unless_it_says_otherwise() -> None:
-    found = with_resources(VF)
-    assert found.resources[0].offer == "devicePlugin"
-    assert (found.offers_dra, found.needs_api) == (False, False)
-    assert found.claimable == ()
-
-
-def test_a_resource_is_offered_one_way() -> None:
-    found = with_resources({**VF, "offer": "dra"}, HCA)
-    vf, _ = found.resources
-    assert found.claimable == (vf,)
-    assert found.offers_dra
-    assert found.needs_api
-
-
-def test_the_defaults_are_those_of_the_contract() -> None:
-    assert with_resources(VF).dra == Dra(
-        driver="nodefabric.io",
-        aliases=("gpu.nvidia.com/uuid", "resource.kubernetes.io/pciBusID"),
-        list_attributes=False,
-        status=True,
-        metadata=False,
-        claim_may=(
-            *("ifName", "mtu", "addresses"),
-            *("routing", "gateway", "routes", "rules", "neighbours", "sysctls"),
-        ),
-        shares="capacity",
-    )
-
-
-def test_every_key_of_claims_is_read() -> None:
-    said = {
-        "driver": "dra.example.com",
-        "aliases": ["gpu.amd.com/numaNode", "dra.net/numaNode"],
-        "listAttributes": True,
-        "metadata": True,
-        "claimMay": ["vlan", "ifName"],
-        "shares": "devices",
-    }
-    assert with_resources(dra=said).dra == Dra(
-        driver="dra.example.com",
-        aliases=("gpu.amd.com/numaNode", "dra.net/numaNode"),
-        list_attributes=True,
-        metadata=True,
-        claim_may=("vlan", "ifName"),
-        shares="devices",
-    )
-
-
-def test_an_empty_list_means_none() -> None:
-    found = with_resources(dra={"aliases": [], "claimMay": []}).dra
-    assert (found.aliases, found.claim_may) == ((), ())
-
-
-@pytest.mark.parametrize("driver", ["nodefabric.io", "a", "x1.y-2.z", f"{'a' * 59}.com"])
-def test_a_domain_of_63_characters_is_a_driver(driver: str) -> None:
-    assert with_resources(dra={"driver": driver}).dra.driver == driver
 
 
 def test_a_claim_may_say_what_networks_can_say_and_nothing_else() -> None:

@@ -25,20 +25,6 @@ networks:
       tokens: [s3cret]
 """
 ADDITIONAL = {"resourceList": [{"resourceName": "vf", "additionalInfo": {"*": {"token": "s3cret", "rail": "a"}}}]}
-WRONG = (
-    "networks: [{name: rails, ipam: {password: s3cret, since: 2024-01-01}}]",
-    "networks: [{name: rails, password: 2024-01-01 00:00:01.0031337}]",
-    "networks: {name: rails, ipam: {password: s3cret}}",
-    "networks: [{name: {password: s3cret}}]",
-    "resources: {password: s3cret}",
-    "password: s3cret\n",
-    "networks:\n- name: rails\n  ipam: {type: x, password: @s3cret}\n",
-    "networks:\n- name: rails\n  ipam:\n    password: *s3cret\n",
-    "networks:\n- name: rails\n  ipam:\n    password: !s3cret x\n",
-    "networks:\n- name: rails\n  ipam:\n    password: a: s3cret\n",
-    json.dumps({"resourceList": [{"resourceName": "vf", "additionalInfo": [{"token": "s3cret"}]}]}),
-    json.dumps({"resourceList": [{"resourceName": "vf", "additionalInfo": {"*": {"token": ["s3cret"]}}}]}),
-)
 
 
 def keys_of(schema: Any) -> Iterator[str]:

@@ -6,12 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.config import parse
-from agent.config.networks import Network, network_of_keys
-from agent.config.template import Place, filled, words_of
+from agent.config.networks import network_of_keys
+from agent.config.template import Place
 from agent.errors import RequestInvalid
 
 PLACE = Place(rail=3, pf="ens4f0np0", numa=1, vf=7, adapter="0000:4b:00.0")
@@ -72,13 +70,6 @@ def test_secrets_are_no_templates() -> None:
     assert network_of_keys(keys).at(PLACE).setup.ipam == {"type": "ours", "password": "{rail}{what}", "net": 3}
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner)))
-def test_what_has_no_templates_stays_as_it_is(value: Any) -> None:
-    if not isinstance(value, str) and "{" not in json.dumps(value):
-        assert words_of(value) == frozenset()
-        assert filled(value, PLACE) == value
-
-
 def test_a_pf_has_the_network_that_the_resource_names_for_it() -> None:
     mapping = {"ens4f0np0": "rails", "0000:5D:00.0": "other"}
     networks = [{"name": "rails", "mtu": 9000}, {"name": "other", "mtu": 4200}]
@@ -91,11 +82,6 @@ def test_a_pf_has_the_network_that_the_resource_names_for_it() -> None:
         RequestInvalid, match=r"no network is named for the adapter y: .* names ens4f0np0, 0000:5d:00.0"
     ):
         network.at(Place(pf="y", adapter="0000:1b:00.0"))
-
-
-def test_networks_of_one_value_are_the_same() -> None:
-    assert network_of_keys(RAILS) == network_of_keys(RAILS)
-    assert network_of_keys(RAILS).at(PLACE) != Network("rails")
 
 
 @pytest.mark.parametrize(
