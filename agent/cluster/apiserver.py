@@ -113,20 +113,17 @@ class ApiServer:
         Raises ConfigError outside a pod or without a service account.
         """
         with _IMPORTING:
-            from kubernetes.client import Configuration
             from kubernetes.config.config_exception import ConfigException
             from kubernetes.config.incluster_config import InClusterConfigLoader
 
-        configuration = Configuration(retries=False)
-        configuration.keep_alive = True  # else a watch of a server that fell silent looks alive until its time is over
         loader = InClusterConfigLoader(str(account / "token"), str(account / "ca.crt"), environ=environ)  # type: ignore[no-untyped-call]
         try:
-            loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+            client = _opened(loader.load_and_set)
         except (ConfigException, OSError) as error:
             raise ConfigError(
                 "API server", [f"{error}: run in a pod with a service account, name a kubeconfig, or do not publish"]
             ) from error
-        return cls(_opened(configuration), at_once)
+        return cls(client, at_once)
 
     @classmethod
     def from_kubeconfig(cls, path: Path, at_once: int = 1) -> Self:
@@ -134,19 +131,16 @@ class ApiServer:
         import yaml
 
         with _IMPORTING:
-            from kubernetes.client import Configuration
             from kubernetes.config.config_exception import ConfigException
             from kubernetes.config.kube_config import load_kube_config
 
-        configuration = Configuration(retries=False)
-        configuration.keep_alive = True  # else a watch of a server that fell silent looks alive until its time is over
         try:
-            load_kube_config(  # type: ignore[no-untyped-call]
-                str(path), client_configuration=configuration, persist_config=False
+            client = _opened(
+                lambda found: load_kube_config(str(path), client_configuration=found, persist_config=False)  # type: ignore[no-untyped-call]
             )
         except (ConfigException, OSError, TypeError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(str(path), [f"is not a usable kubeconfig: {' '.join(str(error).split())}"]) from error
-        return cls(_opened(configuration), at_once)
+        return cls(client, at_once)
 
     def close(self) -> None:
         """Close the connections."""
@@ -164,12 +158,7 @@ class ApiServer:
 
     def get(self, kind: ObjectKind, name: str) -> dict[str, Any] | None:
         """Return an object, as fresh as the server's cache; None if there is none. Raises Unavailable."""
-        try:
-            return self._call("GET", f"{kind.path_of(name)}?resourceVersion=0")
-        except Refused as refused:
-            if refused.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise
+        return self._if_there("GET", f"{kind.path_of(name)}?resourceVersion=0")
 
     def apply(self, kind: ObjectKind, document: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
         """Apply an object on the server's side and return it as it is then.
@@ -186,12 +175,7 @@ class ApiServer:
 
     def current(self, kind: ObjectKind, name: str) -> dict[str, Any] | None:
         """Return an object as it is now, not as a cache has it; None if there is none. Raises Unavailable."""
-        try:
-            return self.read(kind, name)
-        except Refused as refused:
-            if refused.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise
+        return self._if_there("GET", kind.path_of(name))
 
     def merge(self, kind: ObjectKind, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
         """Change the fields of an object that a patch names (RFC 7386), and return it as it is then.
@@ -228,13 +212,7 @@ class ApiServer:
         """
         conditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions}
-        try:
-            self._call("DELETE", kind.path_of(name), options)
-        except Refused as refused:
-            if refused.status == HTTPStatus.NOT_FOUND:
-                return False
-            raise
-        return True
+        return self._if_there("DELETE", kind.path_of(name), options) is not None
 
     def list_of(
         self, kind: ObjectKind, selector: Mapping[str, str], read: Callable[[dict[str, Any]], T]
@@ -284,6 +262,14 @@ class ApiServer:
             with translated(where):
                 for line in lines_of(response):
                     yield _event(line, where)
+
+    def _if_there(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        try:
+            return self._call(method, path, document)
+        except Refused as refused:
+            if refused.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
 
     def _call(
         self,
@@ -357,11 +343,16 @@ def json_of(document: Mapping[str, Any], blanks: bool) -> bytes:
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _opened(configuration: Any) -> Any:
-    from kubernetes.client import ApiClient
+def _opened(load_into: Callable[[Any], object]) -> Any:
+    """Open a client for what is loaded into its configuration: address and credentials."""
+    with _IMPORTING:
+        from kubernetes.client import ApiClient, Configuration
 
     from agent.cluster.whole_answers import limit
 
+    configuration = Configuration(retries=False)
+    configuration.keep_alive = True  # else a watch of a server that fell silent looks alive until its time is over
+    load_into(configuration)
     client = ApiClient(configuration)
     limit(client.rest_client.pool_manager)
     return client

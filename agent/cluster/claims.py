@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import random
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from agent.cluster.apiserver import CLAIM, CLASS, NODE, POD, SLICE, ApiServer, on_own_thread
-from agent.config import Config
+from agent.cluster.keeper import Keeper
 from agent.errors import AgentError, Conflicted, Refused, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import (
@@ -33,28 +33,13 @@ from agent.offer.offer import Offer
 from agent.process.backoff import Backoff
 from agent.report.doctor.facts import ClusterFacts, DeviceClass
 from agent.report.report import Report
-from agent.state import Latest, first
+from agent.state import Latest
 
 COALESCE_SECONDS = 0.2
 RETRY = Backoff(first=1.0, longest=300.0, jitter=0.1)
 CONDITION = "claim-status"
 
 log = logging.getLogger(__name__)
-
-
-class ClaimReader:
-    """Reads claims. Blocks: call it from a thread, and from as many as the client has requests at once."""
-
-    def __init__(self, api: ApiServer) -> None:
-        self._api = api
-
-    def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
-        """Return the claim as it is now, not as a cache has it; None if there is none.
-
-        Another claim of this name is none: the UID decides. Raises Unavailable, and Refused without the right to read.
-        """
-        found = self._api.current(CLAIM.within(ref.namespace), ref.name)
-        return found if found is not None and at(found, "metadata.uid", str) == ref.uid else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,36 +105,26 @@ class _Told:
     """The server would call its allocation changed by any patch."""
 
 
-class ClaimStatusWriter:
-    """Writes status.devices of claims, one write for what comes together. Run `run` as a task.
+class ClaimStatusWriter(Keeper):
+    """Writes status.devices of claims, one write for what comes together.
 
     `attached` and `forget` may be called from any thread, and wait for nothing.
     """
 
     def __init__(
-        self,
-        api: ApiServer,
-        config: Latest[Config],
-        report: Report,
-        coalesce: float = COALESCE_SECONDS,
-        retry: Backoff = RETRY,
+        self, api: ApiServer, report: Report, coalesce: float = COALESCE_SECONDS, retry: Backoff = RETRY
     ) -> None:
         """`coalesce`: how many seconds to wait for what comes together."""
+        super().__init__(retry)
         self._api = api
-        self._config = config
         self._metrics = report.metrics
         self._conditions = report.conditions
         self._coalesce = coalesce
-        self._retry = retry
-        self._chance = random.SystemRandom().random  # the module's own generator is every thread's
         self._guard = threading.Lock()
         self._claims: dict[str, _Told] = {}
-        self._news: Latest[object] = Latest(object())
 
     def attached(self, claim: ClaimRef, *devices: AttachedDevice) -> None:
         """Say that devices of a claim are in a pod. The same again is no news."""
-        if not self._config.value.dra.status:
-            return
         with self._guard:
             told = self._claims.setdefault(claim.uid, _Told(claim))
             told.devices |= {device.key: device for device in devices}
@@ -157,7 +132,7 @@ class ClaimStatusWriter:
                 return
             if told.due is None:
                 told.due = time.monotonic() + self._coalesce
-        self._news.set(object())
+        self.changed()
 
     def forget(self, claim_uid: str) -> None:
         """Say that a claim is unprepared. The server removes the status when it takes the devices back."""
@@ -168,16 +143,11 @@ class ClaimStatusWriter:
     async def run(self) -> None:
         """Write until cancelled. Errors of ours are waited out."""
         try:
-            while True:
-                news = self._news.value
-                due = await self.step(time.monotonic())
-                seconds = None if due is None else max(0.0, due - time.monotonic())
-                await first(self._news.other_than(news), seconds=seconds)
+            await super().run()
         finally:
             self._conditions.set(CONDITION, None)
 
-    async def step(self, now: float) -> float | None:
-        """Write what is due at this moment, and return when something is due next; None: nothing is."""
+    async def _work(self, now: float) -> float:
         with self._guard:
             due = [told for told in self._claims.values() if told.due is not None and told.due <= now]
         for told in due:
@@ -185,16 +155,18 @@ class ClaimStatusWriter:
                 await self._write(told)
             except Refused as refused:
                 self._refused(told, refused, now)
-            except AgentError as error:
-                self._unavailable(error, now)
-                break
+        self._went_well()
         with self._guard:
-            return min((told.due for told in self._claims.values() if told.due is not None), default=None)
+            return min((told.due for told in self._claims.values() if told.due is not None), default=math.inf)
+
+    def _failed(self, error: AgentError, pause: float) -> float:
+        log.info("claims are told of their devices later: %s", error)
+        return pause
 
     async def _write(self, told: _Told) -> None:
         with self._guard:
             told.due, devices = None, tuple(told.devices.values())
-        if not self._config.value.dra.status or devices == told.written:
+        if devices == told.written:
             return
         try:
             await on_own_thread(partial(self._send, told, devices))
@@ -272,19 +244,6 @@ class ClaimStatusWriter:
         with self._guard:
             told.due = now + pause
 
-    def _unavailable(self, error: AgentError, now: float) -> None:
-        """Try all claims again later: none of them would be answered now."""
-        with self._guard:
-            waiting = [told for told in self._claims.values() if told.due is not None]
-            for told in waiting:
-                told.failures += 1
-            failures = max((told.failures for told in waiting), default=1)
-            asked = error.retry_after if isinstance(error, Unavailable) else None
-            until = now + self._retry.after(failures, asked, self._chance())
-            for told in waiting:
-                told.due = max(told.due or 0.0, until)
-        log.info("claims are told of their devices later: %s", error)
-
 
 def _is_of_allocation(error: Refused) -> bool:
     """Tell whether a status was refused since the allocation in it would be another one."""
@@ -298,6 +257,14 @@ class ClaimObjects:
     def __init__(self, api: ApiServer, node_name: str) -> None:
         self._api = api
         self._node_name = node_name
+
+    def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
+        """Read a claim as it is now, not as a cache has it; None if there is none, or another one of its name.
+
+        Raises Unavailable, and Refused without the right to read.
+        """
+        found = self.claim(ref.namespace, ref.name)
+        return found if found is not None and at(found, "metadata.uid", str) == ref.uid else None
 
     def pod(self, pod: PodRef) -> Mapping[str, Any] | None:
         """Read a pod; None if there is none, or another one of its name. Raises Unavailable."""

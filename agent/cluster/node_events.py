@@ -6,9 +6,8 @@ a configuration, waits in a short list, and is sent at a bounded rate when the A
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -19,8 +18,9 @@ from functools import partial
 from typing import Any
 
 from agent.cluster.apiserver import ApiServer, on_own_thread
+from agent.cluster.keeper import Keeper
 from agent.config.files import WAITS
-from agent.errors import Refused, Unavailable
+from agent.errors import AgentError, Refused
 from agent.model.health import text_of
 from agent.model.printable import one_line, some
 from agent.offer.offer import HealthChange, Offer, Units, health_changes
@@ -92,8 +92,8 @@ OF_CONDITIONS = {"config": of_config, "renumbered": of_renumbering}
 """Condition → what is said of it."""
 
 
-class NodeEvents:
-    """Tells the API server. `run` until cancelled."""
+class NodeEvents(Keeper):
+    """Sends them."""
 
     def __init__(
         self,
@@ -103,6 +103,8 @@ class NodeEvents:
         conditions: Conditions,
         times: Times = DEFAULT_TIMES,
     ) -> None:
+        super().__init__(times.retry)
+        self.look_seconds = times.look
         self._api = api
         self._node_name = node_name
         self._offer = offer
@@ -111,29 +113,22 @@ class NodeEvents:
         self._waiting: OrderedDict[Saying, tuple[int, float, float]] = OrderedDict()
         """What is to be said → how often it happened, first and last time (since the epoch)."""
         self._tokens = float(times.burst)
-        self._refilled = time.monotonic()
-        self._not_before = time.monotonic()
-        self._failures = 0
-        self._chance = random.SystemRandom().random  # the module's own generator is every thread's
+        self._refilled: float | None = None
         self._dropped = 0
+        self._units: Units = {}
+        self._said: dict[str, str | None] = dict.fromkeys(OF_CONDITIONS)
 
-    async def run(self) -> None:
-        """Look, and say what is new."""
-        seen: Units = {}
-        known: dict[str, str | None] = dict.fromkeys(OF_CONDITIONS)
-        while True:
-            units = self._offer.value.offered
-            if units is not seen:
-                for change in health_changes(seen, units):
-                    self.note(of_health(change))
-                seen = units
-            for name, saying in OF_CONDITIONS.items():
-                now = self._conditions.found.get(name)
-                if now != known[name]:
-                    self.note(saying(now))
-                    known[name] = now
-            await self._send()
-            await asyncio.sleep(self._times.look)
+    async def _notice(self, now: float, *, is_changed: bool) -> None:
+        units = self._offer.value.offered
+        if units is not self._units:
+            for change in health_changes(self._units, units):
+                self.note(of_health(change))
+            self._units = units
+        for name, saying in OF_CONDITIONS.items():
+            found = self._conditions.found.get(name)
+            if found != self._said[name]:
+                self.note(saying(found))
+                self._said[name] = found
 
     def note(self, saying: Saying) -> None:
         """Put something on the list. The oldest give way when it is full."""
@@ -144,29 +139,28 @@ class NodeEvents:
             self._waiting.popitem(last=False)
             self._dropped += 1
 
-    async def _send(self) -> None:
-        now = time.monotonic()
-        self._tokens = min(self._tokens + (now - self._refilled) / self._times.refill, float(self._times.burst))
+    async def _work(self, now: float) -> float:
+        passed = now - (self._refilled if self._refilled is not None else now)
+        self._tokens = min(self._tokens + passed / self._times.refill, float(self._times.burst))
         self._refilled = now
-        while self._waiting and self._tokens >= 1 and time.monotonic() >= self._not_before:
+        while self._waiting and self._tokens >= 1:
             saying, (count, first, last) = next(iter(self._waiting.items()))
             document = self._document(saying, count, first, last)
             try:
                 await on_own_thread(partial(self._api.create, PATH, document))
             except Refused as error:
                 log.warning("the API server does not take events, %r is lost: %s", saying.message, error)
-            except Unavailable as error:
-                log.info("events wait for the API server: %s", error)
-                self._failures += 1
-                pause = self._times.retry.after(self._failures, error.retry_after, self._chance())
-                self._not_before = time.monotonic() + pause
-                return
-            self._failures = 0
+            self._went_well()
             self._tokens -= 1
             del self._waiting[saying]
             if self._dropped:
                 log.warning("%d events were too many, and never sent", self._dropped)
                 self._dropped = 0
+        return math.inf
+
+    def _failed(self, error: AgentError, pause: float) -> float:
+        log.info("events wait for the API server: %s", error)
+        return pause
 
     def _document(self, saying: Saying, count: int, first: float, last: float) -> dict[str, Any]:
         return {

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable
-from dataclasses import replace
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.topology.lldp import LeafListener
-from agent.cluster.topology.node_object import Bandwidth, NodeLabels, NodeObject
+from agent.cluster.topology.node_object import Bandwidth, NodeObject
 from agent.cluster.topology.noderesourcetopology import NodeResourceTopology
 from agent.cluster.topology.numatopology import Numatopology
-from agent.cluster.topology.publisher import FACTS_SECONDS, Problems, Publication, Publisher, Times
-from agent.cluster.topology.view import Node, View
+from agent.cluster.topology.publisher import FACTS_SECONDS, REFRESH_SECONDS, Problems, Publication, Publisher, Times
+from agent.cluster.topology.view import DEFAULT_INTERVALS, Intervals, Node, View
 from agent.config import Config, Topology
 from agent.process.conditions import Conditions
 from agent.report.metrics import Metrics
@@ -42,33 +39,31 @@ class Publications:
         api: ApiServer | None,
         metrics: Metrics,
         conditions: Conditions,
-        clock: Callable[[], float] = time.monotonic,
+        intervals: Intervals = DEFAULT_INTERVALS,
     ) -> None:
         """`api` is None if nothing is to go to the API server. `conditions` are told what is wrong."""
         self._config = config
         self._problems = Problems(conditions)
-        self._view = view = View(config, node, api, self._problems, clock)
+        self._view = view = View(config, node, api, self._problems, intervals)
         self._registry = metrics.registry
-        self._bandwidth = Bandwidth(config.bandwidth.annotation_seconds)
+        self._bandwidth = Bandwidth(intervals.annotation)
         self._leaf = LeafListener(view)
-        labels = NodeLabels(view, self._leaf)
         objects: list[Publication] = []
         if config.publish:
             objects.append(NodeResourceTopology(view))
         if config.volcano:
             objects.append(Numatopology(view))
-        objects.append(NodeObject(view, labels, self._bandwidth))
+        objects.append(NodeObject(view, self._leaf, self._bandwidth))
         self._publishers = [self._publisher(one, api, metrics) for one in objects] if api is not None else []
 
     def _publisher(self, publication: Publication, api: ApiServer, metrics: Metrics) -> Publisher:
         times = Times(
-            coalesce=self._config.coalesce_seconds,
+            coalesce=self._view.intervals.coalesce,
             heartbeat=self._config.heartbeat_seconds,
             start_spread=self._config.start_spread_seconds,
             settle=self._config.settle_seconds if publication.settles else 0.0,
+            refresh=FACTS_SECONDS if publication.is_of_facts else REFRESH_SECONDS,
         )
-        if publication.is_of_facts:
-            times = replace(times, refresh=FACTS_SECONDS)
         publisher = Publisher(publication, api, metrics, times, self._problems)
         (self._view.facts if publication.is_of_facts else self._view.usage).subscribe(publisher.changed)
         return publisher
@@ -79,22 +74,18 @@ class Publications:
 
     async def run(self) -> None:
         """Publish until cancelled."""
-        samples = self._config.bandwidth.sample_seconds > 0
-        if samples:
-            self._registry.register(self._bandwidth)
+        self._registry.register(self._bandwidth)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_hardware(), name="publications' inventory")
                 for publisher in self._publishers:
                     tasks.create_task(publisher.run(), name="publisher")
-                if samples:
-                    tasks.create_task(self._sample(), name="bandwidth")
+                tasks.create_task(self._sample(), name="bandwidth")
                 self._view.watch_pods()
         finally:
             self._view.stop()
             self._leaf.close()
-            if samples:
-                self._registry.unregister(self._bandwidth)
+            self._registry.unregister(self._bandwidth)
             self._problems.forget()
 
     async def step(self, now: float) -> float:
@@ -115,7 +106,7 @@ class Publications:
             counts = await asyncio.to_thread(self._view.port_counts)
             if self._bandwidth.sample(counts, self._view.clock()):
                 self._view.facts_changed()
-            await asyncio.sleep(self._config.bandwidth.sample_seconds)
+            await asyncio.sleep(self._view.intervals.sample)
 
     async def _follow_hardware(self) -> None:
         """Tell of each snapshot. An adapter that went and came back between two is listened on anew, too."""

@@ -2,16 +2,13 @@
 
 The slices come from a cell. They are followed by a watch, since others take them away: kubelet deletes all of its
 node at its start, and those of a driver that has been away for 30 s. At the agent's end they stay.
-
-`step` is given the time and tells when it wants to be called again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import time
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +17,7 @@ from typing import Any
 
 from agent.cluster import slice_plan
 from agent.cluster.apiserver import NODE, SLICE, ApiServer, on_own_thread
+from agent.cluster.keeper import Keeper
 from agent.cluster.object_watch import RETRY as RELIST
 from agent.cluster.object_watch import ObjectWatch, Watched
 from agent.cluster.slice_plan import Batch, Change, Document, Plan, StoredSlice, Wanted
@@ -90,8 +88,8 @@ class SliceTimes:
 DEFAULT_TIMES = SliceTimes()
 
 
-class SlicePublisher:
-    """Keeps the slices of one pool. Run `run` as a task."""
+class SlicePublisher(Keeper):
+    """Keeps the slices of one pool."""
 
     def __init__(
         self,
@@ -101,16 +99,15 @@ class SlicePublisher:
         report: Report,
         times: SliceTimes = DEFAULT_TIMES,
     ) -> None:
+        super().__init__(times.retry)
         self._api = api
         self._pool = pool
         self._cells = cells
+        cells.slices.subscribe(self.changed)
         self._report = report
         self._conditions = report.conditions
         self._metrics = report.metrics
         self._waits = times
-        self._chance = random.SystemRandom().random  # the module's own generator is every thread's
-        self._news: Latest[object] = Latest(object())
-        """Another object whenever the watch has news."""
         self._watch = self._new_watch()
         self._documents: tuple[Document, ...] | None = None
         """Those that `_wanted` is of."""
@@ -129,74 +126,57 @@ class SlicePublisher:
         """Resources that were published before: no plugin offers them."""
         self._released_by: float | None = None
         self._due: float | None = None
-        self._failures = 0
-        self._refused: float | None = None
-        """Until when nothing is tried, after a failure."""
 
     def _new_watch(self) -> ObjectWatch[StoredSlice]:
         words, retry = "the node's ResourceSlices", self._waits.retry
         watched = Watched(SLICE, self._pool.fields, slice_plan.stored_of, words, replace(RELIST, longest=retry.longest))
-        return ObjectWatch(self._api, watched, self._heard)
-
-    def _heard(self) -> None:
-        self._news.set(object())
+        return ObjectWatch(self._api, watched, self.changed)
 
     async def run(self) -> None:
         """Publish until cancelled; it may be begun again. What keeps it from writing is waited out, and said."""
         self._watch = self._new_watch()
         self._watch.start()
         try:
-            while True:
-                documents, news = self._cells.slices.value, self._news.value
-                due = await self.step(time.monotonic())
-                seconds = None if due is None else max(0.0, due - time.monotonic())
-                await first(self._cells.slices.other_than(documents), self._news.other_than(news), seconds=seconds)
+            await super().run()
         finally:
             self._watch.stop()
             self._cells.published.set(None)
             self._conditions.set(PUBLISHING, None)
             self._conditions.set(FEATURES, None)
 
-    async def step(self, now: float) -> float | None:
-        """Do what is due at this moment, and return when something is due next; None: when there is news."""
-        await self._notice(now)
+    async def _work(self, now: float) -> float:
         stored = self._stored()
-        if self._watch.problem is not None and not self._failures:
-            self._conditions.set(PUBLISHING, self._watch.problem)
         if stored is None or self._documents is None:
-            return None
-        if self._refused is not None and now < self._refused:
-            return self._refused
-        try:
-            if not self._owner:
-                self._owner = await self._node_uid()
-            plan = self._plan(stored)
-            self._cells.published.set(len(self._wanted) - len(plan.writes))
-            if plan.is_nothing:
-                self._settled = self._documents
-                self._batch = Batch(plan.generation, slice_plan.contents_of(self._wanted))
-                self._due = None
-                self._went_well()
-                return None
-            if self._due is None:
-                self._due = now + self._waits.heal
-            if now < self._due:
-                return self._due
-            if not await self._is_released(now, stored):
-                return now + self._waits.look
-            heals = self._settled is self._documents
-            await self._carry_out(stored)
-            if heals and self._cells.slices.value is self._documents:
-                self._settled = None
-                self._report.reconciled("slices-rewritten", "changed-by-others")
-        except AgentError as error:
-            return self._failed(error, now)
+            return math.inf
+        if not self._owner:
+            self._owner = await self._node_uid()
+        plan = self._plan(stored)
+        self._cells.published.set(len(self._wanted) - len(plan.writes))
+        if plan.is_nothing:
+            self._settled = self._documents
+            self._batch = Batch(plan.generation, slice_plan.contents_of(self._wanted))
+            self._due = None
+            self._all_well()
+            return math.inf
+        if self._due is None:
+            self._due = now + self._waits.heal
+        if now < self._due:
+            return self._due
+        if not await self._is_released(now, stored):
+            return now + self._waits.look
+        heals = self._settled is self._documents
+        await self._carry_out(stored)
+        if heals and self._cells.slices.value is self._documents:
+            self._settled = None
+            self._report.reconciled("slices-rewritten", "changed-by-others")
         self._due = None
-        self._went_well()
+        self._all_well()
         return now  # others may have written meanwhile
 
-    async def _notice(self, now: float) -> None:
+    async def _notice(self, now: float, *, is_changed: bool) -> None:
         """Take the newest slices, and decide when they are to be written at the latest."""
+        if self._watch.problem is not None and not self._failures:
+            self._conditions.set(PUBLISHING, self._watch.problem)
         documents = self._cells.slices.value
         if documents is None or documents is self._documents:
             return
@@ -322,17 +302,13 @@ class SlicePublisher:
 
     # ------------------------------------------------------------------ outcome
 
-    def _failed(self, error: AgentError, now: float) -> float:
-        self._failures += 1
-        asked = error.retry_after if isinstance(error, Unavailable) else None
-        self._refused = now + self._waits.retry.after(self._failures, asked, self._chance())
+    def _failed(self, error: AgentError, pause: float) -> float:
         self._conditions.set(PUBLISHING, f"the node's devices cannot be published: {error}")
-        return self._refused
+        return pause
 
-    def _went_well(self) -> None:
-        if self._failures:
-            log.info("the node's ResourceSlices are published again", extra={"failures": self._failures})
-        self._failures, self._refused = 0, None
+    def _all_well(self) -> None:
+        if failures := self._went_well():
+            log.info("the node's ResourceSlices are published again", extra={"failures": failures})
         if self._watch.problem is None:
             self._conditions.set(PUBLISHING, None)
 

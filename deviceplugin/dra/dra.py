@@ -25,6 +25,7 @@ from agent.state import Latest, first
 
 if TYPE_CHECKING:
     from agent.cluster.apiserver import ApiServer
+    from agent.cluster.claims import ClaimObjects
     from agent.config import Config
     from agent.hardware.lldp import Neighbour
     from agent.kubelet.podresources import AsksKubelet
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from cni.held import ClaimReader
     from deviceplugin.dra.devices import DraDevice
     from deviceplugin.dra.driver import DraDriver
-    from deviceplugin.dra.pods import Objects
     from deviceplugin.dra.preparer import Healer
 
 Beside = Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
@@ -260,15 +260,15 @@ class Dra:
         self, name: str, api: ApiServer, driver: DraDriver, published: Published, closing: contextlib.ExitStack
     ) -> Beside:
         """Make what runs beside the driver."""
-        from agent.cluster.claims import ClaimReader, ClaimStatus, ClaimStatusWriter
+        from agent.cluster.claims import ClaimObjects, ClaimStatus, ClaimStatusWriter
         from agent.cluster.slices import Pool, SliceCells, SlicePublisher
 
         node, report = self._node, self._report
-        node.reader.set(ClaimReader(api))
+        node.reader.set(ClaimObjects(api, node.name))
         closing.callback(node.reader.set, None)
         cells = SliceCells(driver.offering.slices, published.dropped, published.slices)
         slices = SlicePublisher(api, Pool(name, node.name), cells, report)
-        writer = ClaimStatusWriter(api, node.config, report)
+        writer = ClaimStatusWriter(api, report)
         status = ClaimStatus(node.ledger, writer, name, node.offer)
         closing.callback(status.end)
 
@@ -292,32 +292,32 @@ class _Reads:
     """What the driver reads from the API server. Who asks before that is open waits for it, on a thread of his own."""
 
     def __init__(self) -> None:
-        self._found: Future[tuple[ClaimReader, Objects] | str] = Future()
+        self._found: Future[ClaimObjects | str] = Future()
         """Who reads, or why nobody does."""
 
     def open(self, api: ApiServer, node_name: str) -> None:
         """Read there from now on."""
-        from agent.cluster.claims import ClaimObjects, ClaimReader
+        from agent.cluster.claims import ClaimObjects
 
-        self._found.set_result((ClaimReader(api), ClaimObjects(api, node_name)))
+        self._found.set_result(ClaimObjects(api, node_name))
 
     def give_up(self, why: str) -> None:
         """Refuse what is to be read: claims in the books can be unprepared all the same."""
         self._found.set_result(why)
 
     def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
-        return self._readers()[0].get(ref)
+        return self._objects().get(ref)
 
     def pod(self, pod: PodRef) -> Mapping[str, Any] | None:
-        return self._readers()[1].pod(pod)
+        return self._objects().pod(pod)
 
     def claim(self, namespace: str, name: str) -> Mapping[str, Any] | None:
-        return self._readers()[1].claim(namespace, name)
+        return self._objects().claim(namespace, name)
 
     def slices(self, driver: str) -> Sequence[Mapping[str, Any]]:
-        return self._readers()[1].slices(driver)
+        return self._objects().slices(driver)
 
-    def _readers(self) -> tuple[ClaimReader, Objects]:
+    def _objects(self) -> ClaimObjects:
         try:
             found = self._found.result(OPEN_SECONDS)
         except TimeoutError as error:

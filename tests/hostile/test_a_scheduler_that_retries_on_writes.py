@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agent.cluster.topology.view import Intervals
 from agent.config.topology import Fingerprint, Topology
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import PodRef
@@ -58,7 +59,7 @@ class Scene:
         self.scheduler = Scheduler(self.rig)
 
     def start(self) -> Rig:
-        rig = Rig(self.folder, self.config, server=self.server, clock=lambda: self.now)
+        rig = Rig(self.folder, self.config, server=self.server, intervals=Intervals(shared=0.0, clock=lambda: self.now))
         rig.publications.view.watch_pods()
         return rig
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.cluster import slice_plan
 from agent.cluster.apiserver import NODE, SLICE, ApiServer
-from agent.cluster.claims import ClaimObjects, ClaimReader
+from agent.cluster.claims import ClaimObjects
 from agent.cluster.slices import Pool, remove_all
 from agent.config import HealthSettings
 from agent.edits.claim_specs import ClaimSpecs
@@ -78,7 +78,7 @@ def test_a_strange_answer_about_a_leftover_claim_ends_no_round_of_healing(tmp_pa
         open_books(tmp_path, clock=lambda: time.time() - NEW_SECONDS - 60) as books,
     ):
         left = prepare(books)
-        reader: Latest[Reads | None] = Latest(ClaimReader(api))
+        reader: Latest[Reads | None] = Latest(ClaimObjects(api, "n"))
         specs = ClaimSpecs(tmp_path / "cdi")
         specs.write(left)
         scene = Scene(books, others=[Claims(books, specs, Latest(Snapshot(boot_id="boot")), Outside(), reader)])
@@ -89,7 +89,7 @@ def test_a_strange_answer_about_a_leftover_claim_ends_no_round_of_healing(tmp_pa
 
 QUESTIONS: dict[str, Callable[[ApiServer], object]] = {
     "a node's metadata": lambda api: api.metadata(NODE, "n"),
-    "a claim": lambda api: ClaimReader(api).get(REF),
+    "a claim": lambda api: ClaimObjects(api, "n").get(REF),
     "a pod": lambda api: ClaimObjects(api, "n").pod(PodRef("ns", "p", "u")),
     "slices": lambda api: api.list_of(SLICE, {}, slice_plan.stored_of),
     "slices to delete": lambda api: remove_all(api, Pool("nodefabric.io", "n")),

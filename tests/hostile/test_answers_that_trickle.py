@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.cluster.apiserver import CLAIM, CONNECT_SECONDS, POD, READ_SECONDS, TURN_SECONDS, ApiServer
-from agent.cluster.claims import ClaimReader
+from agent.cluster.claims import ClaimObjects
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import Unavailable
 from agent.model.allocation import ClaimRef
@@ -93,7 +93,7 @@ def test_an_answer_that_comes_slowly_and_in_time_is_read(tmp_path: Path) -> None
 
     with asking(tmp_path, slowly) as api:
         for _ in range(2):
-            assert ClaimReader(api).get(ClaimRef("u", "default", "nics")) is not None
+            assert ClaimObjects(api, "n").get(ClaimRef("u", "default", "nics")) is not None
 
 
 def test_while_all_turns_are_taken_by_trickles_others_are_told_in_time_and_served_after(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_while_all_turns_are_taken_by_trickles_others_are_told_in_time_and_serve
             asked.send(b'{"metadata": {"uid": "u", "namespace": "default"}}')
 
     def ask(api: ApiServer, name: str) -> Any:
-        return ClaimReader(api).get(ClaimRef("u", "default", name))
+        return ClaimObjects(api, "n").get(ClaimRef("u", "default", name))
 
     with asking(tmp_path, answer, at_once=2) as api, ThreadPoolExecutor(2) as threads:
         stuck = [threads.submit(ask, api, f"trickle-{number}") for number in range(2)]
@@ -132,7 +132,7 @@ def test_answers_that_trickle_stop_no_healing(tmp_path: Path) -> None:
         specs = ClaimSpecs(tmp_path / "cdi")
         for number in range(3):
             specs.write(prepare(books, f"claim-{number}", claimed_vf(f"0000:3b:00.{number}")))
-        reader: Latest[Reads | None] = Latest(ClaimReader(api))
+        reader: Latest[Reads | None] = Latest(ClaimObjects(api, "n"))
         healer = Claims(books, specs, Latest(Snapshot(boot_id="boot")), Outside(), reader)
         scene = Scene(books, others=[healer])
 

@@ -15,7 +15,7 @@ from agent.model.allocation import PodRef
 from tests.agent.cluster.publications import Rig
 from tests.awaiting import until
 
-BY_DEFAULT = Topology(publish=True, coalesce_seconds=0.02, start_spread_seconds=0)
+BY_DEFAULT = Topology(publish=True, start_spread_seconds=0)
 COUNTED = fingerprint([("ns", "running"), ("ns", "ended"), ("ns", "failed")])
 """All bound pods that are not Pending: the plugin's dedicated informer, its default."""
 

@@ -55,7 +55,7 @@ PODS: dict[str, tuple[set[str], str, dict[str, Any]]] = {
 
 def published(folder: Path, words: str) -> str:
     """Publish with these words of a configuration, and return the fingerprint."""
-    text = f"topology: {{publish: true, coalesceSeconds: 0.02, startSpreadSeconds: 0, fingerprint: {words}}}"
+    text = f"topology: {{publish: true, startSpreadSeconds: 0, fingerprint: {words}}}"
 
     async def scenario() -> str:
         rig = Rig(folder, parse(text, "test").topology)

@@ -102,18 +102,59 @@ MAX_LINE = 256
 log = logging.getLogger(__name__)
 
 
-class NodeLabels:
-    """Makes the labels of the Node object."""
+class NodeObject(Publication):
+    """Labels and annotation on the Node, which is not ours alone.
 
-    def __init__(self, view: View, leaf: LeafListener) -> None:
+    Also without labels or annotation of its own: what an earlier configuration put there is taken back.
+    """
+
+    kind = NODE
+    takes_over = False
+    is_local = False
+    is_of_facts = True
+
+    def __init__(self, view: View, leaf: LeafListener, bandwidth: Bandwidth) -> None:
         self._view = view
         self._leaf = leaf
+        self._bandwidth = bandwidth
+        self._takes_back = True
         self._made: Mapping[str, str] = {}
         """The labels that were made last: newer than what is known of the Node, which is read seldom."""
         self._seen: dict[str, FabricNic] = {}
         """The adapters to the fabric so far, by address."""
 
-    async def make(self, kept: Mapping[str, str]) -> dict[str, str]:
+    async def content(self) -> Mapping[str, Any] | None:
+        """Build the object; None if there is nothing to say, and nothing of ours on it to take back.
+
+        Raises Unavailable as long as the Node could not be read: what is on it must be known to be kept.
+        """
+        config, node = self._view.config, self._view.own_node
+        if not self._takes_back or node is None:
+            return None
+        present = await node.read()
+        if present is None:
+            if not config.writes_node:
+                return None
+            raise Unavailable(node.problem)
+        metadata: dict[str, Any] = {"name": self._view.name, "labels": await self.labels(present.labels)}
+        key = config.bandwidth.annotation
+        load = self._bandwidth.annotation(present.annotations.get(key)) if key is not None else None
+        if key is not None and load is not None:
+            metadata["annotations"] = {key: load}
+        metadata = {name: value for name, value in metadata.items() if value}
+        if len(metadata) == 1 and not present.labels and not present.annotations:
+            return None
+        return {"apiVersion": NODE.api_version, "kind": NODE.kind, "metadata": metadata}
+
+    def yields(self, error: AgentError) -> bool:
+        """Leave on the Node what is wanted no more where the right to write it went with what was wanted."""
+        if isinstance(error, Refused) and error.status == HTTPStatus.FORBIDDEN and not self._view.config.writes_node:
+            self._takes_back = False
+            log.warning("what an earlier configuration put on the Node stays there: %s", error)
+            return True
+        return False
+
+    async def labels(self, kept: Mapping[str, str]) -> dict[str, str]:
         """Make the labels; `kept` are the present ones, for facts that are not known now."""
         config, snapshot, host_names = self._view.config, self._view.snapshot, self._view.host_names()
         named = config.lldp_netdevs
@@ -134,52 +175,3 @@ class NodeLabels:
         except OSError as error:
             log.debug("no label from %s: %s", path, error.strerror)
             return None
-
-
-class NodeObject(Publication):
-    """Labels and annotation on the Node, which is not ours alone.
-
-    Also without labels or annotation of its own: what an earlier configuration put there is taken back.
-    """
-
-    kind = NODE
-    takes_over = False
-    is_local = False
-    is_of_facts = True
-
-    def __init__(self, view: View, labels: NodeLabels, bandwidth: Bandwidth) -> None:
-        self._view = view
-        self._labels = labels
-        self._bandwidth = bandwidth
-        self._takes_back = True
-
-    async def content(self) -> Mapping[str, Any] | None:
-        """Build the object; None if there is nothing to say, and nothing of ours on it to take back.
-
-        Raises Unavailable as long as the Node could not be read: what is on it must be known to be kept.
-        """
-        config, node = self._view.config, self._view.own_node
-        if not self._takes_back or node is None:
-            return None
-        present = await node.read()
-        if present is None:
-            if not config.writes_node:
-                return None
-            raise Unavailable(node.problem)
-        metadata: dict[str, Any] = {"name": self._view.name, "labels": await self._labels.make(present.labels)}
-        key = config.bandwidth.annotation
-        load = self._bandwidth.annotation(present.annotations.get(key)) if key is not None else None
-        if key is not None and load is not None:
-            metadata["annotations"] = {key: load}
-        metadata = {name: value for name, value in metadata.items() if value}
-        if len(metadata) == 1 and not present.labels and not present.annotations:
-            return None
-        return {"apiVersion": NODE.api_version, "kind": NODE.kind, "metadata": metadata}
-
-    def yields(self, error: AgentError) -> bool:
-        """Leave on the Node what is wanted no more where the right to write it went with what was wanted."""
-        if isinstance(error, Refused) and error.status == HTTPStatus.FORBIDDEN and not self._view.config.writes_node:
-            self._takes_back = False
-            log.warning("what an earlier configuration put on the Node stays there: %s", error)
-            return True
-        return False

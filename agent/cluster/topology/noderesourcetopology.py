@@ -220,8 +220,8 @@ def by_zone(numbers: Iterable[int], nodes: Mapping[int, NumaNode], state: NodeSt
 
 def _cpu(node: NumaNode | None, nodes: Mapping[int, NumaNode], state: NodeState) -> Amount:
     mine = frozenset(node.cpus) if node is not None else frozenset[int]()
-    if state.allocatable.cpus:
-        handed_out = mine & state.allocatable.cpus
+    if state.allocatable.cpu_ids:
+        handed_out = mine.intersection(state.allocatable.cpu_ids)
         owned = frozenset[int]().union(*(pod.cpus for pod in state.pods))
         return Amount("cpu", len(mine) * 1000, len(handed_out) * 1000, len(handed_out - owned) * 1000)
     whole = 1000 * sum(len(other.cpus) for other in nodes.values())

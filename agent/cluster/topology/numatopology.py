@@ -70,9 +70,9 @@ def build(state: NodeState, places: Mapping[int, CpuPlace], *, with_pods: bool =
         return None
     numa_of = {cpu: node.number for node in state.snapshot.numa_nodes for cpu in node.cpus}
     kubelet = state.kubelet
-    handed_out = state.allocatable.cpus or (frozenset(numa_of) - kubelet.reserved_cpus)
+    handed_out = frozenset(state.allocatable.cpu_ids) or (frozenset(numa_of) - kubelet.reserved_cpus)
     owned = frozenset[int]().union(*(pod.cpus for pod in state.pods))
-    reserved = 0 if state.allocatable.cpus or kubelet.reserved_cpus else kubelet.reserved_milli_cpu
+    reserved = 0 if state.allocatable.cpu_ids or kubelet.reserved_cpus else kubelet.reserved_milli_cpu
     spec: dict[str, Any] = {
         "policies": {"CPUManagerPolicy": kubelet.cpu_manager, "TopologyManagerPolicy": kubelet.policy},
         "resReserved": {"cpu": milli_text(reserved)},

@@ -13,18 +13,13 @@ The scheduler plugin NodeResourceTopologyMatch tries a pod that it refused again
 takes an object over into its cache only some seconds after that write. So `settle` seconds after the last write comes
 one more, which adds an annotation with the time of that last write. Every other write takes the annotation away: an
 object without it has this write still to come, also for a new run of the agent.
-
-`step` is given the time and tells when it wants to be called again, so a day can pass in a second.
 """
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import logging
-import random
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +28,7 @@ from functools import partial
 from typing import Any
 
 from agent.cluster.apiserver import FIELD_MANAGER, ApiServer, ObjectKind, on_own_thread
+from agent.cluster.keeper import Keeper
 from agent.errors import AgentError, Conflicted, Refused, Unavailable
 from agent.process.backoff import Backoff
 from agent.process.conditions import Conditions
@@ -46,6 +42,9 @@ RETRY = Backoff(first=1.0, longest=300.0, jitter=0.1)
 
 log = logging.getLogger(__name__)
 
+REFRESH_SECONDS = 10.0
+"""An object is built and compared with what was accepted this often even if nothing called `changed`: nobody tells when
+kubelet takes units back, and pods without devices of ours count for the fingerprint too."""
 FACTS_SECONDS = 60.0
 """What labels are made of is looked at this often, even if nothing told of a change: a file, a GPU's fabric."""
 
@@ -102,17 +101,15 @@ class Times:
     coalesce: float = 2.0
     heartbeat: float = 600.0
     """The object is read and compared this long after it was last found or made right."""
-    refresh: float = 10.0
-    """The object is built and compared with what was accepted this often even if nothing called `changed`: nobody
-    tells when kubelet takes units back, and pods without devices of ours count for the fingerprint too."""
+    refresh: float = REFRESH_SECONDS
     start_spread: float = 60.0
     settle: float = 0.0
     """One more write comes this long after the last; 0: none."""
     retry: Backoff = RETRY
 
 
-class Publisher:
-    """Keeps one object in step with the node. Run `run` as a task; call `changed` from any thread."""
+class Publisher(Keeper):
+    """Keeps one object in step with the node."""
 
     def __init__(
         self,
@@ -124,29 +121,27 @@ class Publisher:
         chance: Callable[[], float] | None = None,
     ) -> None:
         """`chance` gives numbers from 0 to 1."""
+        super().__init__(times.retry, chance)
         self._publication = publication
         self._kind = publication.kind
         self._api = api
         self._metrics = metrics
         self._times = times
         self._problems = problems
-        self._chance = chance or random.SystemRandom().random  # the module's own generator is every thread's
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._nudge = asyncio.Event()
         self._accepted: bytes | None = None
         self._written: Mapping[str, Any] = {}
         """What was applied last: the document, perhaps without what others own."""
         self._is_unsure = False
         """A write was not answered: the server may have taken it nevertheless."""
-        self._looked = False
         self._look_at: float | None = None
         """When the object is built next; None before the first step."""
+        self._longest = times.retry.longest
+        """The longest pause after an error of what is being done."""
         self._check_at = 0.0
         """When the server's object is read next."""
         self._settle_at: float | None = None
         """When the write is due that says that the object has settled; None if it has been written."""
         self._changed_at = ""
-        self._failures = 0
         self._dispute: str | None = None
         self._problem: str | None = None
 
@@ -155,52 +150,28 @@ class Publisher:
         """What is wrong with publishing now; None if nothing."""
         return self._problem
 
-    def changed(self) -> None:
-        """Say that the node may have changed."""
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            self._nudge.set()  # `run` is not there to be woken, or the test calls `step` itself
-        else:
-            loop.call_soon_threadsafe(self._nudge.set)
-
-    async def run(self) -> None:
-        """Publish until cancelled. Errors of ours are waited out; others end the task."""
-        self._loop = asyncio.get_running_loop()
-        try:
-            while True:
-                due = await self.step(time.monotonic())
-                try:
-                    async with asyncio.timeout(max(0.0, due - time.monotonic())):
-                        await self._nudge.wait()
-                except TimeoutError:
-                    continue
-        finally:
-            self._loop = None
-
-    async def step(self, now: float) -> float:
-        """Do what is due at this moment, and return when something is due next, unless `changed` is called before."""
+    async def _notice(self, now: float, *, is_changed: bool) -> None:
         if self._look_at is None:
-            self._look_at = now + self._times.start_spread * self._chance()
-        elif self._nudge.is_set() and self._looked and not self._failures:
+            self._look_at = now
+            self._hold(now + self._times.start_spread * self._chance())
+        elif is_changed:
             self._look_at = min(self._look_at, now + (self._times.coalesce if self._accepted is not None else 0.0))
-        self._nudge.clear()
-        if now < self._look_at:
+
+    async def _work(self, now: float) -> float:
+        if self._look_at is not None and now < self._look_at:
             return self._look_at
-        self._looked = True
+        self._look_at = now  # if it fails, what follows is the pause
+        self._longest = self._times.refresh if self._publication.is_local else self._times.retry.longest
+        document = await self._publication.content()
+        self._longest = self._times.retry.longest
+        if document is not None:
+            await self._publish(document, now)
         self._look_at = now + self._times.refresh
-        longest = self._times.refresh if self._publication.is_local else self._times.retry.longest
-        document = None
-        try:
-            document = await self._publication.content()
-            longest = self._times.retry.longest
-            if document is not None:
-                await self._publish(document, now)
-        except AgentError as error:
-            self._failed(error, now, longest)
-        else:
-            self._went_well()
-        if document is not None and self._accepted is not None and not self._failures:
+        if document is not None and self._accepted is not None:
             self._look_at = min(self._look_at, self._check_at, self._settle_at or self._check_at)
+        if failures := self._went_well():
+            log.info("%s is published again", self._kind.kind, extra={"failures": failures})
+        self._say(self._dispute)
         return self._look_at
 
     async def _publish(self, document: Mapping[str, Any], now: float) -> None:
@@ -291,20 +262,9 @@ class Publisher:
     def _next_check(self, now: float) -> float:
         return now + self._times.heartbeat * (1 + self._times.retry.jitter * (2 * self._chance() - 1))
 
-    def _failed(self, error: AgentError, now: float, longest: float) -> None:
-        self._failures += 1
-        asked = error.retry_after if isinstance(error, Unavailable) else None
-        pause = min(self._times.retry.after(self._failures, asked, self._chance()), longest)
-        if self._publication.yields(error):
-            pause = min(pause, self._times.coalesce)
-        self._look_at = now + pause
+    def _failed(self, error: AgentError, pause: float) -> float:
         self._say(f"{self._kind.kind} cannot be published: {error}")
-
-    def _went_well(self) -> None:
-        if self._failures:
-            log.info("%s is published again", self._kind.kind, extra={"failures": self._failures})
-        self._failures = 0
-        self._say(self._dispute)
+        return min(pause, self._times.coalesce if self._publication.yields(error) else self._longest)
 
     def _say(self, problem: str | None) -> None:
         if problem != self._problem:

@@ -21,7 +21,7 @@ from agent.hardware.lldp import Neighbour
 from agent.hardware.sysfs.counters import read_port_counts, sums, with_busy_vfs
 from agent.kubelet import podresources as kubelet
 from agent.kubelet.kubelet_config import KubeletConfigFile, KubeletSettings
-from agent.kubelet.podresources import DeviceAssignment, MemoryBlock, PodResources
+from agent.kubelet.podresources import Allocatable, MemoryBlock, PodResources
 from agent.ledger import Ledger
 from agent.model.counters import PortCount, VfCounters
 from agent.model.device import Snapshot
@@ -60,23 +60,6 @@ class PodUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class Allocatable:
-    """What kubelet hands out, by PodResources GetAllocatableResources.
-
-    cpus are empty unless its CPU manager is static, memory unless its memory manager is Static.
-    """
-
-    cpus: frozenset[int] = frozenset()
-    memory: tuple[MemoryBlock, ...] = ()
-    devices: tuple[DeviceAssignment, ...] = ()
-
-    @classmethod
-    def of(cls, told: kubelet.Allocatable) -> Allocatable:
-        """Take what kubelet told."""
-        return cls(frozenset(told.cpu_ids), told.memory, told.devices)
-
-
-@dataclass(frozen=True, slots=True)
 class NodeState:
     """One moment of the node."""
 
@@ -84,7 +67,8 @@ class NodeState:
     snapshot: Snapshot
     units: Mapping[str, Sequence[Unit]]
     pods: tuple[PodUsage, ...] = ()
-    allocatable: Allocatable = Allocatable()
+    allocatable: Allocatable = field(default_factory=Allocatable)
+    """What kubelet hands out. CPUs only if its CPU manager is static, memory only if its memory manager is Static."""
     kubelet: KubeletSettings = field(default_factory=KubeletSettings)
     node_uid: str | None = None
     """UID of the Node object, which then owns ours."""
@@ -102,8 +86,6 @@ def unlisted(watched: Iterable[WatchedPod], pods: Iterable[kubelet.PodDevices]) 
     )
 
 
-SHARED_STATE_SECONDS = 0.5
-"""Objects that are built within so short a time are made of one state: pods by the API server, then by kubelet."""
 FORGETFUL_SECONDS = 60.0
 """How long kubelet may list fewer pods than run: for a moment after its start it knows the static ones alone."""
 RETRY_SECONDS = 30.0
@@ -127,6 +109,24 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Intervals:
+    """What nobody configures about time. In seconds."""
+
+    coalesce: float = 2.0
+    """Changes within this time make one write."""
+    shared: float = 0.5
+    """Objects that are built within so short a time are made of one state: pods by the API server, then by kubelet."""
+    sample: float = 15.0
+    """Between readings of the ports' counters."""
+    annotation: float = 600.0
+    """The annotation shows the mean of so long, and is written at most once in so long."""
+    clock: Callable[[], float] = time.monotonic
+
+
+DEFAULT_INTERVALS = Intervals()
+
+
+@dataclass(frozen=True, slots=True)
 class NodeMetadata:
     """What is read of the Node object."""
 
@@ -146,12 +146,13 @@ class View:
         node: Node,
         api: ApiServer | None,
         problems: Problems,
-        clock: Callable[[], float] = time.monotonic,
+        intervals: Intervals = DEFAULT_INTERVALS,
     ) -> None:
         self.config = config
         self.node = node
         self.problems = problems
-        self.clock = clock
+        self.intervals = intervals
+        self.clock = clock = intervals.clock
         self.usage = Latest(object())
         """Replaced when units or pods may have changed."""
         self.facts = Latest(object())
@@ -215,8 +216,7 @@ class View:
         """
         async with self._guard:
             now = self.clock()
-            fresh = min(SHARED_STATE_SECONDS, self.config.coalesce_seconds / 2)
-            if self._state is not None and now - self._state_at < fresh:
+            if self._state is not None and now - self._state_at < self.intervals.shared:
                 return self._state
             taken_at, watched, offer = self.node.kubelet.clock(), self.watched, self.node.offer.value
             if not offer.snapshot.generation:
@@ -238,7 +238,7 @@ class View:
                 units=offer.units,
                 kubelet=settings,
                 pods=tuple(PodUsage.of(pod) for pod in listed.pods),
-                allocatable=Allocatable.of(await self.node.kubelet.allocatable()),
+                allocatable=await self.node.kubelet.allocatable(),
                 watched=watched,
             )
             self._state_at = now

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from functools import cache
@@ -16,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.publications import Publications
-from agent.cluster.topology.view import Node
+from agent.cluster.topology.view import Intervals, Node
 from agent.config.topology import Fingerprint, Topology
 from agent.errors import Unavailable
 from agent.hardware import recorded
@@ -37,12 +36,12 @@ from tests.agent.cluster.topology.two_sockets import offered
 
 QUICK = Topology(
     publish=True,
-    coalesce_seconds=0.02,
     heartbeat_seconds=600,
     start_spread_seconds=0,
     fingerprint=Fingerprint("dedicated"),
 )
 """With the watch of pods, which is more than the default."""
+BRISK = Intervals(coalesce=0.02, shared=0.01)
 
 
 NOTHING_HELD: Mapping[str, str] = MappingProxyType({})
@@ -134,7 +133,7 @@ class Rig:
         server: ApiServerStandIn | None = None,
         vf_counters: Callable[[], tuple[VfCounters, ...]] = tuple,
         held: Mapping[str, str] = NOTHING_HELD,
-        clock: Callable[[], float] = time.monotonic,
+        intervals: Intervals = BRISK,
     ) -> None:
         """`hardware` changes what the node has; `server` is a cluster that is there already, and stays."""
         self.root = root or folder
@@ -156,7 +155,7 @@ class Rig:
             self.client if api else None,
             Metrics(self.registry),
             Conditions(self._note),
-            clock,
+            intervals,
         )
 
     def offer(self, units: Mapping[str, tuple[Unit, ...]]) -> None:

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.claims import AttachedDevice, ClaimReader, ClaimStatusWriter
-from agent.config import Config, Dra, HealthSettings
+from agent.cluster.claims import AttachedDevice, ClaimObjects, ClaimStatusWriter
+from agent.config import HealthSettings
 from agent.errors import Refused, Unavailable
 from agent.health import HealthBook
 from agent.model.allocation import ClaimRef
@@ -22,7 +22,6 @@ from agent.process.conditions import Conditions
 from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
-from agent.state import Latest
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 from hack.sim.cluster.dra import gates
 from hack.sim.cluster.dra.rights import Caller
@@ -56,7 +55,7 @@ def put(server: ApiServerStandIn, name: str = "c", *results: dict[str, Any]) -> 
 
 def test_a_claim_is_read_with_its_allocation_by_one_request(server: ApiServerStandIn, api: ApiServer) -> None:
     ref = put(server)
-    found = ClaimReader(api).get(ref)
+    found = ClaimObjects(api, "n").get(ref)
     assert found is not None
     assert found["metadata"]["uid"] == ref.uid
     assert found["status"]["allocation"]["devices"]["results"] == [{"request": "nic", **DEVICE}]
@@ -65,7 +64,7 @@ def test_a_claim_is_read_with_its_allocation_by_one_request(server: ApiServerSta
 
 def test_a_claim_that_is_gone_or_another_of_its_name_is_none(server: ApiServerStandIn, api: ApiServer) -> None:
     ref = put(server)
-    reader = ClaimReader(api)
+    reader = ClaimObjects(api, "n")
     assert reader.get(ClaimRef("of-before", "ns", "c")) is None
     assert reader.get(ClaimRef(ref.uid, "elsewhere", "c")) is None
     server.state.delete("ResourceClaim", "ns/c")
@@ -78,10 +77,10 @@ def test_without_an_answer_or_the_right_nobody_is_told_that_there_is_no_claim(
     ref = put(server)
     server.state.set_fault(Fault(status=403))
     with pytest.raises(Refused, match="permissions"):
-        ClaimReader(api).get(ref)
+        ClaimObjects(api, "n").get(ref)
     server.state.set_fault(Fault(status=500))
     with pytest.raises(Unavailable, match="500"):
-        ClaimReader(api).get(ref)
+        ClaimObjects(api, "n").get(ref)
 
 
 ATTACHED = AttachedDevice(
@@ -108,15 +107,13 @@ class Writing:
         server: ApiServerStandIn,
         api: ApiServer,
         *,
-        status: bool = True,
         coalesce: float = 0.05,
         retry: Backoff = QUICK,
     ) -> None:
         self.server = server
-        self.config = Latest(Config(dra=Dra(status=status)))
         self.metrics, self.conditions = Metrics(CollectorRegistry()), Conditions()
         report = Report(self.metrics, self.conditions, Events(), HealthBook(HealthSettings()))
-        self.writer = ClaimStatusWriter(api, self.config, report, coalesce, retry)
+        self.writer = ClaimStatusWriter(api, report, coalesce, retry)
 
     @property
     def writes(self) -> int:
@@ -242,20 +239,6 @@ def test_more_addresses_than_a_status_takes_are_left_out(server: ApiServerStandI
         assert writing.devices()[0]["networkData"]["ips"] == [f"10.0.0.{number}/24" for number in range(1, 17)]
 
     Writing(server, api).play(scenario)
-
-
-def test_where_it_is_switched_off_nothing_is_written(server: ApiServerStandIn, api: ApiServer) -> None:
-    ref = put(server)
-
-    async def scenario(writing: Writing) -> None:
-        writing.writer.attached(ref, ATTACHED)
-        await writing.quiet()
-        assert writing.writes == 0
-        writing.config.set(Config())
-        writing.writer.attached(ref, ATTACHED)
-        await until(writing.devices)
-
-    Writing(server, api, status=False).play(scenario)
 
 
 def test_a_server_that_is_away_is_waited_for(server: ApiServerStandIn, api: ApiServer) -> None:

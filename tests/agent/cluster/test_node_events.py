@@ -110,70 +110,61 @@ async def ended(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_faults_and_their_ends_become_events_of_the_node(server: ApiServerStandIn, api: ApiServer) -> None:
-    async def work() -> None:
-        node, posted = Node(), server.state.created
-        task = asyncio.create_task(node.events(api).run())
-        await asyncio.sleep(0.05)
-        node.have(offer(LINK))
-        await until(lambda: len(posted) == 1)
-        node.have(offer(HEALTHY))
-        await until(lambda: len(posted) == 2)
-        node.conditions.set("config", "resources[0]: selects nothing")
-        await until(lambda: len(posted) == 3)
-        node.conditions.set("config", None)
-        await until(lambda: len(posted) == 4)
-        await ended(task)
-        assert [(e["type"], e["reason"]) for e in posted] == [
-            ("Warning", "LinkDown"),
-            ("Normal", "DeviceHealthy"),
-            ("Warning", "ConfigRefused"),
-            ("Normal", "ConfigTaken"),
-        ]
-        assert posted[0]["involvedObject"] == {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "name": "worker-1",
-            "uid": "worker-1",
-        }
-        assert "resources[0]" in posted[2]["message"]
-        assert len({e["metadata"]["name"] for e in posted}) == 4
-
-    asyncio.run(work())
+async def test_faults_and_their_ends_become_events_of_the_node(server: ApiServerStandIn, api: ApiServer) -> None:
+    node, posted = Node(), server.state.created
+    task = asyncio.create_task(node.events(api).run())
+    await asyncio.sleep(0.05)
+    node.have(offer(LINK))
+    await until(lambda: len(posted) == 1)
+    node.have(offer(HEALTHY))
+    await until(lambda: len(posted) == 2)
+    node.conditions.set("config", "resources[0]: selects nothing")
+    await until(lambda: len(posted) == 3)
+    node.conditions.set("config", None)
+    await until(lambda: len(posted) == 4)
+    await ended(task)
+    assert [(e["type"], e["reason"]) for e in posted] == [
+        ("Warning", "LinkDown"),
+        ("Normal", "DeviceHealthy"),
+        ("Warning", "ConfigRefused"),
+        ("Normal", "ConfigTaken"),
+    ]
+    assert posted[0]["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": "worker-1",
+        "uid": "worker-1",
+    }
+    assert "resources[0]" in posted[2]["message"]
+    assert len({e["metadata"]["name"] for e in posted}) == 4
 
 
-def test_what_could_not_be_sent_is_sent_later_and_counted(server: ApiServerStandIn, api: ApiServer) -> None:
-    async def work() -> None:
-        posted = server.state.created
-        server.state.set_fault(Fault(status=503, times=1_000_000))
-        events = Node().events(api)
-        for before, after in ((HEALTHY, LINK), (LINK, HEALTHY)) * 2:
-            for saying in changes(offer(before), offer(after)):
-                events.note(saying)
-        task = asyncio.create_task(events.run())
-        await until(lambda: server.state.counts.failures >= 2)
-        assert posted == []
-        server.state.set_fault(None)
-        await until(lambda: len(posted) == 2)
-        await ended(task)
-        assert [(e["reason"], e["count"]) for e in posted] == [("LinkDown", 2), ("DeviceHealthy", 2)]
-
-    asyncio.run(work())
+async def test_what_could_not_be_sent_is_sent_later_and_counted(server: ApiServerStandIn, api: ApiServer) -> None:
+    posted = server.state.created
+    server.state.set_fault(Fault(status=503, times=1_000_000))
+    events = Node().events(api)
+    for before, after in ((HEALTHY, LINK), (LINK, HEALTHY)) * 2:
+        for saying in changes(offer(before), offer(after)):
+            events.note(saying)
+    task = asyncio.create_task(events.run())
+    await until(lambda: server.state.counts.failures >= 2)
+    assert posted == []
+    server.state.set_fault(None)
+    await until(lambda: len(posted) == 2)
+    await ended(task)
+    assert [(e["reason"], e["count"]) for e in posted] == [("LinkDown", 2), ("DeviceHealthy", 2)]
 
 
-def test_a_flood_is_held_back(server: ApiServerStandIn, api: ApiServer) -> None:
-    async def work() -> None:
-        node = Node()
-        events = node.events(api, Times(look=0.01, refill=3600, burst=3))
-        for number in range(200):
-            events.note(Saying("LinkDown", f"number {number}", True))
-        task = asyncio.create_task(events.run())
-        await until(lambda: len(server.state.created) == 3)
-        await asyncio.sleep(0.1)
-        await ended(task)
-        assert [e["message"] for e in server.state.created] == ["number 150", "number 151", "number 152"]
-
-    asyncio.run(work())
+async def test_a_flood_is_held_back(server: ApiServerStandIn, api: ApiServer) -> None:
+    node = Node()
+    events = node.events(api, Times(look=0.01, refill=3600, burst=3))
+    for number in range(200):
+        events.note(Saying("LinkDown", f"number {number}", True))
+    task = asyncio.create_task(events.run())
+    await until(lambda: len(server.state.created) == 3)
+    await asyncio.sleep(0.1)
+    await ended(task)
+    assert [e["message"] for e in server.state.created] == ["number 150", "number 151", "number 152"]
 
 
 def test_an_api_server_that_refuses_events_does_not_hold_up_the_others(

@@ -18,48 +18,44 @@ from agent.model.counters import VfCounters, VfTraffic
 from agent.offer.offer import Offer
 from hack.sim.cluster import definitions
 from hack.sim.cluster.apiserver import Fault
-from tests.agent.cluster.publications import QUICK, Rig
+from tests.agent.cluster.publications import BRISK, QUICK, Rig
 from tests.awaiting import until
+
+SAMPLED = replace(BRISK, sample=0.05, annotation=0.3)
 
 
 def holding(name: str, unit: str) -> PodDevices:
     return PodDevices(PodRef("ns", name), (ContainerDevices("c", (DeviceAssignment("rdma/vf", (unit,)),)),))
 
 
-def test_the_object_follows_units_and_pods_and_belongs_to_the_node(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Rig(tmp_path, QUICK) as rig:
-            uid = rig.server.state.add_node("worker-1")
-            rig.server.state.put_pod("worker-1", "ns", "old", "Succeeded")
-            await until(lambda: rig.available() == ["2", "2"])
-            await until(lambda: rig.fingerprint() == fingerprint([("ns", "old")]))
-            rig.kubelet.pods = (holding("a", "u0"),)
-            rig.server.state.put_pod("worker-1", "ns", "a", "Running")
-            await until(lambda: rig.fingerprint() == fingerprint([("ns", "old"), ("ns", "a")]))
-            assert rig.available() == ["1", "2"]
-            await until(lambda: rig.stored()["metadata"].get("ownerReferences", [{}])[0].get("uid") == uid)
-            rig.offer({"rdma/vf": rig.node.offer.value.units["rdma/vf"][:3]})
-            rig.publications.changed()
-            await until(lambda: rig.available() == ["1", "1"])
-            assert rig.server.state.counts.lists == 1
-
-    asyncio.run(scenario())
+async def test_the_object_follows_units_and_pods_and_belongs_to_the_node(tmp_path: Path) -> None:
+    async with Rig(tmp_path, QUICK) as rig:
+        uid = rig.server.state.add_node("worker-1")
+        rig.server.state.put_pod("worker-1", "ns", "old", "Succeeded")
+        await until(lambda: rig.available() == ["2", "2"])
+        await until(lambda: rig.fingerprint() == fingerprint([("ns", "old")]))
+        rig.kubelet.pods = (holding("a", "u0"),)
+        rig.server.state.put_pod("worker-1", "ns", "a", "Running")
+        await until(lambda: rig.fingerprint() == fingerprint([("ns", "old"), ("ns", "a")]))
+        assert rig.available() == ["1", "2"]
+        await until(lambda: rig.stored()["metadata"].get("ownerReferences", [{}])[0].get("uid") == uid)
+        rig.offer({"rdma/vf": rig.node.offer.value.units["rdma/vf"][:3]})
+        rig.publications.changed()
+        await until(lambda: rig.available() == ["1", "1"])
+        assert rig.server.state.counts.lists == 1
 
 
-def test_a_node_whose_devices_are_not_known_yet_is_not_told_as_one_without(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        rig = Rig(tmp_path, replace(QUICK, fingerprint=Fingerprint("podresources")))
-        offer = rig.node.offer.value
-        rig.node.offer.set(Offer())
-        async with rig:
-            rig.publications.changed()
-            await asyncio.sleep(0.3)
-            assert rig.stored() == {}
-            rig.node.offer.set(offer)
-            rig.publications.changed()
-            await until(lambda: rig.available() == ["2", "2"])
-
-    asyncio.run(scenario())
+async def test_a_node_whose_devices_are_not_known_yet_is_not_told_as_one_without(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(QUICK, fingerprint=Fingerprint("podresources")))
+    offer = rig.node.offer.value
+    rig.node.offer.set(Offer())
+    async with rig:
+        rig.publications.changed()
+        await asyncio.sleep(0.3)
+        assert rig.stored() == {}
+        rig.node.offer.set(offer)
+        rig.publications.changed()
+        await until(lambda: rig.available() == ["2", "2"])
 
 
 def test_what_pods_hold_is_not_told_as_free_by_a_kubelet_that_has_just_started(tmp_path: Path) -> None:
@@ -69,7 +65,7 @@ def test_what_pods_hold_is_not_told_as_free_by_a_kubelet_that_has_just_started(t
 
     async def scenario() -> None:
         nonlocal later
-        async with Rig(tmp_path, QUICK, clock=lambda: time.monotonic() + later) as rig:
+        async with Rig(tmp_path, QUICK, intervals=replace(BRISK, clock=lambda: time.monotonic() + later)) as rig:
             rig.server.state.add_node("worker-1")
             rig.kubelet.pods = (holding("a", "u0"),)
             rig.server.state.put_pod("worker-1", "ns", "a", "Running", **asking)
@@ -96,123 +92,98 @@ def test_what_pods_hold_is_not_told_as_free_by_a_kubelet_that_has_just_started(t
     asyncio.run(scenario())
 
 
-def test_an_object_of_no_node_is_said(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Rig(tmp_path, QUICK) as rig:
-            await until(lambda: rig.server.state.counts.applies == 1)
-            assert "ownerReferences" not in rig.stored()["metadata"]
-            await until(lambda: "what is published has no owner: GET /api/v1/nodes/worker-1" in str(rig.complaints))
-
-    asyncio.run(scenario())
+async def test_an_object_of_no_node_is_said(tmp_path: Path) -> None:
+    async with Rig(tmp_path, QUICK) as rig:
+        await until(lambda: rig.server.state.counts.applies == 1)
+        assert "ownerReferences" not in rig.stored()["metadata"]
+        await until(lambda: "what is published has no owner: GET /api/v1/nodes/worker-1" in str(rig.complaints))
 
 
-def test_a_pod_that_waits_changes_nothing_and_rest_is_silence(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Rig(tmp_path, QUICK) as rig:
-            rig.server.state.add_node("worker-1")
-            await until(lambda: rig.server.state.counts.applies == 1)
-            built = rig.kubelet.lists
-            rig.server.state.put_pod("worker-1", "ns", "a", "Pending")
-            await until(lambda: rig.kubelet.lists > built)
-            await asyncio.sleep(0.2)
-            assert rig.server.state.counts.applies == 1
-            assert rig.server.state.counts.reads <= 2  # the Node, and this test's own
-
-    asyncio.run(scenario())
+async def test_a_pod_that_waits_changes_nothing_and_rest_is_silence(tmp_path: Path) -> None:
+    async with Rig(tmp_path, QUICK) as rig:
+        rig.server.state.add_node("worker-1")
+        await until(lambda: rig.server.state.counts.applies == 1)
+        built = rig.kubelet.lists
+        rig.server.state.put_pod("worker-1", "ns", "a", "Pending")
+        await until(lambda: rig.kubelet.lists > built)
+        await asyncio.sleep(0.2)
+        assert rig.server.state.counts.applies == 1
+        assert rig.server.state.counts.reads <= 2  # the Node, and this test's own
 
 
-def test_without_the_right_to_watch_pods_kubelets_word_is_taken_and_it_is_said(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        rig = Rig(tmp_path, QUICK)
-        rig.server.state.set_fault(Fault(status=403, path="/api/v1/pods"))
+async def test_without_the_right_to_watch_pods_kubelets_word_is_taken_and_it_is_said(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, QUICK)
+    rig.server.state.set_fault(Fault(status=403, path="/api/v1/pods"))
+    rig.kubelet.pods = (holding("a", "u0"),)
+    async with rig:
+        await until(lambda: rig.fingerprint() == fingerprint([("ns", "a")]))
+        assert any("pods of the node cannot be watched" in str(text) for text in rig.complaints)
+
+
+async def test_with_podresources_nothing_is_watched(tmp_path: Path) -> None:
+    config = replace(QUICK, fingerprint=Fingerprint("podresources"))
+    async with Rig(tmp_path, config) as rig:
         rig.kubelet.pods = (holding("a", "u0"),)
-        async with rig:
-            await until(lambda: rig.fingerprint() == fingerprint([("ns", "a")]))
-            assert any("pods of the node cannot be watched" in str(text) for text in rig.complaints)
-
-    asyncio.run(scenario())
-
-
-def test_with_podresources_nothing_is_watched(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = replace(QUICK, fingerprint=Fingerprint("podresources"))
-        async with Rig(tmp_path, config) as rig:
-            rig.kubelet.pods = (holding("a", "u0"),)
-            rig.publications.changed()
-            await until(lambda: rig.fingerprint() == fingerprint([("ns", "a")]))
-            counts = rig.server.state.counts
-            assert (counts.lists, counts.watches) == (0, 0)
-
-    asyncio.run(scenario())
+        rig.publications.changed()
+        await until(lambda: rig.fingerprint() == fingerprint([("ns", "a")]))
+        counts = rig.server.state.counts
+        assert (counts.lists, counts.watches) == (0, 0)
 
 
-def test_a_kubelet_that_is_away_is_said_and_nothing_is_published_meanwhile(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        rig = Rig(tmp_path, replace(QUICK, fingerprint=Fingerprint("podresources")))
-        rig.server.state.add_node("worker-1")
-        rig.kubelet.failing = True
-        async with rig:
-            await until(lambda: rig.complaints == ["NodeResourceTopology cannot be published: kubelet is away"])
-            assert rig.server.state.counts.applies == 0
-            rig.kubelet.failing = False
-            await until(lambda: rig.server.state.counts.applies == 1)
-            await until(lambda: rig.complaints[-1] is None)
-
-    asyncio.run(scenario())
+async def test_a_kubelet_that_is_away_is_said_and_nothing_is_published_meanwhile(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(QUICK, fingerprint=Fingerprint("podresources")))
+    rig.server.state.add_node("worker-1")
+    rig.kubelet.failing = True
+    async with rig:
+        await until(lambda: rig.complaints == ["NodeResourceTopology cannot be published: kubelet is away"])
+        assert rig.server.state.counts.applies == 0
+        rig.kubelet.failing = False
+        await until(lambda: rig.server.state.counts.applies == 1)
+        await until(lambda: rig.complaints[-1] is None)
 
 
-def test_a_policy_that_cannot_be_read_is_said_while_schedulers_are_told_the_default(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        rig = Rig(tmp_path, QUICK)
-        rig.server.state.add_node("worker-1")
-        (tmp_path / "config.yaml").write_text("topologyManagerPolicy: [")
-        async with rig:
-            await until(lambda: rig.stored().get("topologyPolicies") == ["None"])
-            assert "taking kubelet's defaults" in str(rig.complaints[-1])
-            (tmp_path / "config.yaml").write_text("topologyManagerPolicy: single-numa-node\n")
-            rig.publications.changed()
-            await until(lambda: rig.stored().get("topologyPolicies") == ["SingleNUMANodeContainerLevel"])
-            await until(lambda: rig.complaints[-1] is None)
-
-    asyncio.run(scenario())
+async def test_a_policy_that_cannot_be_read_is_said_while_schedulers_are_told_the_default(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, QUICK)
+    rig.server.state.add_node("worker-1")
+    (tmp_path / "config.yaml").write_text("topologyManagerPolicy: [")
+    async with rig:
+        await until(lambda: rig.stored().get("topologyPolicies") == ["None"])
+        assert "taking kubelet's defaults" in str(rig.complaints[-1])
+        (tmp_path / "config.yaml").write_text("topologyManagerPolicy: single-numa-node\n")
+        rig.publications.changed()
+        await until(lambda: rig.stored().get("topologyPolicies") == ["SingleNUMANodeContainerLevel"])
+        await until(lambda: rig.complaints[-1] is None)
 
 
-def test_numatopology_goes_without_what_an_older_volcano_does_not_know(tmp_path: Path) -> None:
+async def test_numatopology_goes_without_what_an_older_volcano_does_not_know(tmp_path: Path) -> None:
     older = [d.lacking("spec", "podAllocations") if d.kind == "Numatopology" else d for d in definitions.load()]
-
-    async def scenario() -> None:
-        rig = Rig(tmp_path, replace(QUICK, publish=False, volcano=True), known=older)
-        rig.server.state.add_node("worker-1")
-        async with rig:
-            await until(lambda: rig.stored("Numatopology") != {})
-            spec = rig.stored("Numatopology")["spec"]
-            assert "podAllocations" not in spec
-            assert spec["policies"] == {"CPUManagerPolicy": "none", "TopologyManagerPolicy": "single-numa-node"}
-            assert len(spec["cpuDetail"]) == 224
-            await until(lambda: rig.complaints[-1] is None)
-
-    asyncio.run(scenario())
+    rig = Rig(tmp_path, replace(QUICK, publish=False, volcano=True), known=older)
+    rig.server.state.add_node("worker-1")
+    async with rig:
+        await until(lambda: rig.stored("Numatopology") != {})
+        spec = rig.stored("Numatopology")["spec"]
+        assert "podAllocations" not in spec
+        assert spec["policies"] == {"CPUManagerPolicy": "none", "TopologyManagerPolicy": "single-numa-node"}
+        assert len(spec["cpuDetail"]) == 224
+        await until(lambda: rig.complaints[-1] is None)
 
 
-def test_numatopology_lists_pods_where_volcano_knows_them(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Rig(tmp_path, replace(QUICK, publish=False, volcano=True)) as rig:
-            rig.kubelet.pods = (PodDevices(PodRef("ns", "a"), (ContainerDevices("c", (), (2, 3)),)),)
-            rig.publications.changed()
-            await until(lambda: rig.stored("Numatopology").get("spec", {}).get("podAllocations", []) != [])
-            assert rig.server.state.counts.watches == 0
-
-    asyncio.run(scenario())
+async def test_numatopology_lists_pods_where_volcano_knows_them(tmp_path: Path) -> None:
+    async with Rig(tmp_path, replace(QUICK, publish=False, volcano=True)) as rig:
+        rig.kubelet.pods = (PodDevices(PodRef("ns", "a"), (ContainerDevices("c", (), (2, 3)),)),)
+        rig.publications.changed()
+        await until(lambda: rig.stored("Numatopology").get("spec", {}).get("podAllocations", []) != [])
+        assert rig.server.state.counts.watches == 0
 
 
 def test_the_bandwidth_is_a_gauge_and_the_load_an_annotation(tmp_path: Path) -> None:
     counters = "sys/class/infiniband/mlx5_0/ports/1/counters"
 
     async def scenario() -> None:
-        bandwidth = Bandwidth(0.05, "nodefabric.io/port-load", 0.3)
+        bandwidth = Bandwidth("nodefabric.io/port-load")
         root = tmp_path / "root"
         recorded.unpack(recorded.load(Path("tests/nodes/h100-8gpu.json")), root)
-        rig = Rig(tmp_path, replace(QUICK, publish=False, bandwidth=bandwidth), root=root)
+        rig = Rig(tmp_path, replace(QUICK, publish=False, bandwidth=bandwidth), root=root, intervals=SAMPLED)
         rig.server.state.add_node("worker-1")
         (rig.root / counters).mkdir()
         passed = 0
@@ -240,28 +211,27 @@ def test_the_bandwidth_is_a_gauge_and_the_load_an_annotation(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
-def test_an_adapter_is_as_busy_as_its_vfs_make_it(tmp_path: Path) -> None:
+async def test_an_adapter_is_as_busy_as_its_vfs_make_it(tmp_path: Path) -> None:
     passed = count(step=10**10)
 
     def vf_counters() -> tuple[VfCounters, ...]:
         return (VfCounters("0000:18:00.1", "ens1f0np0", 0, 0, VfTraffic(rx_bytes=next(passed), tx_bytes=0)),)
 
-    async def scenario() -> None:
-        root = tmp_path / "root"
-        recorded.unpack(recorded.load(Path("tests/nodes/h100-8gpu.json")), root)
-        counters = root / "sys/class/infiniband/mlx5_0/ports/1/counters"
-        counters.mkdir()
-        for name in ("port_rcv_data", "port_xmit_data"):
-            (counters / name).write_text("0\n")
-        config = replace(QUICK, publish=False, bandwidth=Bandwidth(0.05, "nodefabric.io/port-load", 0.3))
-        rig = Rig(tmp_path, config, root=root, vf_counters=vf_counters, held={"0000:18:00.1": "ens1f0v0"})
-        rig.server.state.add_node("worker-1")
-        async with rig:
-            await until(lambda: told_by(rig) == {"nodefabric.io/port-load": '{"mlx5_0":100}'})
-            labels = {"device": "0000:18:00.0", "name": "mlx5_0", "port": "1", "traffic": "vf"}
-            assert (rig.registry.get_sample_value("nodefabric_port_receive_bytes_per_second", labels) or 0) > 1e9
-
-    asyncio.run(scenario())
+    root = tmp_path / "root"
+    recorded.unpack(recorded.load(Path("tests/nodes/h100-8gpu.json")), root)
+    counters = root / "sys/class/infiniband/mlx5_0/ports/1/counters"
+    counters.mkdir()
+    for name in ("port_rcv_data", "port_xmit_data"):
+        (counters / name).write_text("0\n")
+    config = replace(QUICK, publish=False, bandwidth=Bandwidth("nodefabric.io/port-load"))
+    rig = Rig(
+        tmp_path, config, root=root, vf_counters=vf_counters, held={"0000:18:00.1": "ens1f0v0"}, intervals=SAMPLED
+    )
+    rig.server.state.add_node("worker-1")
+    async with rig:
+        await until(lambda: told_by(rig) == {"nodefabric.io/port-load": '{"mlx5_0":100}'})
+        labels = {"device": "0000:18:00.0", "name": "mlx5_0", "port": "1", "traffic": "vf"}
+        assert (rig.registry.get_sample_value("nodefabric_port_receive_bytes_per_second", labels) or 0) > 1e9
 
 
 def told_by(rig: Rig) -> dict[str, str]:
@@ -269,27 +239,21 @@ def told_by(rig: Rig) -> dict[str, str]:
     return found
 
 
-def test_what_has_ended_tells_nothing_any_more(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        rig = Rig(tmp_path, QUICK)
-        rig.kubelet.failing = True
-        async with rig:
-            await until(lambda: bool(rig.complaints))
-            assert any(family.name.startswith("nodefabric_port_") for family in rig.registry.collect())
-        assert rig.complaints[-1] is None
-        assert not any(family.name.startswith("nodefabric_port_") for family in rig.registry.collect())
-
-    asyncio.run(scenario())
+async def test_what_has_ended_tells_nothing_any_more(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, QUICK)
+    rig.kubelet.failing = True
+    async with rig:
+        await until(lambda: bool(rig.complaints))
+        assert any(family.name.startswith("nodefabric_port_") for family in rig.registry.collect())
+    assert rig.complaints[-1] is None
+    assert not any(family.name.startswith("nodefabric_port_") for family in rig.registry.collect())
 
 
-def test_a_silent_api_server_holds_up_neither_the_loop_nor_the_end(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        rig = Rig(tmp_path, replace(QUICK, volcano=True))
-        rig.server.state.set_fault(Fault(delay_seconds=30))
-        async with rig:
-            for _ in range(20):
-                rig.publications.changed()
-                await asyncio.sleep(0.005)
-        assert rig.server.state.counts.applies == 0
-
-    asyncio.run(scenario())
+async def test_a_silent_api_server_holds_up_neither_the_loop_nor_the_end(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(QUICK, volcano=True))
+    rig.server.state.set_fault(Fault(delay_seconds=30))
+    async with rig:
+        for _ in range(20):
+            rig.publications.changed()
+            await asyncio.sleep(0.005)
+    assert rig.server.state.counts.applies == 0

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from agent.cluster.apiserver import ApiServer, ObjectKind
 from agent.cluster.publications import Publications
 from agent.cluster.topology.lldp import REST_SECONDS
+from agent.cluster.topology.view import Intervals
 from agent.config.topology import LabelRule, Labels, Topology
 from agent.errors import Unavailable
 from agent.model.device import LinkLayer, Netdev, Snapshot
@@ -24,7 +25,7 @@ from agent.report.metrics import Metrics
 from agent.state import Latest
 from hack.sim.cluster.api_state import Fault
 from hack.sim.cluster.apiserver import ApiServerStandIn
-from tests.agent.cluster.publications import QUICK, Rig, h100, node_of
+from tests.agent.cluster.publications import BRISK, QUICK, Rig, h100, node_of
 from tests.agent.hardware.frames import announcement, await_up, run, send
 from tests.awaiting import until
 
@@ -107,7 +108,7 @@ def test_a_server_that_never_tells_of_the_node_is_spared() -> None:
             NoAnswer(None),
             Metrics(CollectorRegistry()),
             Conditions(),
-            clock=lambda: now,
+            Intervals(clock=lambda: now),
         )
         while now < 3600:
             now = await publications.step(now)
@@ -117,20 +118,17 @@ def test_a_server_that_never_tells_of_the_node_is_spared() -> None:
     assert asked[-1] - asked[-2] > 200
 
 
-def test_a_label_that_somebody_else_has_set_stays_his_and_is_named(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        rules = (LabelRule("example.com/rails", "rails"), LabelRule("example.com/gpus", "gpu-count"))
-        rig = Rig(tmp_path, labelled(*rules))
-        rig.server.state.add_node("worker-1")
-        theirs = {"metadata": {"labels": {"example.com/rails": "many"}}}
-        rig.server.state.apply("Node", "worker-1", theirs, "kubectl-label", force=False)
-        async with rig:
-            await until(lambda: rig.labels().get("example.com/gpus") == "8")
-            assert rig.labels()["example.com/rails"] == "many"
-            said = "kubectl-label writes .metadata.labels.example.com/rails of this node's Node too"
-            await until(lambda: any(said in str(text) for text in rig.complaints))
-
-    asyncio.run(scenario())
+async def test_a_label_that_somebody_else_has_set_stays_his_and_is_named(tmp_path: Path) -> None:
+    rules = (LabelRule("example.com/rails", "rails"), LabelRule("example.com/gpus", "gpu-count"))
+    rig = Rig(tmp_path, labelled(*rules))
+    rig.server.state.add_node("worker-1")
+    theirs = {"metadata": {"labels": {"example.com/rails": "many"}}}
+    rig.server.state.apply("Node", "worker-1", theirs, "kubectl-label", force=False)
+    async with rig:
+        await until(lambda: rig.labels().get("example.com/gpus") == "8")
+        assert rig.labels()["example.com/rails"] == "many"
+        said = "kubectl-label writes .metadata.labels.example.com/rails of this node's Node too"
+        await until(lambda: any(said in str(text) for text in rig.complaints))
 
 
 @pytest.fixture
@@ -170,72 +168,73 @@ class Switch:
                 await asyncio.sleep(REST_SECONDS)
 
 
-def test_the_leaf_switch_is_learnt_from_its_frames_and_stays_when_it_is_silent(tmp_path: Path, cable: None) -> None:
-    async def scenario() -> None:
-        switch = Switch()
-        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable, clock=switch.now)
-        rig.server.state.add_node("worker-1")
-        async with rig:
-            await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
-            await switch.speak("leaf-a", until_told=lambda: rig.labels().get(LEAF) == "leaf-a")
-            assert [leaf.system_name for leaf in rig.node.leaves.value.values()] == ["leaf-a"]
-            rig.change(replace(rig.snapshot.value, devices=()))  # the adapter went into a pod
-            await until(lambda: "01:80:c2:00:00:0e" not in run("ip", "maddress", "show", "dev", "nic0"))
-            applies = rig.server.state.counts.applies
-            await asyncio.sleep(0.2)
-            assert rig.server.state.counts.applies == applies
-            assert rig.labels()[LEAF] == "leaf-a"
-
-    asyncio.run(scenario())
-
-
-def test_a_flood_of_frames_is_not_believed_and_what_comes_after_it_is(tmp_path: Path, cable: None) -> None:
-    async def scenario() -> None:
-        switch = Switch()
-        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable, clock=switch.now)
-        rig.server.state.add_node("worker-1")
-        async with rig:
-            await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
-            send("port0", *[announcement("pod")] * 200)  # in one go: the loop has not run meanwhile
-            await switch.speak("leaf-a", until_told=lambda: LEAF in rig.labels())
-            assert rig.labels()[LEAF] == "leaf-a"
-
-    asyncio.run(scenario())
-
-
-def test_whoever_speaks_first_after_a_restart_changes_no_label_and_two_in_turn_are_told(
+async def test_the_leaf_switch_is_learnt_from_its_frames_and_stays_when_it_is_silent(
     tmp_path: Path, cable: None
 ) -> None:
-    async def scenario() -> None:
-        switch = Switch()
-        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable, clock=switch.now)
-        rig.server.state.add_node("worker-1")
-        rig.server.state.apply(
-            "Node", "worker-1", {"metadata": {"labels": {LEAF: "leaf-a"}}}, "nodefabric", force=False
-        )
-        async with rig:
-            await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
-            changes = iter(range(6))
-            await switch.speak("pod", "leaf-a", until_told=lambda: next(changes, None) is None)
-            assert rig.labels()[LEAF] == "leaf-a"
-            told = rig.complaints[-1] or ""
-            assert "several speak LLDP on the link of 0000:18:00.0 (" in told
-            assert "pod, port eth1" in told
-            await switch.speak("leaf-b", until_told=lambda: rig.labels()[LEAF] == "leaf-b")
-            assert rig.complaints[-1] is None
+    switch = Switch()
+    rig = Rig(
+        tmp_path,
+        labelled(LabelRule(LEAF, "leaf-switch")),
+        hardware=with_cable,
+        intervals=replace(BRISK, clock=switch.now),
+    )
+    rig.server.state.add_node("worker-1")
+    async with rig:
+        await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
+        await switch.speak("leaf-a", until_told=lambda: rig.labels().get(LEAF) == "leaf-a")
+        assert [leaf.system_name for leaf in rig.node.leaves.value.values()] == ["leaf-a"]
+        rig.change(replace(rig.snapshot.value, devices=()))  # the adapter went into a pod
+        await until(lambda: "01:80:c2:00:00:0e" not in run("ip", "maddress", "show", "dev", "nic0"))
+        applies = rig.server.state.counts.applies
+        await asyncio.sleep(0.2)
+        assert rig.server.state.counts.applies == applies
+        assert rig.labels()[LEAF] == "leaf-a"
 
-    asyncio.run(scenario())
+
+async def test_a_flood_of_frames_is_not_believed_and_what_comes_after_it_is(tmp_path: Path, cable: None) -> None:
+    switch = Switch()
+    rig = Rig(
+        tmp_path,
+        labelled(LabelRule(LEAF, "leaf-switch")),
+        hardware=with_cable,
+        intervals=replace(BRISK, clock=switch.now),
+    )
+    rig.server.state.add_node("worker-1")
+    async with rig:
+        await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
+        send("port0", *[announcement("pod")] * 200)  # in one go: the loop has not run meanwhile
+        await switch.speak("leaf-a", until_told=lambda: LEAF in rig.labels())
+        assert rig.labels()[LEAF] == "leaf-a"
 
 
-def test_after_a_restart_a_label_stays_until_the_switch_has_spoken(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-chassis"), LabelRule("example.com/rails", "rails")))
-        rig.server.state.add_node("worker-1")
-        rig.server.state.apply(
-            "Node", "worker-1", {"metadata": {"labels": {LEAF: "leaf-a"}}}, "nodefabric", force=False
-        )
-        async with rig:
-            await until(lambda: rig.labels().get("example.com/rails") == "8")
-            assert rig.labels()[LEAF] == "leaf-a"
+async def test_whoever_speaks_first_after_a_restart_changes_no_label_and_two_in_turn_are_told(
+    tmp_path: Path, cable: None
+) -> None:
+    switch = Switch()
+    rig = Rig(
+        tmp_path,
+        labelled(LabelRule(LEAF, "leaf-switch")),
+        hardware=with_cable,
+        intervals=replace(BRISK, clock=switch.now),
+    )
+    rig.server.state.add_node("worker-1")
+    rig.server.state.apply("Node", "worker-1", {"metadata": {"labels": {LEAF: "leaf-a"}}}, "nodefabric", force=False)
+    async with rig:
+        await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
+        changes = iter(range(6))
+        await switch.speak("pod", "leaf-a", until_told=lambda: next(changes, None) is None)
+        assert rig.labels()[LEAF] == "leaf-a"
+        told = rig.complaints[-1] or ""
+        assert "several speak LLDP on the link of 0000:18:00.0 (" in told
+        assert "pod, port eth1" in told
+        await switch.speak("leaf-b", until_told=lambda: rig.labels()[LEAF] == "leaf-b")
+        assert rig.complaints[-1] is None
 
-    asyncio.run(scenario())
+
+async def test_after_a_restart_a_label_stays_until_the_switch_has_spoken(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, labelled(LabelRule(LEAF, "leaf-chassis"), LabelRule("example.com/rails", "rails")))
+    rig.server.state.add_node("worker-1")
+    rig.server.state.apply("Node", "worker-1", {"metadata": {"labels": {LEAF: "leaf-a"}}}, "nodefabric", force=False)
+    async with rig:
+        await until(lambda: rig.labels().get("example.com/rails") == "8")
+        assert rig.labels()[LEAF] == "leaf-a"

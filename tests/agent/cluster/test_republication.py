@@ -81,18 +81,14 @@ def test_another_configuration_ends_one_and_begins_the_next() -> None:
     assert shop.notes == ["begun False", "ended False", "begun True", "ended True"]
 
 
-def test_a_configuration_that_came_before_they_ran_counts() -> None:
+async def test_a_configuration_that_came_before_they_ran_counts() -> None:
     shop = Shop(OFF)
-
-    async def work() -> None:
-        shop.reconfigure(ON)
-        running = asyncio.create_task(shop.run())
-        await until(lambda: shop.notes[-1:] == ["begun True"])
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    asyncio.run(work())
+    shop.reconfigure(ON)
+    running = asyncio.create_task(shop.run())
+    await until(lambda: shop.notes[-1:] == ["begun True"])
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 def test_publications_that_fail_are_told_of_and_begin_anew(caplog: pytest.LogCaptureFixture) -> None:
@@ -113,17 +109,13 @@ def test_publications_that_fail_are_told_of_and_begin_anew(caplog: pytest.LogCap
     assert "ZeroDivisionError: a bug" in caplog.text
 
 
-def test_another_configuration_does_not_wait_for_those_that_failed() -> None:
+async def test_another_configuration_does_not_wait_for_those_that_failed() -> None:
     shop = Shop(ON, ZeroDivisionError("a bug"))
-
-    async def work() -> None:
-        running = asyncio.create_task(shop.run())
-        await until(lambda: shop.notes == ["begun True", "ended True"])
-        shop.failure = None
-        shop.reconfigure(OFF)
-        await until(lambda: shop.notes[-1] == "begun False")
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    asyncio.run(work())
+    running = asyncio.create_task(shop.run())
+    await until(lambda: shop.notes == ["begun True", "ended True"])
+    shop.failure = None
+    shop.reconfigure(OFF)
+    await until(lambda: shop.notes[-1] == "begun False")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_changes_that_come_together_are_written_together(server: ApiServerStandI
         assert rig.writes == 1
         await rig.publisher.step(10.5)
         assert rig.stored()["0"]["devices"][-1]["name"] == "vf-20"
-        assert await rig.publisher.step(10.5) is None
+        assert await rig.publisher.step(10.5) == math.inf
         assert rig.writes == 2
 
     step(Rig(server, tmp_path, replace(QUICK, structure=0.5)), scenario)
@@ -156,7 +157,7 @@ def test_kubelets_wipe_is_healed_by_one_write_a_slice_a_second_after_it_began(
         await rig.watched(0)
         await rig.publisher.step(0.0)
         await rig.watched(5)
-        assert await rig.publisher.step(0.0) is None
+        assert await rig.publisher.step(0.0) == math.inf
         for number, name in enumerate(rig.stored()):  # one after the other, as kubelet does
             server.state.delete("ResourceSlice", name)
             await rig.watched(4 - number)
@@ -165,7 +166,7 @@ def test_kubelets_wipe_is_healed_by_one_write_a_slice_a_second_after_it_began(
         await rig.publisher.step(11)
         assert rig.writes == 10
         assert rig.generations() == [1] * 5
-        assert await rig.publisher.step(11) is None
+        assert await rig.publisher.step(11) == math.inf
         assert rig.writes == 10
         told = [(event.kind, event.subject, event.text) for event in rig.events.listed()]
         assert told == [("reconcile", "slices-rewritten", "changed-by-others")]

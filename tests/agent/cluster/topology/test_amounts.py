@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cluster.topology.noderesourcetopology import by_zone
-from agent.cluster.topology.view import Allocatable, NodeState, PodUsage
+from agent.cluster.topology.view import NodeState, PodUsage
 from agent.kubelet.kubelet_config import KubeletSettings
-from agent.kubelet.podresources import DeviceAssignment, MemoryBlock
+from agent.kubelet.podresources import Allocatable, DeviceAssignment, MemoryBlock
 from agent.model.device import NumaNode, Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from tests.agent.cluster.topology.two_sockets import GIB, NODE, NOTHING_RESERVED, PAGE, offered
@@ -95,8 +95,8 @@ def test_each_manager_is_heeded_for_what_it_manages(cpu_manager: str, memory_man
         NODE,
         pods=pods,
         allocatable=Allocatable(
-            frozenset({1, 2, 3, 5, 6, 7}) if cpu_manager == "static" else frozenset(),
-            told if memory_manager == "Static" else (),
+            cpu_ids=(1, 2, 3, 5, 6, 7) if cpu_manager == "static" else (),
+            memory=told if memory_manager == "Static" else (),
         ),
         kubelet=KubeletSettings(
             cpu_manager=cpu_manager,
@@ -116,7 +116,7 @@ def test_each_manager_is_heeded_for_what_it_manages(cpu_manager: str, memory_man
 
 def test_cpus_that_a_pods_containers_share_count_as_owned() -> None:
     pod = PodUsage("ns", "p", cpus_of=(("", frozenset({1, 2})), ("c", frozenset({2, 3}))))
-    state = replace(NODE, pods=(pod,), allocatable=Allocatable(frozenset(range(8))))
+    state = replace(NODE, pods=(pod,), allocatable=Allocatable(cpu_ids=tuple(range(8))))
     assert amount(state, 0, "cpu") == (4000, 4000, 1000)
 
 
@@ -223,7 +223,7 @@ def nodes_and_grants(draw: st.DrawFn) -> NodeState:
         Snapshot(numa_nodes=tuple(nodes)),
         {"rdma/vf": units},
         tuple(pods),
-        Allocatable(handed_out, tuple(blocks)),
+        Allocatable(cpu_ids=tuple(handed_out), memory=tuple(blocks)),
         settings,
     )
 
@@ -251,8 +251,10 @@ def test_what_pods_own_is_missing_in_the_zones_and_nothing_else(state: NodeState
         return sum(getattr(a, of) for amounts in zones.values() for a in amounts if a.name == name)
 
     (pod,) = state.pods
-    if state.allocatable.cpus:
-        assert total("cpu", "allocatable") - total("cpu", "available") == 1000 * len(pod.cpus & state.allocatable.cpus)
+    if state.allocatable.cpu_ids:
+        assert total("cpu", "allocatable") - total("cpu", "available") == 1000 * len(
+            pod.cpus.intersection(state.allocatable.cpu_ids)
+        )
     else:
         assert total("cpu", "allocatable") == total("cpu", "available")
     placed = [unit for unit in state.units["rdma/vf"] if unit.numa_node >= 0 and unit.health.healthy]

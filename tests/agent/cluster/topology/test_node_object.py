@@ -9,9 +9,9 @@ import pytest
 
 from agent.cluster.apiserver import ApiServer, ObjectKind
 from agent.cluster.topology.lldp import LeafListener
-from agent.cluster.topology.node_object import Bandwidth, NodeLabels, NodeObject
+from agent.cluster.topology.node_object import Bandwidth, NodeObject
 from agent.cluster.topology.publisher import Problems
-from agent.cluster.topology.view import View
+from agent.cluster.topology.view import Intervals, View
 from agent.config.topology import LabelRule, Labels, Topology
 from agent.hardware.lldp import Neighbour
 from agent.model.device import Snapshot
@@ -48,7 +48,7 @@ def a_view(
     api: ApiServer | None = None,
     held: Mapping[str, str] = NOTHING_HELD,
 ) -> View:
-    return View(topology, node_of(snapshot, held=held), api, Problems(Conditions()), lambda: 0.0)
+    return View(topology, node_of(snapshot, held=held), api, Problems(Conditions()), Intervals(clock=lambda: 0.0))
 
 
 def test_a_label_made_since_the_node_was_read_stays_while_its_adapter_is_in_a_pod() -> None:
@@ -59,7 +59,7 @@ def test_a_label_made_since_the_node_was_read_stays_while_its_adapter_is_in_a_po
     async def scenario() -> list[Any]:
         cell = Latest(snapshots[0])
         view = a_view(Topology(labels=Labels(rules)), cell, BareNode(None))  # which is not read again meanwhile
-        made = NodeObject(view, NodeLabels(view, LeafListener(view)), Bandwidth(1))
+        made = NodeObject(view, LeafListener(view), Bandwidth(1))
         found = []
         for snapshot in snapshots:
             cell.set(snapshot)
@@ -82,8 +82,8 @@ def test_the_switch_of_the_first_adapter_stays_the_nodes_while_its_interface_is_
 
     def made() -> dict[str, str]:
         topology = Topology(labels=Labels(rules), lldp_netdevs=("ens1", "ens2"))
-        a_new_agents = NodeLabels(a_view(topology, Latest(snapshot), held=held), EachItsOwn())
-        return asyncio.run(a_new_agents.make({}))
+        a_new_agents = NodeObject(a_view(topology, Latest(snapshot), held=held), EachItsOwn(), Bandwidth(1))
+        return asyncio.run(a_new_agents.labels({}))
 
     before = made()
     held, snapshot = {ONE.address: "ens1"}, Snapshot(devices=(replace(first, netdevs=()), second))
@@ -101,11 +101,11 @@ def test_labels_stay_while_the_driver_of_an_adapter_starts_anew(named: tuple[str
 
     topology = Topology(labels=Labels(tuple(rules)), lldp_netdevs=named)
     cell = Latest(Snapshot(devices=(first, second)))
-    node = NodeLabels(a_view(topology, cell), EachItsOwn())
-    before = asyncio.run(node.make({}))
+    node = NodeObject(a_view(topology, cell), EachItsOwn(), Bandwidth(1))
+    before = asyncio.run(node.labels({}))
     assert (before[COUNT], before["example.com/leaf"], len(before)) == ("2", f"leaf-{ONE.address}".replace(":", "-"), 4)
     for state in (replace(bare, driver=None), bare, first):
         cell.set(Snapshot(devices=(state, second)))
-        assert asyncio.run(node.make({})) == before
+        assert asyncio.run(node.labels({})) == before
     cell.set(Snapshot(devices=(for_programs, second)))
-    assert asyncio.run(node.make({}))[COUNT] == "1"
+    assert asyncio.run(node.labels({}))[COUNT] == "1"

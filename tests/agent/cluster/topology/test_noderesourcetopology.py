@@ -10,10 +10,10 @@ import pytest
 from agent.cluster.object_watch import WatchedPod
 from agent.cluster.topology.noderesourcetopology import build
 from agent.cluster.topology.publisher import canonical
-from agent.cluster.topology.view import Allocatable, NodeState, PodUsage
+from agent.cluster.topology.view import NodeState, PodUsage
 from agent.config.topology import Fingerprint
 from agent.kubelet.kubelet_config import KubeletSettings
-from agent.kubelet.podresources import DeviceAssignment
+from agent.kubelet.podresources import Allocatable, DeviceAssignment
 from agent.model.device import NumaNode, Snapshot
 from hack.sim.cluster import definitions
 from tests.agent.cluster.topology.two_sockets import GIB, NODE, TWO_SOCKETS, offered

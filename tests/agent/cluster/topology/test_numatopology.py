@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from agent.cluster.object_watch import WatchedPod
 from agent.cluster.topology.numatopology import build
-from agent.cluster.topology.view import Allocatable, NodeState, PodUsage
+from agent.cluster.topology.view import NodeState, PodUsage
 from agent.hardware.sysfs.numa import read_cpu_places
 from agent.kubelet.kubelet_config import KubeletSettings, parse_cpus
+from agent.kubelet.podresources import Allocatable
 from agent.model.device import CpuPlace, NumaNode, Snapshot, cpu_list
 from hack.sim.cluster import definitions
 from tests.agent.cluster.topology.two_sockets import NODE
@@ -38,7 +39,7 @@ def test_policies_are_kubelets_words() -> None:
 
 def test_free_cpus_are_numbers_without_reserved_and_owned_ones() -> None:
     pod = PodUsage("ns", "p", cpus_of=(("c", frozenset({2})), ("d", frozenset({5, 6}))))
-    state = replace(NODE, kubelet=STATIC, pods=(pod,), allocatable=Allocatable(frozenset(range(1, 8))))
+    state = replace(NODE, kubelet=STATIC, pods=(pod,), allocatable=Allocatable(cpu_ids=tuple(range(1, 8))))
     found = spec(state)
     assert found["numares"] == {"cpu": {"allocatable": "1,3-4,7", "capacity": 8}}
     assert found["resReserved"] == {"cpu": "0"}
@@ -55,7 +56,7 @@ def test_a_reservation_that_names_no_cpus_is_left_to_the_scheduler_where_kubelet
 
 def test_a_full_node_still_has_cpu_among_its_resources() -> None:
     pod = PodUsage("ns", "p", cpus_of=(("c", frozenset(range(8))),))
-    state = replace(NODE, pods=(pod,), allocatable=Allocatable(frozenset(range(8))))
+    state = replace(NODE, pods=(pod,), allocatable=Allocatable(cpu_ids=tuple(range(8))))
     assert spec(state)["numares"]["cpu"] == {"allocatable": "", "capacity": 8}
 
 
@@ -100,7 +101,7 @@ def test_a_list_of_cpus_reads_back(cpus: set[int]) -> None:
 @given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))
 def test_free_and_owned_cpus_make_up_what_kubelet_hands_out(handed_out: set[int], owned: set[int]) -> None:
     pod = PodUsage("ns", "p", cpus_of=(("c", frozenset(owned & handed_out)),))
-    state = replace(NODE, pods=(pod,), allocatable=Allocatable(frozenset(handed_out or range(8))))
+    state = replace(NODE, pods=(pod,), allocatable=Allocatable(cpu_ids=tuple(handed_out or range(8))))
     found = spec(state)
     free = parse_cpus(found["numares"]["cpu"]["allocatable"])
     listed = [parse_cpus(c["allocations"]["cpu"]) for p in found["podAllocations"] for c in p["containerAllocations"]]

@@ -19,48 +19,39 @@ from tests.agent.cluster.topology.published import CHANGED, DOCUMENT, SLOW, Fake
 from tests.awaiting import until
 
 
-def test_the_object_is_written_at_start_and_equal_content_never_again() -> None:
-    async def scenario() -> None:
-        api, node = FakeApi(), Node()
-        async with Rig(api, node) as rig:
-            await until(lambda: len(api.applied) == 1)
-            for n in range(2, 5):
-                rig.publisher.changed()
-                await until(lambda n=n: node.built == n)  # type: ignore[misc]
-            assert len(api.applied) == 1
-            assert rig.writes("accepted") == 1
-
-    asyncio.run(scenario())
+async def test_the_object_is_written_at_start_and_equal_content_never_again() -> None:
+    api, node = FakeApi(), Node()
+    async with Rig(api, node) as rig:
+        await until(lambda: len(api.applied) == 1)
+        for n in range(2, 5):
+            rig.publisher.changed()
+            await until(lambda n=n: node.built == n)  # type: ignore[misc]
+        assert len(api.applied) == 1
+        assert rig.writes("accepted") == 1
 
 
-def test_new_content_is_written_and_many_changes_become_one_write() -> None:
-    async def scenario() -> None:
-        api, node = FakeApi(), Node()
-        async with Rig(api, node) as rig:
-            await until(lambda: len(api.applied) == 1)
-            node.document = CHANGED
-            for _ in range(100):
-                rig.publisher.changed()
-            await until(lambda: len(api.applied) == 2)
-            await asyncio.sleep(0.1)
-            assert len(api.applied) == 2
-            assert node.built <= 3
-
-    asyncio.run(scenario())
+async def test_new_content_is_written_and_many_changes_become_one_write() -> None:
+    api, node = FakeApi(), Node()
+    async with Rig(api, node) as rig:
+        await until(lambda: len(api.applied) == 1)
+        node.document = CHANGED
+        for _ in range(100):
+            rig.publisher.changed()
+        await until(lambda: len(api.applied) == 2)
+        await asyncio.sleep(0.1)
+        assert len(api.applied) == 2
+        assert node.built <= 3
 
 
-def test_changed_may_be_called_from_any_thread_and_before_the_start() -> None:
-    async def scenario() -> None:
-        api, node = FakeApi(), Node()
-        rig = Rig(api, node)
-        rig.publisher.changed()
-        async with rig:
-            await until(lambda: node.built == 1)
-            await asyncio.to_thread(rig.publisher.changed)
-            await until(lambda: node.built == 2)
-        rig.publisher.changed()
-
-    asyncio.run(scenario())
+async def test_changed_may_be_called_from_any_thread_and_before_the_start() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node)
+    rig.publisher.changed()
+    async with rig:
+        await until(lambda: node.built == 1)
+        await asyncio.to_thread(rig.publisher.changed)
+        await until(lambda: node.built == 2)
+    rig.publisher.changed()
 
 
 def test_the_first_write_waits_for_its_moment_though_something_changes_before() -> None:
@@ -172,17 +163,14 @@ def test_what_the_server_and_others_add_to_an_object_is_no_change() -> None:
     assert len(api.applied) == 1
 
 
-def test_nothing_to_say_writes_nothing() -> None:
-    async def scenario() -> None:
-        api, node = FakeApi(), Node()
-        node.document = None
-        async with Rig(api, node) as rig:
-            await until(lambda: node.built == 1)
-            node.document = DOCUMENT
-            rig.publisher.changed()
-            await until(lambda: len(api.applied) == 1)
-
-    asyncio.run(scenario())
+async def test_nothing_to_say_writes_nothing() -> None:
+    api, node = FakeApi(), Node()
+    node.document = None
+    async with Rig(api, node) as rig:
+        await until(lambda: node.built == 1)
+        node.document = DOCUMENT
+        rig.publisher.changed()
+        await until(lambda: len(api.applied) == 1)
 
 
 SETTLING = replace(SLOW, settle=10)

@@ -123,18 +123,15 @@ def test_a_publication_that_yields_to_an_error_is_built_anew_at_once() -> None:
     assert api.applied == [CHANGED]
 
 
-def test_a_build_that_fails_with_an_error_of_ours_is_waited_out_and_others_end_the_task() -> None:
-    async def scenario() -> None:
-        api, node = FakeApi(), Node()
-        node.failing = LedgerError("disk full")
-        async with Rig(api, node) as rig:
-            await until(lambda: node.built >= 3)
-            assert rig.publisher.problem == "NodeResourceTopology cannot be published: disk full"
-            node.failing = KeyError("bug")
-            with pytest.raises(KeyError):
-                await rig.task
-
-    asyncio.run(scenario())
+async def test_a_build_that_fails_with_an_error_of_ours_is_waited_out_and_others_end_the_task() -> None:
+    api, node = FakeApi(), Node()
+    node.failing = LedgerError("disk full")
+    async with Rig(api, node) as rig:
+        await until(lambda: node.built >= 3)
+        assert rig.publisher.problem == "NodeResourceTopology cannot be published: disk full"
+        node.failing = KeyError("bug")
+        with pytest.raises(KeyError):
+            await rig.task
 
 
 def test_a_node_that_could_not_be_asked_for_long_is_published_soon_after_it_answers() -> None:

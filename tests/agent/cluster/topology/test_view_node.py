@@ -38,48 +38,39 @@ class Rig:
         self.node = OwnNode(self.api, "worker-1", 600.0, lambda: self.now)
 
 
-def test_it_is_read_once_and_again_when_it_is_old() -> None:
-    async def scenario() -> None:
-        rig = Rig()
-        assert await rig.node.read() == NodeMetadata("uid-1", {"example.com/rails": "8"}, {})
-        rig.now += 599
-        await rig.node.read()
-        assert rig.api.calls == 1
-        rig.now += 1
-        found = await rig.node.read()
-        assert found is not None
-        assert found.uid == "uid-2"
-
-    asyncio.run(scenario())
+async def test_it_is_read_once_and_again_when_it_is_old() -> None:
+    rig = Rig()
+    assert await rig.node.read() == NodeMetadata("uid-1", {"example.com/rails": "8"}, {})
+    rig.now += 599
+    await rig.node.read()
+    assert rig.api.calls == 1
+    rig.now += 1
+    found = await rig.node.read()
+    assert found is not None
+    assert found.uid == "uid-2"
 
 
-def test_several_that_ask_at_once_share_one_answer() -> None:
-    async def scenario() -> None:
-        rig = Rig()
-        rig.api.gate.clear()
-        asking = [asyncio.create_task(rig.node.read()) for _ in range(3)]
-        await asyncio.sleep(0)
-        rig.api.gate.set()
-        assert {found.uid for found in await asyncio.gather(*asking) if found is not None} == {"uid-1"}
-        assert rig.api.calls == 1
-
-    asyncio.run(scenario())
+async def test_several_that_ask_at_once_share_one_answer() -> None:
+    rig = Rig()
+    rig.api.gate.clear()
+    asking = [asyncio.create_task(rig.node.read()) for _ in range(3)]
+    await asyncio.sleep(0)
+    rig.api.gate.set()
+    assert {found.uid for found in await asyncio.gather(*asking) if found is not None} == {"uid-1"}
+    assert rig.api.calls == 1
 
 
-def test_while_nobody_answers_it_is_asked_seldom_and_what_was_known_stays() -> None:
-    async def scenario() -> None:
-        rig = Rig()
-        rig.api.failing = True
-        assert await rig.node.read() is None
-        assert rig.node.problem == "no answer"
-        await rig.node.read()
-        assert rig.api.calls == 1
-        rig.api.failing = False
-        rig.now += RETRY_SECONDS
-        known = await rig.node.read()
-        assert rig.node.problem == ""
-        rig.api.failing = True
-        rig.now += 600
-        assert await rig.node.read() == known
-
-    asyncio.run(scenario())
+async def test_while_nobody_answers_it_is_asked_seldom_and_what_was_known_stays() -> None:
+    rig = Rig()
+    rig.api.failing = True
+    assert await rig.node.read() is None
+    assert rig.node.problem == "no answer"
+    await rig.node.read()
+    assert rig.api.calls == 1
+    rig.api.failing = False
+    rig.now += RETRY_SECONDS
+    known = await rig.node.read()
+    assert rig.node.problem == ""
+    rig.api.failing = True
+    rig.now += 600
+    assert await rig.node.read() == known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.cluster.object_watch import WatchedPod
-from agent.cluster.topology.view import Allocatable, NodeState, PodUsage
+from agent.cluster.topology.view import NodeState, PodUsage
 from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
 from agent.kubelet import podresources as kubelet
@@ -45,8 +45,8 @@ def h100(tmp_path: Path) -> NodeState:
         units={"rdma/vf": vfs},
         kubelet=KubeletSettings("single-numa-node", "pod", cpu_manager="static", memory_manager="Static"),
         pods=(PodUsage.of(pod), PodUsage("kube-system", "node-agent")),
-        allocatable=Allocatable(
-            frozenset(cpus), blocks, (kubelet.DeviceAssignment("vendor.com/fpga", ("f0", "f1"), (0,)),)
+        allocatable=kubelet.Allocatable(
+            (kubelet.DeviceAssignment("vendor.com/fpga", ("f0", "f1"), (0,)),), tuple(cpus), blocks
         ),
         watched=(
             WatchedPod("training", "rank-0", "uid-rank-0", "Running", True, frozenset({"rdma/vf"})),
