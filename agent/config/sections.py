@@ -198,8 +198,6 @@ class Dra(Section):
     nearest GPU, numaNode; default: gpu.nvidia.com/uuid and resource.kubernetes.io/pciBusID"""
     list_attributes: Flag = False
     """Publish all nearest GPUs of a shared adapter; needs the gate DRAListTypeAttributes"""
-    status: SkipJsonSchema[bool] = True
-    """Whether interface and addresses go into the claim's status."""
     metadata: Flag = False
     """Give containers files that describe their devices (KEP-5304)"""
     claim_may: Once[Annotated[str, choice(*CLAIM_KEYS)]] = SAFE_KEYS

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import PlainValidator, TypeAdapter, ValidationError, WithJsonSchema
-from pydantic.json_schema import SkipJsonSchema
 
 from agent.config.section import (
     ABSENT,
@@ -209,12 +208,8 @@ class Fingerprint(Section):
 class Bandwidth(Section):
     """How the live bandwidth of ports is published."""
 
-    sample_seconds: SkipJsonSchema[float] = 15.0
-    """How often port counters are read; 0: never."""
     annotation: Annotated[str | None, matching("domain/name", _ANNOTATION)] = None
     """Annotation of the Node that shows the load of the ports; default: none"""
-    annotation_seconds: SkipJsonSchema[float] = 600.0
-    """The annotation has the mean of so long, and is written at most once in so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +218,6 @@ class Topology(Section):
     """Publish a NodeResourceTopology object for this node"""
     volcano: Flag = False
     """Publish a Numatopology object for this node (Volcano)"""
-    coalesce_seconds: SkipJsonSchema[float] = 2.0
-    """Changes within this time make one write."""
     settle_seconds: Annotated[float, seconds(0, 600)] = 10.0
     """The NodeResourceTopology is written once more this long after the last change (longer than the scheduler
     plugin's cacheResyncPeriodSeconds); 0: not"""

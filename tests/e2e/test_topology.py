@@ -22,7 +22,6 @@ def start(stage: Stage) -> int:
         "publish": True,
         "volcano": True,
         "labels": {"keys": {RAILS: "rails"}},
-        "coalesceSeconds": 0.2,
         "settleSeconds": 1,
         "startSpreadSeconds": 0,
     }

@@ -83,12 +83,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ (.Values.config.dra).driver | default "nodefabric.io" }}
 {{- end -}}
 
-{{- /* Whether the agent writes what it attached into the status of claims. */ -}}
-{{- define "nodefabric.writesClaims" -}}
-{{- $dra := .Values.config.dra | default dict -}}
-{{- if and (include "nodefabric.servesClaims" .) (ternary $dra.status true (hasKey $dra "status")) -}}yes{{- end -}}
-{{- end -}}
-
 {{- /* Whether a claim's pods are looked up: which containers name it, or which GPUs they have. */ -}}
 {{- define "nodefabric.readsClaimants" -}}
 {{- range .Values.config.resources -}}
