@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from agent.report.doctor.facts import (
 )
 
 Snapshots = Callable[[str], Snapshot]
-Check = Callable[[Facts], object]
+Check = Callable[[Facts], Iterator[Result]]
 EVERYTHING = frozenset({"ib_uverbs", "rdma_ucm", "mlx5_ib", "vfio_pci", "nvidia_peermem"})
 
 
@@ -68,12 +69,42 @@ def sound(snapshot: Snapshot) -> Facts:
     )
 
 
-def edited(snapshot: Snapshot, change: Callable[[PciDevice], PciDevice]) -> Snapshot:
-    return replace(snapshot, devices=tuple(map(change, snapshot.devices)))
+Edit = Callable[[Snapshot], Snapshot]
 
 
-def worst(found: object) -> Result:
-    return min(found, key=lambda finding: finding.severity)  # type: ignore[call-overload, no-any-return]
+def having(**changes: Any) -> Edit:
+    """Change a snapshot."""
+    return lambda snapshot: replace(snapshot, **changes)
+
+
+def with_devices(change: Callable[[PciDevice], PciDevice | None]) -> Edit:
+    """Change the devices of a snapshot, or leave some out."""
+    return lambda snapshot: replace(snapshot, devices=tuple(filter(None, map(change, snapshot.devices))))
+
+
+def with_vfs(**changes: Any) -> Edit:
+    return with_devices(lambda device: replace(device, **changes) if device.is_vf else device)
+
+
+def with_netdevs(address: str, **changes: Any) -> Edit:
+    """Change the interfaces of a device, or of all with an empty address."""
+
+    def changed(device: PciDevice) -> PciDevice:
+        netdevs = tuple(replace(netdev, **changes) for netdev in device.netdevs)
+        return replace(device, netdevs=netdevs) if device.address.endswith(address) else device
+
+    return with_devices(changed)
+
+
+without_vfs = with_devices(lambda device: None if device.is_vf else replace(device, vfs=()))
+
+
+def without_hugepages(snapshot: Snapshot) -> Snapshot:
+    return replace(snapshot, numa_nodes=tuple(replace(node, hugepages=()) for node in snapshot.numa_nodes))
+
+
+def worst(found: Iterable[Result]) -> Result:
+    return min(found, key=lambda finding: finding.severity)
 
 
 def test_a_sound_node_has_nothing_to_complain_of_and_every_check_says_so(node_snapshot: Snapshots) -> None:
@@ -176,120 +207,97 @@ def test_what_is_wrong_is_found_with_its_remedy(
     node_snapshot: Snapshots, check: Check, change: dict[str, object], severity: Severity, text: str, remedy: str
 ) -> None:
     facts = replace(sound(node_snapshot("h100-8gpu")), **change)  # type: ignore[arg-type]
-    found = worst(list(check(facts)))  # type: ignore[call-overload]
+    found = worst(check(facts))
     assert found.severity is severity
     assert text in found.text
     assert remedy in found.remedy
 
 
-def test_an_hca_cannot_be_shared_in_exclusive_mode(node_snapshot: Snapshots) -> None:
-    facts = sound(replace(node_snapshot("h100-8gpu"), rdma_exclusive=True))
-    found = worst(list(checks_hardware.rdma_mode(facts)))
-    assert (found.severity, "netns shared" in found.remedy) == (Severity.ERROR, True)
-    assert worst(list(checks_hardware.rdma_mode(replace(facts, config=VFS_ONLY)))).severity is Severity.FINE
+def vfs_of(network: str) -> Config:
+    used, unused = f"{{name: n, {network}}}", "{name: unused, mtu: 65520}"
+    return config(f"{{resources: [{{name: rdma/vf, kind: vf, network: n}}], networks: [{used}, {unused}]}}")
 
 
-def test_missing_rdma_cm_is_found_by_its_device(node_snapshot: Snapshots) -> None:
-    facts = sound(replace(node_snapshot("h100-8gpu"), rdma_cm=False))
-    assert "rdma_cm is missing" in worst(list(checks_hardware.rdma_mode(facts))).text
+EFA = {"config": config("resources: [{name: vpc.amazonaws.com/efa, kind: hca}]"), "modules": EVERYTHING - {"rdma_ucm"}}
+VARIANT = {"modules": EVERYTHING - {"vfio_pci"} | {"mlx5_vfio_pci"}}
+ON_VARIANT = with_vfs(driver="mlx5_vfio_pci", iommu_group=7)
+BY_NAME = {"config": config("resources: [{name: rdma/vf, kind: vf, select: {pf: [eth0]}}]")}
+BY_RDMA = {"config": config("resources: [{name: rdma/vf, kind: vf, select: {rdmaDevices: [mlx5_3]}}]")}
+MODULES, MODE, VFS, MTU = checks_hardware.modules, checks_hardware.rdma_mode, checks_hardware.vfs, checks_hardware.mtu
+NAMES, GPUS, HUGEPAGES = checks_hardware.names, checks_hardware.gpus, checks_hardware.hugepages
+FINE, NOTE, WARNING, ERROR = Severity.FINE, Severity.NOTE, Severity.WARNING, Severity.ERROR
 
 
-def test_an_adapter_that_has_nothing_of_rdma_cm_misses_nothing_of_it(node_snapshot: Snapshots) -> None:
-    facts = replace(
-        sound(replace(node_snapshot("efa"), rdma_cm=False)),
-        modules=EVERYTHING - {"rdma_ucm"},
-        config=config("resources: [{name: vpc.amazonaws.com/efa, kind: hca}]"),
-    )
-    assert worst([*checks_hardware.modules(facts), *checks_hardware.rdma_mode(facts)]).severity is Severity.FINE
-
-
-def test_vfs_on_a_variant_of_vfio_pci_need_its_module_alone(node_snapshot: Snapshots) -> None:
-    snapshot = edited(
-        node_snapshot("h100-8gpu"), lambda d: replace(d, driver="mlx5_vfio_pci", iommu_group=7) if d.is_vf else d
-    )
-    facts = replace(sound(snapshot), modules=EVERYTHING - {"vfio_pci"} | {"mlx5_vfio_pci"})
-    assert worst(list(checks_hardware.modules(facts))).severity is Severity.FINE
-    found = worst(list(checks_hardware.modules(replace(facts, config=DPDK))))
-    assert (found.severity, "vfio_pci is not loaded" in found.text) == (Severity.ERROR, True)
-
-
-def test_vfs_that_nobody_made_are_named_with_the_command_that_makes_them(node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot("h100-8gpu")
-    without = replace(snapshot, devices=tuple(replace(d, vfs=()) for d in snapshot.devices if not d.is_vf))
-    found = worst(list(checks_hardware.vfs(sound(without))))
-    assert found.severity is Severity.ERROR
-    assert found.remedy == "echo 8 > /sys/bus/pci/devices/0000:18:00.0/sriov_numvfs"
-    none = worst(list(checks_hardware.vfs(sound(node_snapshot("one-nic")))))
-    assert "mlxconfig" in none.remedy
-
-
-def test_a_vf_without_a_driver_is_a_warning(node_snapshot: Snapshots) -> None:
-    bare = edited(node_snapshot("h100-8gpu"), lambda d: replace(d, driver=None) if d.is_vf else d)
-    found = worst(list(checks_hardware.vfs(sound(bare))))
-    assert found.severity is Severity.WARNING
-    assert found.text.endswith("and 4 more: VFs 0–7 each")
-
-
-def test_a_vf_whose_mtu_is_above_its_pf_and_a_network_above_all_are_found(node_snapshot: Snapshots) -> None:
-    def larger(device: PciDevice) -> PciDevice:
-        netdevs = tuple(replace(n, mtu=9500) for n in device.netdevs)
-        return replace(device, netdevs=netdevs) if device.address == "0000:18:00.1" else device
-
-    found = list(checks_hardware.mtu(sound(edited(node_snapshot("h100-8gpu"), larger))))
-    assert worst(found).severity is Severity.WARNING
-    assert "has MTU 9500, its PF ens1f0np0" in worst(found).text
-    used, unused = "{name: n, mtu: 9500}", "{name: unused, mtu: 65520}"
-    wide = config(f"{{resources: [{{name: rdma/vf, kind: vf, network: n}}], networks: [{used}, {unused}]}}")
-    found = list(checks_hardware.mtu(replace(sound(node_snapshot("h100-8gpu")), config=wide)))
-    assert [f.severity for f in found] == [Severity.ERROR]
-    assert "asks for MTU 9500, and a PF with VFs has" in found[0].text
-
-
-def test_names_that_the_order_of_probing_decides_are_found_if_something_selects_by_them(
+@pytest.mark.parametrize(
+    ("check", "node", "edit", "change", "severity", "text", "remedy"),
+    [
+        (MODE, "h100-8gpu", having(rdma_exclusive=True), {}, ERROR, "no HCA can be shared", "netns shared"),
+        (MODE, "h100-8gpu", having(rdma_exclusive=True), {"config": VFS_ONLY}, FINE, "exclusive", ""),
+        (MODE, "h100-8gpu", having(rdma_cm=False), {}, ERROR, "rdma_cm is missing", "modprobe rdma_ucm"),
+        (MODE, "efa", having(rdma_cm=False), EFA, FINE, "shared", ""),
+        (MODULES, "efa", having(rdma_cm=False), EFA, FINE, "ib_uverbs", ""),
+        (MODULES, "h100-8gpu", ON_VARIANT, VARIANT, FINE, "mlx5_vfio_pci", ""),
+        (
+            MODULES,
+            "h100-8gpu",
+            ON_VARIANT,
+            VARIANT | {"config": DPDK},
+            ERROR,
+            "vfio_pci is not loaded",
+            "modprobe vfio_p",
+        ),
+        (
+            VFS,
+            "h100-8gpu",
+            without_vfs,
+            {},
+            ERROR,
+            "none of",
+            "echo 8 > /sys/bus/pci/devices/0000:18:00.0/sriov_numvfs",
+        ),
+        (VFS, "one-nic", having(), {}, ERROR, "no adapter can have VFs", "mlxconfig"),
+        (VFS, "h100-8gpu", with_vfs(driver=None), {}, WARNING, "and 4 more: VFs 0–7 each", "drivers_probe"),
+        (MTU, "h100-8gpu", with_netdevs("18:00.1", mtu=9500), {}, WARNING, "has MTU 9500, its PF ens1f0np0", ""),
+        (
+            MTU,
+            "h100-8gpu",
+            having(),
+            {"config": vfs_of("mtu: 9500")},
+            ERROR,
+            "n asks for MTU 9500, and a PF with VFs has",
+            "",
+        ),
+        (NAMES, "one-nic", with_netdevs("", name="eth0"), BY_NAME, WARNING, "eth0", "by PCI address"),
+        (NAMES, "one-nic", with_netdevs("", name="eth0"), BY_RDMA, WARNING, "mlx5_3", "by PF or PCI address"),
+        (NAMES, "one-nic", with_netdevs("", name="eth0"), {}, FINE, "eth0: named by the kernel", ""),
+        (GPUS, "h100-8gpu", having(gpus=()), {}, ERROR, "does not show", "load the driver"),
+        (GPUS, "h100-8gpu", having(gpus=()), {"config": VFS_ONLY}, NOTE, "not known by UUID", ""),
+        (GPUS, "mi300x-8gpu", having(), {}, FINE, "8 known by sysfs (amdgpu)", ""),
+        (GPUS, "azure-nd-h100", having(), {}, FINE, "8 GPUs answer", ""),
+        (GPUS, "azure-nd-h100", having(places=Places()), {}, WARNING, "no PCIe switch", "topologyFile"),
+        (HUGEPAGES, "h100-8gpu", without_hugepages, {"config": DPDK}, WARNING, "no hugepages", "hugepages=N"),
+        (HUGEPAGES, "h100-8gpu", without_hugepages, {}, FINE, "nothing here is driven by programs", ""),
+    ],
+)
+def test_what_is_wrong_with_hardware_is_found_with_its_remedy(
     node_snapshot: Snapshots,
+    check: Check,
+    node: str,
+    edit: Edit,
+    change: dict[str, Any],
+    severity: Severity,
+    text: str,
+    remedy: str,
 ) -> None:
-    snapshot = edited(
-        node_snapshot("one-nic"), lambda d: replace(d, netdevs=tuple(replace(n, name="eth0") for n in d.netdevs))
-    )
-    by_name = config("resources: [{name: rdma/vf, kind: vf, select: {pf: [eth0], rdmaDevices: [mlx5_3]}}]")
-    found = list(checks_hardware.names(replace(sound(snapshot), config=by_name)))
-    assert [f.severity for f in found] == [Severity.WARNING, Severity.WARNING]
-    assert ("eth0" in found[0].text, "mlx5_3" in found[1].text) == (True, True)
-    assert worst(list(checks_hardware.names(sound(snapshot)))).severity is Severity.FINE
+    found = list(check(replace(sound(edit(node_snapshot(node))), **change)))
+    assert min(each.severity for each in found) is severity
+    assert [text in each.text and remedy in each.remedy for each in found if each.severity is severity] == [True]
 
 
-def test_gpus_that_nvml_does_not_show_are_an_error_only_if_they_are_offered(node_snapshot: Snapshots) -> None:
-    silent = replace(node_snapshot("h100-8gpu"), gpus=())
-    assert worst(list(checks_hardware.gpus(sound(silent)))).severity is Severity.ERROR
-    unoffered = replace(sound(silent), config=VFS_ONLY)
-    assert worst(list(checks_hardware.gpus(unoffered))).severity is Severity.NOTE
-
-
-def test_gpus_of_other_vendors_are_told_and_nvmls_silence_is_nothing_to_them(node_snapshot: Snapshots) -> None:
-    (found,) = checks_hardware.gpus(sound(node_snapshot("mi300x-8gpu")))
-    assert (found.severity, found.text) == (Severity.FINE, "8 known by sysfs (amdgpu)")
-
-
-def test_a_host_that_does_not_tell_how_near_gpus_and_nics_are_is_a_warning(node_snapshot: Snapshots) -> None:
-    told = replace(sound(node_snapshot("azure-nd-h100")), modules=EVERYTHING)
-    assert worst(list(checks_hardware.gpus(told))).severity is Severity.FINE
-    flat = replace(told, snapshot=replace(told.snapshot, places=Places()))
-    found = worst(list(checks_hardware.gpus(flat)))
-    assert found.severity is Severity.WARNING
-    assert "topologyFile" in found.remedy
-
-
-def test_dpdk_without_hugepages_is_a_warning(node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot("h100-8gpu")
-    bare = replace(snapshot, numa_nodes=tuple(replace(n, hugepages=()) for n in snapshot.numa_nodes))
-    assert worst(list(checks_hardware.hugepages(replace(sound(bare), config=DPDK)))).severity is Severity.WARNING
-    assert worst(list(checks_hardware.hugepages(sound(bare)))).severity is Severity.FINE
-
-
-def test_findings_are_laid_out_worst_first_and_counted() -> None:
+def test_findings_are_laid_out_worst_first_and_counted_and_none_is_forged() -> None:
     found = [
         Result(Severity.FINE, "well", check="a"),
-        Result(Severity.WARNING, "odd", "do this", "b"),
+        Result(Severity.WARNING, "odd\nfine     b            well", "do\x1b[2K this", "b"),
         Result(Severity.ERROR, "broken", "do that", "c"),
         Result(Severity.ERROR, "broken too", "do more", "d"),
     ]
@@ -298,31 +306,22 @@ def test_findings_are_laid_out_worst_first_and_counted() -> None:
         "                      do that",
         "error    d            broken too",
         "                      do more",
-        "warning  b            odd",
-        "                      do this",
+        "warning  b            odd\\nfine     b            well",
+        "                      do\\x1b[2K this",
         "fine     a            well",
         "",
         "2 errors, 1 warning, 1 fine",
     ]
     document = json.loads(json.dumps(as_document(found)))
     assert document["sound"] is False
-    assert document["findings"][1] == {"check": "b", "severity": "warning", "text": "odd", "remedy": "do this"}
-
-
-def test_what_comes_from_outside_forges_no_finding() -> None:
-    told = as_text([Result(Severity.ERROR, "broken\nfine     b            well", "do\x1b[2K this", "a")])
-    assert told.splitlines()[:3] == [
-        "error    a            broken\\nfine     b            well",
-        "                      do\\x1b[2K this",
-        "",
-    ]
+    assert document["findings"][2] == {"check": "c", "severity": "error", "text": "broken", "remedy": "do that"}
 
 
 def test_a_device_that_is_not_offered_is_a_note_where_the_configuration_probably_means_something_else(
     node_snapshot: Snapshots,
 ) -> None:
     snapshot = node_snapshot("h100-8gpu")
-    bare = replace(snapshot, devices=tuple(replace(d, vfs=()) for d in snapshot.devices if not d.is_vf))
+    bare = without_vfs(snapshot)
     config = parse("resources: [{name: rdma/vf, kind: vf, select: {isRdma: true}}]", "test")
     found = list(checks_hardware.not_offered(replace(sound(bare), config=config)))
     assert [(each.severity, each.text.partition(" (")[0]) for each in found] == [
