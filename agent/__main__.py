@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_CONFIG", "main"]
 
+STATUS_OF = ((Unavailable, NO_ANSWER), (InUse, IN_USE), (RequestInvalid, WRONG_INPUT))
+
 
 def main(arguments: Sequence[str] | None = None, open_host: Callable[[], Host] | None = None) -> int:
     """Run one command and return its exit status. `open_host` opens another host than the options name."""
@@ -45,18 +47,9 @@ def main(arguments: Sequence[str] | None = None, open_host: Callable[[], Host] |
         if error.source == str(DEFAULT_CONFIG) and not os.access(DEFAULT_CONFIG, os.R_OK):
             _complain("the agent's own is looked for there: run this as root on its node, or name one with --config")
         return WRONG_INPUT
-    except Unavailable as error:
-        _complain(f"nodefabric: {error}")
-        return NO_ANSWER
-    except InUse as error:
-        _complain(f"nodefabric: {error}")
-        return IN_USE
-    except RequestInvalid as error:
-        _complain(f"nodefabric: {error}")
-        return WRONG_INPUT
     except AgentError as error:
         _complain(f"nodefabric: {error}")
-        return FAILED
+        return next((status for kind, status in STATUS_OF if isinstance(error, kind)), FAILED)
     except PermissionError as error:
         _complain(f"nodefabric: {error.filename}: {error.strerror}: run this as root")
         return FAILED

@@ -11,9 +11,6 @@ from agent.config.template import possible, problems
 from agent.config.values import Config
 from agent.model.device import drives_for_programs
 
-THEMSELVES = ("hca", "nic")
-"""Kinds that take the very adapters that `pf` and `rootDevices` name; a VF is another device than its PF."""
-
 
 def contradictions(config: Config) -> Iterator[tuple[str, str]]:
     """List what does not go together: a path of the document, and what is wrong there."""
@@ -33,7 +30,8 @@ def contradictions(config: Config) -> Iterator[tuple[str, str]]:
         if not config.offers_dra:  # a claim may bring addresses of its own
             texts = strange_gateways(network.setup.routing, network.setup.ipam)
             yield from ((f"networks[{i}].gateway", text) for text in texts)
-    yield from _protected(config.cni.protect, resources, networks)
+        if (master := network.setup.master) in config.cni.protect:
+            yield f"networks[{i}].master", f"{master} carries no pod's interface, since cni.protect names it"
 
 
 def _repeated(key: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -134,32 +132,3 @@ def _mixed(networks: Sequence[Network]) -> Iterator[tuple[str, str]]:
                 " macvlans or ipvlans, and ipvlans of one ipvlanMode: name another master in one of the two"
             )
             yield f"networks[{i}].master", text
-
-
-def _protected(
-    protect: Sequence[str], resources: Sequence[Resource], networks: Sequence[Network]
-) -> Iterator[tuple[str, str]]:
-    """List where a protected adapter is named.
-
-    A selector that takes such an adapter without naming it is none of these: the adapter is left out of what it takes.
-    """
-    kept = {entry.lower() for entry in protect}
-    for i, resource in enumerate(resources):
-        for where, kind, select in selectors_of(resource) if resource.compat is None else ():
-            for path, name in _names(f"resources[{i}].{where}", kind, select):
-                if name.lower() in kept:
-                    yield path, f"{name} is never offered, since cni.protect names it: take it out of one of the two"
-    for i, network in enumerate(networks):
-        master = network.setup.master
-        if master in protect:
-            yield f"networks[{i}].master", f"{master} carries no pod's interface, since cni.protect names it"
-
-
-def _names(path: str, kind: str, select: Select) -> Iterator[tuple[str, str]]:
-    yield from ((f"{path}.pciAddresses", address) for address in select.pci_addresses)
-    yield from ((f"{path}.netdevs", name) for name in select.netdevs)
-    if kind in THEMSELVES:
-        yield from ((f"{path}.pf", selector.pf) for selector in select.pf)
-        yield from ((f"{path}.rootDevices", selector.pf) for selector in select.root_devices)
-    for i, other in enumerate(select.any_of):
-        yield from _names(f"{path}[{i}]", kind, other)

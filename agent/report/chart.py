@@ -7,7 +7,7 @@ traffic of two devices can meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -270,36 +270,15 @@ def _listed(nics: Sequence[PciDevice], place: Locality | None, label_of: Mapping
 # ------------------------------------------------------------------------------------------------------------ tree
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A GPU or a NIC."""
-
-    address: str
+Branch = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Bridge:
-    """Where several devices meet, or the way to one: a host bridge, root ports, switches."""
+def tree(snapshot: Snapshot) -> list[Branch]:
+    """Arrange the GPUs and NICs of a snapshot below NUMA nodes, GPUs first, as values that JSON can carry.
 
-    names: tuple[str, ...]
-    """From above: `pci0000:15`, then the addresses of ports and switches with nothing else between them."""
-    below: tuple[Bridge | Leaf, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NumaGroup:
-    """What hangs on one NUMA node; `NO_NUMA_NODE` for what the firmware did not place."""
-
-    number: int
-    cpus: str
-    """As the kernel lists them: 0-55,112-167."""
-    below: tuple[Bridge, ...]
-
-
-def tree(snapshot: Snapshot) -> tuple[NumaGroup, ...]:
-    """Arrange the GPUs and NICs of a snapshot, GPUs first. NUMA nodes without any are left out.
-
-    A Data Direct function stands beside its GPU, and its PF where that is.
+    NUMA nodes without any are left out; `numaNode` is None for what the firmware did not place. Below each are
+    `bridges` (from above: `pci0000:15`, then ports and switches with nothing else between them), or a `device`. A Data
+    Direct function stands beside its GPU, and its PF where that is.
     """
     gpus = {gpu.pci_address for gpu in snapshot.all_gpus}
     roots: dict[str, Any] = {}
@@ -312,15 +291,15 @@ def tree(snapshot: Snapshot) -> tuple[NumaGroup, ...]:
         branch[own] = None
         if numa_of.get(top, NO_NUMA_NODE) == NO_NUMA_NODE:
             numa_of[top] = device.numa_node
-    nodes = {node.number: node for node in snapshot.numa_nodes}
-    return tuple(
-        NumaGroup(
-            number,
-            cpu_list(nodes[number].cpus) if number in nodes else "",
-            tuple(_bridge((top,), below) for top, below in roots.items() if numa_of[top] == number),
-        )
+    cpus = {node.number: cpu_list(node.cpus) for node in snapshot.numa_nodes}
+    return [
+        {
+            "numaNode": None if number == NO_NUMA_NODE else number,
+            "cpus": cpus.get(number, ""),
+            "below": [_branch([top], below) for top, below in roots.items() if numa_of[top] == number],
+        }
         for number in sorted(set(numa_of.values()), key=lambda n: (n == NO_NUMA_NODE, n))
-    )
+    ]
 
 
 def drawn(snapshot: Snapshot) -> tuple[PciDevice, ...]:
@@ -336,45 +315,18 @@ def is_nic(device: PciDevice) -> bool:
     )
 
 
-def leaves(below: Sequence[Bridge | Leaf]) -> Iterator[str]:
-    """List the addresses of all devices further down."""
-    for part in below:
-        if isinstance(part, Leaf):
-            yield part.address
-        else:
-            yield from leaves(part.below)
-
-
-def tree_document(groups: Sequence[NumaGroup]) -> list[dict[str, Any]]:
-    """Give the tree as values that JSON can carry."""
-    return [
-        {
-            "numaNode": None if group.number == NO_NUMA_NODE else group.number,
-            "cpus": group.cpus,
-            "below": [_document(part) for part in group.below],
-        }
-        for group in groups
-    ]
-
-
-def _document(part: Bridge | Leaf) -> dict[str, Any]:
-    if isinstance(part, Leaf):
-        return {"device": part.address}
-    return {"bridges": list(part.names), "below": [_document(child) for child in part.below]}
-
-
-def _bridge(names: tuple[str, ...], below: Mapping[str, Any]) -> Bridge:
+def _branch(bridges: list[str], below: Mapping[str, Any]) -> Branch:
     while len(below) == 1:
         ((name, further),) = below.items()
         if further is None:
             break
-        names, below = (*names, name), further
-    return Bridge(names, tuple(_part(name, further) for name, further in below.items()))
+        bridges, below = [*bridges, name], further
+    return {"bridges": bridges, "below": [_part(name, further) for name, further in below.items()]}
 
 
-def _part(name: str, below: Mapping[str, Any] | None) -> Bridge | Leaf:
+def _part(name: str, below: Mapping[str, Any] | None) -> Branch:
     if below is None:
-        return Leaf(name)
-    made = _bridge((name,), below)
-    only = made.below[0] if len(made.below) == 1 else None
-    return only if isinstance(only, Leaf) else made
+        return {"device": name}
+    made = _branch([name], below)
+    (only, *others) = made["below"]
+    return only if not others and "device" in only else made

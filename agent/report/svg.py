@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from xml.sax.saxutils import escape
 
-from agent.model.device import NO_NUMA_NODE, Snapshot
-from agent.report.chart import Bridge, Leaf, NumaGroup, rails, rows, tree
+from agent.model.device import Snapshot
+from agent.report.chart import Branch, rails, rows, tree
 
 CHIP_WIDTH, CHIP_HEIGHT, GAP, PAD, HEAD, LETTER = 206, 54, 10, 12, 22, 7.3
 WIDEST = 1440
@@ -45,7 +45,7 @@ def draw(snapshot: Snapshot, title: str) -> str:
     """Draw the GPUs and NICs of a snapshot, as the text of an SVG file."""
     chips = _chips(snapshot)
     blocks = [_numa(group, chips) for group in tree(snapshot)]
-    placed, width, height = _stack(blocks)
+    placed, width, height = _flow(blocks, 0)  # one below the other
     top = 2 * PAD + HEAD
     width, height = max(width, LETTER * len(title) * 1.3) + 2 * PAD, height + top + PAD
     if not blocks:
@@ -83,17 +83,17 @@ def _chip(kind: str, *lines: str) -> _Block:
     return _Block(kind, tuple(_cut(line, room) for line in lines), CHIP_WIDTH, CHIP_HEIGHT)
 
 
-def _numa(group: NumaGroup, chips: dict[str, _Block]) -> _Block:
-    name = "unknown NUMA node" if group.number == NO_NUMA_NODE else f"NUMA node {group.number}"
-    head = f"{name}   CPUs {group.cpus}" if group.cpus else name
-    return _box("numa", head, [_bridge(part, chips) for part in group.below], WIDEST - 2 * PAD)
+def _numa(group: Branch, chips: dict[str, _Block]) -> _Block:
+    name = "unknown NUMA node" if group["numaNode"] is None else f"NUMA node {group['numaNode']}"
+    head = f"{name}   CPUs {group['cpus']}" if group["cpus"] else name
+    return _box("numa", head, [_part(part, chips) for part in group["below"]], WIDEST - 2 * PAD)
 
 
-def _bridge(part: Bridge | Leaf, chips: dict[str, _Block]) -> _Block:
-    if isinstance(part, Leaf):
-        return chips.get(part.address) or _chip("gpu", "GPU?", part.address, "not told by NVML")
-    inside = [_bridge(child, chips) for child in part.below]
-    return _box("bridge", " / ".join(part.names), inside, 2 * (CHIP_WIDTH + GAP) + 2 * PAD)
+def _part(part: Branch, chips: dict[str, _Block]) -> _Block:
+    if (address := part.get("device")) is not None:
+        return chips.get(address) or _chip("gpu", "GPU?", address, "not told by NVML")
+    inside = [_part(child, chips) for child in part["below"]]
+    return _box("bridge", " / ".join(part["bridges"]), inside, 2 * (CHIP_WIDTH + GAP) + 2 * PAD)
 
 
 def _box(kind: str, head: str, inside: Sequence[_Block], widest: float) -> _Block:
@@ -114,10 +114,6 @@ def _flow(blocks: Iterable[_Block], widest: float) -> tuple[list[_Block], float,
         placed.append(replace(block, x=x, y=y))
         width, x, row = max(width, x + block.width), x + block.width + GAP, max(row, block.height)
     return placed, width, y + row
-
-
-def _stack(blocks: Iterable[_Block]) -> tuple[list[_Block], float, float]:
-    return _flow(blocks, 0)
 
 
 def _drawn(block: _Block, x: float, y: float) -> str:

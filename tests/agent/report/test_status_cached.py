@@ -49,22 +49,6 @@ def test_the_same_document_has_the_same_tag_in_every_agent() -> None:
     assert served({"a": 1}).tag == served({"a": 1}).tag != served({"a": 2}).tag
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        {},
-        [],
-        {"a": []},
-        {"a": {}, "b": [{"c": {"d": [{"e": [1, None, 'x"y', {}]}]}}, []], "é": 1.5},
-        "x",
-        7,
-        {"a": [{"n": n} for n in range(200)]},
-    ],
-)
-def test_what_is_written_in_pieces_is_the_same_json(document: object) -> None:
-    assert json.loads(served(document).plain) == document
-
-
 def test_a_crowd_shares_one_document() -> None:
     source = Source()
     cached = CachedStatus(lambda: source.version, source.build)
