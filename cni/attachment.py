@@ -99,7 +99,6 @@ class Attachments:
         if call.conf.kind != RDMA and not self.detacher.is_out_of_date(call):
             if not self._node.ledger.attachments_of(call.container_id, call.ifname):
                 self.adopter.adopt_of(call.container_id, call.ifname)
-            self.finder.name_owner(call)
             self.detacher.delete(call)
             self._slots.unbind(call.container_id, call.ifname)
             self._grants.detached(call.container_id, call.pod)

@@ -1,7 +1,7 @@
 """VFs without a row: in pods' namespaces after the books were lost, or back in the host under a pod's name.
 
 Both get a row before anything is done to them, so what follows is what follows any row: the one in a
-pod stays until that pod's end and no other pod gets it; the other is put back at once. What undoes them is
+pod stays until that pod's namespace ends and no other pod gets it; the other is put back at once. What undoes them is
 worked out from what can be seen now, since nobody remembers how they were found.
 """
 
@@ -90,36 +90,6 @@ class Finder:
                 if self._take_over(device, owner, path, resources.get(device, "")):
                     found.append(device)
         return tuple(found)
-
-    def name_owner(self, call: Call) -> None:
-        """Let a DEL find the rows of its namespace that nobody's name is on: it tells whose they are.
-
-        It also tells of the addresses, or our own configuration does: they were leased in this name.
-        """
-        if call.netns is None:
-            return
-        # The runtime may have told the container; what its network asked for only the call tells.
-        unnamed = [
-            row
-            for row in self._node.ledger.attachments()
-            if row.request.get("name") == UNKNOWN and row.owner.container_id in (UNKNOWN, call.container_id)
-        ]
-        if not unnamed:
-            return
-        netns = namespaces.identity(call.netns)
-        here = [row for row in unnamed if row.owner.netns == netns and row.state is AttachmentState.ATTACHED]
-        mine = [row for row in here if row.ifname == call.ifname]
-        if not mine and call.conf.device is None:  # a chained call has one name for all
-            mine = here
-        for row in mine:
-            conf = call.conf
-            resource_name = row.resource_name or self._node.ledger.granted_resource(row.device) or ""
-            network = self._grants.network_of(resource_name, row.device)
-            if conf.ipam is None and network is not None:
-                conf = netconf.with_network(conf, network)
-            owner = Owner(call.container_id, call.ifname, call.pod, netns)
-            log.warning("%s in pod %s turns out to be container %s's", row.device, call.pod, call.container_id)
-            self._node.ledger.name_owner(row, owner, request_of(call, conf))
 
     def under_a_strange_name(self, device: str, known: KnownDevice | None) -> bool:
         """Give a row to a VF that came back under a pod's name, so that it is put back. False if it is not so.

@@ -93,17 +93,6 @@ class AttachmentBook(ClaimsHeld):
 
         self._update_attachments(attached)
 
-    def name_owner(self, row: Attachment, owner: Owner, request: Mapping[str, Any]) -> None:
-        """Write down whose an adopted row is, and what its network asked for, once that is known."""
-
-        def named() -> list[Attachment]:
-            return [
-                replace(known, owner=replace(owner, netns=known.owner.netns), request=dict(request))
-                for known in self._rows([row.attachment_id])
-            ]
-
-        self._update_attachments(named, durable=True)
-
     def note(self, facts: Mapping[int, Mapping[str, Any]]) -> None:
         """Write down what was found out of devices in their pods: attachment ID → what joins its request."""
         self._update_attachments(
@@ -183,7 +172,7 @@ class AttachmentBook(ClaimsHeld):
         self._write(write, durable, self._attachments.put)
         return row
 
-    def _update_attachments(self, changed: Callable[[], list[Attachment]], durable: bool = False) -> None:
+    def _update_attachments(self, changed: Callable[[], list[Attachment]]) -> None:
         """Write what `changed` makes of rows that are there, looked up in the transaction."""
 
         def write() -> list[Attachment]:
@@ -191,7 +180,7 @@ class AttachmentBook(ClaimsHeld):
             rows.update(self._db, "attachments", "attachment_id", map(rows.attachment_columns, found))
             return found
 
-        self._write(write, durable, self._attachments.put)
+        self._write(write, durable=False, then=self._attachments.put)
 
     def _attaching(self, row_id: int) -> Attachment:
         row = self._attachments.get(row_id)

@@ -67,7 +67,8 @@ class Adopter:
         self._state = state
         self._run = run
         self._netns_folders = tuple(netns_folders)
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
+        """Files that were logged, as long as they are there."""
         self.is_due = True
         """Whether something may wait to be adopted: so it is at a start, and until nothing waits any more."""
 
@@ -83,7 +84,9 @@ class Adopter:
         files = [(kind, file) for kind in sriov_state.KINDS for file in self._files(kind, garbage)]
         found = self._adopt_all(files)
         self.is_due = bool(found.waiting)
-        return replace(found, garbage=(*garbage, *found.garbage))
+        garbage += found.garbage
+        self._logged &= {*garbage, *found.waiting}
+        return replace(found, garbage=tuple(garbage))
 
     def adopt_of(self, container_id: str, ifname: str) -> Adopted:
         """Give a row to what a replaced plugin attached for one container: its DEL has come, and no row is about it.
@@ -103,10 +106,10 @@ class Adopter:
                     devices.append(device)
             except Unreadable as error:
                 garbage.append(str(file))
-                self._tell(str(file), f"is left as it is, and adopted by nobody: {error}")
+                self._log(str(file), f"is left as it is, and adopted by nobody: {error}")
             except (DeviceBusy, HardwareError, OSError) as error:
                 waiting.append(str(file))
-                self._tell(str(file), f"is looked at again later: {error}")
+                self._log(str(file), f"is looked at again later: {error}")
         return Adopted(tuple(devices), tuple(waiting), tuple(garbage))
 
     def _files(self, kind: str, garbage: list[str]) -> list[Path]:
@@ -119,12 +122,12 @@ class Adopter:
             return sorted(files_in(self._state / kind), key=_age)
         except Unreadable as error:
             garbage.append(str(self._state / kind))
-            self._tell(str(self._state / kind), str(error))
+            self._log(str(self._state / kind), str(error))
             return []
 
-    def _tell(self, what: str, text: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _log(self, what: str, text: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
             log.warning("%s %s", what, text)
 
     def _adopt(self, kind: str, file: Path) -> str | None:

@@ -51,7 +51,6 @@ _IFNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
 _LINK_STATES = {0: "auto", 1: "enable", 2: "disable"}
 """IFLA_VF_LINK_STATE_* (include/uapi/linux/if_link.h)."""
 _VLAN_PROTOCOLS = {0x8100: "802.1q", 0x88A8: "802.1ad"}
-_HIGHEST = 2**32 - 1
 _NO_MAC = "00:00:00:00:00:00"
 _NO_POD = PodRef("", "")
 
@@ -80,7 +79,6 @@ class Record:
     mac: str | None = None
     mtu: int | None = None
     guid: str | None = None
-    pf_netdev: str | None = None
     vf_index: int | None = None
     before: VfSettings = field(default_factory=VfSettings)
     """What the PF enforced before, as far as it was changed."""
@@ -153,7 +151,8 @@ def _pairs(given: Any) -> list[list[str]]:
 _TEXT = string("a text", str)
 _WORD = that("a name", re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch)
 _MAC = that("a MAC address", _hardware_address)
-_RATE = whole(0, _HIGHEST)
+_NUMBER = whole(-(2**63), 2**63 - 1)
+"""Whatever it says of what nobody had changed, which is not put back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +176,15 @@ class _VfState(JsonSection):
     host_if_name: Annotated[str | None, INTERFACE] = None
     effective_mac: Annotated[str | None, _MAC] = None
     admin_mac: Annotated[str | None, _MAC] = None
-    mtu: Annotated[int | None, whole(0, MAX_MTU)] = None
+    mtu: Annotated[int | None, _NUMBER] = None
     spoof_chk: Annotated[bool | None, FLAG] = None
     trust: Annotated[bool | None, FLAG] = None
-    link_state: Annotated[int | None, whole(0, _HIGHEST)] = None
-    vlan: Annotated[int | None, whole(0, 4095)] = None
-    vlan_qos: Annotated[int | None, whole(0, 7)] = None
-    vlan_proto: Annotated[int | None, whole(0, 0xFFFF)] = None
-    min_tx_rate: Annotated[int | None, _RATE] = None
-    max_tx_rate: Annotated[int | None, _RATE] = None
+    link_state: Annotated[int | None, _NUMBER] = None
+    vlan: Annotated[int | None, _NUMBER] = None
+    vlan_qos: Annotated[int | None, _NUMBER] = None
+    vlan_proto: Annotated[int | None, _NUMBER] = None
+    min_tx_rate: Annotated[int | None, _NUMBER] = None
+    max_tx_rate: Annotated[int | None, _NUMBER] = None
 
     def settings(self, asked: VfSettings) -> VfSettings:
         """Return what the PF enforced, of the settings that were asked to be otherwise."""
@@ -214,8 +213,7 @@ class _Device(JsonSection):
 class _Written(_Device):
     """What sriov and ib-sriov write of an attachment, beside its configuration."""
 
-    master: Annotated[str | None, INTERFACE] = None
-    vfid: Annotated[int | None, whole(0, 65535)] = None
+    vfid: Annotated[int | None, _NUMBER] = None
     dpdk_mode: Annotated[bool | None, FLAG] = None
     orig_vf_state: _VfState = _VfState()
     host_if_names: Annotated[str, _TEXT] = ""
@@ -305,7 +303,7 @@ def _owner(name: str) -> tuple[str, str]:
 
 def _before(kind: str, written: _Written, conf: NetConf) -> dict[str, Any]:
     """Say how the device was in the host."""
-    found: dict[str, Any] = {"pf_netdev": written.master, "vf_index": written.vfid}
+    found: dict[str, Any] = {"vf_index": written.vfid}
     if kind == "ib-sriov":
         link_state = conf.settings.link_state
         return found | {
@@ -320,7 +318,7 @@ def _before(kind: str, written: _Written, conf: NetConf) -> dict[str, Any]:
     return found | {
         "netdev": was.host_if_name or "",
         "mac": was.effective_mac,
-        "mtu": was.mtu or None,
+        "mtu": was.mtu if was.mtu in range(1, MAX_MTU + 1) else None,
         "for_programs": bool(written.dpdk_mode),
         "before": was.settings(conf.settings),
     }

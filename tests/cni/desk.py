@@ -56,8 +56,8 @@ class Desk:
         self._devices += 1
         network = {"cniVersion": "1.0.0", "name": network_name, "type": "nodefabric", "ipam": {"type": kind, **ipam}}
         args = f"IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=pod" if namespace else ""
-        request: dict[str, Any] = {"network": network, "cni_args": args, "cni_path": f"{self.folder}:{PLUGINS}"}
-        return attach(self.books, f"0000:3b:00.{self._devices}", owner(container_id), **request)
+        request = {"name": network_name, "network": network, "cni_args": args, "cni_path": f"{self.folder}:{PLUGINS}"}
+        return attach(self.books, f"0000:3b:00.{self._devices}", owner(container_id), request=request)
 
     def trusted(self, row: Attachment) -> Attachment:
         """Have the network of a row count as one that has answered."""

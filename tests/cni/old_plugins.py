@@ -48,8 +48,7 @@ class OldSriov:
         ipam: Mapping[str, Any] | None = None,
     ) -> None:
         """Attach a VF, and write down what that plugin writes."""
-        link = self.rig.machine.find_netdev(vf(index))
-        assert link is not None
+        link = self.rig.home(index)
         before = self.rig.settings(index)
         self.rig.machine.vf_control.apply(PF_NETDEV, index, SETTINGS)
         subprocess.run(["ip", "link", "set", link.name, "netns", str(pod)], check=True)

@@ -167,16 +167,6 @@ def test_containers_that_asked_for_nothing_get_nothing_and_nobody_waits(scene: S
     assert NOTED not in scene.rig.ledger.attachments()[0].request
 
 
-def test_del_takes_the_files_away(scene: Scene) -> None:
-    scene.bind("c1")
-    scene.enter(5, "10.9.0.2/24")
-    add(scene)
-    assert scene.files() == ["nodefabric-sandbox-c1.rails"]
-    scene.rig.delete("c1", scene.rig.folder / "c1.netns")
-    scene.rig.await_back()
-    assert scene.files() == []
-
-
 def test_a_second_interface_of_another_call_joins_what_is_told(scene: Scene) -> None:
     both = ("NCCL_IB_HCA==mlx5_1,mlx5_2", "NODEFABRIC_RAILS=/run/nodefabric/rails.json")
     scene.bind("c1", env=both)

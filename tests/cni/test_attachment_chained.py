@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.errors import HardwareError, IpamFailed, NetlinkFailed, RequestInvalid
+from agent.errors import HardwareError, IpamFailed, RequestInvalid
 from agent.state import Latest
 from cni.attachment import Attachments
 from cni.call import GrantedDevice, Node
@@ -48,8 +48,7 @@ def test_all_vfs_of_a_pod_enter_it_under_free_names(rig: Rig) -> None:
     ]
     assert answer["dns"] == PREVIOUS["dns"]
     for name, index in (("net2", 0), ("net3", 2)):
-        link = rig.in_pod(pod, name)
-        assert link is not None
+        link = rig.link(pod, name)
         assert (link.device, link.mac, link.mtu, link.up) == (vf(index), mac_of(index), 1400, True)
     assert len(rig.leases()) == 4
     rig.check("c1", pod, ifname="eth0")
@@ -103,17 +102,6 @@ def test_a_second_vf_that_fails_undoes_the_first(rig: Rig) -> None:
     assert [rig.found(i) for i in range(2)] == before
     assert rig.ledger.attachments() == ()
     assert (rig.folder / "calls").read_text() == "ADD net1\nDEL net2\nDEL net1\n"
-
-
-def test_a_name_that_only_the_kernel_knows_to_be_taken_undoes_all(rig: Rig) -> None:
-    pod = rig.pod()
-    before = [rig.found(i) for i in range(2)]
-    rig.run_in(pod, "ip", "link", "add", "net2", "type", "bridge")
-    grant(rig, 0, 1)
-    with pytest.raises(NetlinkFailed, match="an interface of that name is in the pod already"):
-        rig.add("c1", pod, ifname="eth0", prevResult=PREVIOUS)
-    assert [rig.found(i) for i in range(2)] == before
-    assert rig.in_pod(pod, "net1") is None
 
 
 def test_a_device_named_in_the_configuration_goes_before_grants(rig: Rig) -> None:

@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from cni.modes.mode import Planned, Target
 from cni.netconf import from_document
 from tests.cni import tiny_node
 from tests.cni.tiny_node import ASKED, Rig, open_rig, stub_answer, vf
-from tests.waiting import until
 
 AGENT = """
 import sys
@@ -88,23 +86,6 @@ def test_addresses_are_leased_once_the_row_outlives_a_power_cut(rig: Rig) -> Non
         assert list(database.execute("SELECT device, state FROM attachments")) == [(vf(0), "attaching")]
     written = next(number for number, statement in enumerate(said) if "INTO attachments" in statement)
     assert [s for s in said[:written] if "synchronous" in s][-1:] == ["PRAGMA synchronous = FULL"]
-
-
-def test_nothing_is_touched_while_the_database_takes_no_row(rig: Rig) -> None:
-    called = rig.folder / "called"
-    conf = {"ipam": rig.stub_ipam(f"touch {called}; {stub_answer('10.0.0.2/24')}")}
-    adding = threading.Thread(target=rig.add, args=("c1", rig.pod()), kwargs=conf)
-    with closing(sqlite3.connect(rig.folder / "ledger.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        adding.start()
-        until(rig.ledger._writing.locked)
-        adding.join(0.3)
-        assert adding.is_alive()
-        assert not called.exists()
-        assert rig.machine.find_netdev(vf(0)) is not None
-        other.execute("ROLLBACK")
-    adding.join(30)
-    assert called.exists()
 
 
 def test_attachments_outlive_the_agent(own_network: None, tmp_path: Path) -> None:

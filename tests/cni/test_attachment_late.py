@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from agent.errors import AgentError, DeviceBusy
-from agent.hardware.host import Link, LinkChange
+from agent.hardware.host import Link
 from agent.model.allocation import PodRef
 from cni.attachment import Attachments
 from cni.call import GrantedDevice, Node
-from cni.detach import InFlight
 from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
@@ -126,22 +125,6 @@ def test_a_del_while_kubelet_is_asked_makes_the_add_undo_itself(rig: Rig) -> Non
         attachments.close()
 
 
-def test_a_del_that_the_next_pods_add_overtakes_touches_nothing(rig: Rig) -> None:
-    """It had read the books, and before it came to act another DEL had ended and the device had a new owner."""
-    first, second = rig.pod("one"), rig.pod("two")
-    rig.add("c1", first, **ASKED)
-    (read_before,) = rig.ledger.attachments()
-    rig.delete("c1", first)
-    rig.await_back()
-    rig.add("c2", second, ipam=rig.ipam(), **{**ASKED, "vlan": 200})
-    (row,) = rig.ledger.attachments()
-    rig.ledger.begin_detach([read_before.attachment_id])
-    rig.attachments.detacher.start_detach(read_before, None)
-    rig.attachments.close()
-    assert rig.ledger.attachments() == (row,)
-    rig.check("c2", second)
-
-
 @pytest.mark.parametrize("state", ["attaching", "detaching"])
 def test_an_add_is_not_answered_from_a_row_that_is_on_its_way_out(rig: Rig, state: str) -> None:
     """Left by an agent that was killed: the VF is there still, but nobody may be told so."""
@@ -165,39 +148,3 @@ def test_an_add_is_not_answered_from_a_row_that_is_on_its_way_out(rig: Rig, stat
     assert rig.attachments.heal(vf(0)) == f"half-{state}"
     rig.add("c1", pod, **ASKED)
     rig.check("c1", pod)
-
-
-def test_word_left_for_one_add_reaches_no_other() -> None:
-    in_flight = InFlight()
-    in_flight.overtake("c1", "net1")
-    with in_flight.add("c1", "net1") as first, in_flight.add("c1", "net2") as other:
-        with in_flight.add("c1", "net1") as again:
-            in_flight.overtake("c1", "net1")
-            assert (first.close(), again.close(), other.close()) == (True, True, False)
-        in_flight.overtake("c1", "net1")
-        assert first.overtaken
-        in_flight.overtake("c1", "net2")  # the rows are written: DEL finds them
-        assert not other.overtaken
-    with in_flight.add("c1", "net1") as later:
-        assert not later.close()
-
-
-def test_an_add_of_a_vf_whose_pf_was_renamed_since_the_scan_finds_it(rig: Rig) -> None:
-    """PFs are found by PCI address when they are asked, before and after."""
-    pod, before = rig.pod(), rig.settings()
-    rename_pf(rig, "uplink0")
-    rig.machine.vf_control.apply("uplink0", 0, before)
-    rig.add("c1", pod, **ASKED)
-    assert rig.machine.vf_control.read("uplink0", 0).vlan == 100
-    rename_pf(rig, "uplink1")
-    rig.machine.vf_control.apply("uplink1", 0, rig.machine.vf_control.read("uplink0", 0))
-    rig.check("c1", pod)
-    rig.delete("c1", pod)
-    rig.await_back()
-    assert rig.machine.vf_control.read("uplink1", 0) == before
-
-
-def rename_pf(rig: Rig, name: str) -> None:
-    found = rig.machine.find_netdev(tiny_node.PF)
-    assert found is not None
-    rig.machine.links.change(found, LinkChange(name=name))

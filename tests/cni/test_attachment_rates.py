@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.config import parse
-from agent.errors import AttachmentError, ConfigError, RequestInvalid
+from agent.errors import AttachmentError, RequestInvalid
 from agent.model.allocation import VfSettings
 from cni.call import GrantedDevice
 from tests.cni import tiny_node
@@ -89,10 +88,3 @@ def test_a_rate_that_the_other_one_of_the_vf_contradicts_is_refused(
     rig.add("c1", pod, **(asked | {missing: 0}))
     expected = {"min_tx_rate": 0, "max_tx_rate": 0} | asked
     assert rates(rig) == (expected["min_tx_rate"], expected["max_tx_rate"])
-
-
-def test_a_resource_says_them_in_the_words_of_networks() -> None:
-    text = "resources: [{name: rdma/vf, kind: vf, select: {vendors: ['15b3']}, min_tx_rate: %d, max_tx_rate: 100}]"
-    assert parse(text % 50, "test").resources[0].rates == VfSettings(min_tx_rate=50, max_tx_rate=100)
-    with pytest.raises(ConfigError, match=r"resources\[0\].min_tx_rate: 101 is above max_tx_rate 100"):
-        parse(text % 101, "test")

@@ -81,28 +81,6 @@ def test_check_tells_of_a_trunk_that_was_changed(rig: Rig, driver: TrunkDriver) 
     assert shown(rig.folder) == "5"
 
 
-def test_a_trunk_that_nobody_asked_for_stays(rig: Rig, driver: TrunkDriver) -> None:
-    pod = rig.pod()
-    rig.add("c1", pod, trust="on")
-    assert shown(rig.folder) == "5"
-    rig.delete("c1", pod)
-    rig.await_back()
-    assert (shown(rig.folder), driver.said) == ("5", [])
-
-
-def test_a_vf_for_programs_has_a_trunk_too(rig: Rig) -> None:
-    folder = rig.machine.root / "sys/bus/pci/devices" / vf(1)
-    (rig.machine.root / "sys/bus/pci/drivers/vfio-pci").mkdir()
-    (folder / "driver").unlink()
-    (folder / "driver").symlink_to("../../../../bus/pci/drivers/vfio-pci")
-    pod = rig.pod()
-    rig.add("c1", pod, deviceID=vf(1), vfio=True, trunk=TRUNK)
-    assert (shown(rig.folder, 1), shown(rig.folder, 0)) == (TRUNK, "5")
-    rig.delete("c1", pod)
-    rig.await_back(1)
-    assert shown(rig.folder, 1) == ""
-
-
 @pytest.mark.parametrize("ids", [(), (0, 4095)])
 def test_what_a_list_held_before_is_put_back_whatever_it_is(
     rig: Rig, driver: TrunkDriver, ids: tuple[int, ...]
@@ -192,34 +170,3 @@ def test_a_vlan_of_the_pf_is_in_the_way_until_the_network_takes_it_off(
         rig.delete("c1", pod)
         rig.await_back()
         assert (rig.found(), shown(tmp_path), rig.ledger.quarantines()) == (before, "", ())
-
-
-def test_a_driver_that_was_replaced_meanwhile_has_nothing_to_put_back(rig: Rig) -> None:
-    pod = rig.pod()
-    rig.add("c1", pod, trunk=TRUNK, trust="on")
-    trunk.path_of(rig.folder / "root", PF_NETDEV, 0).unlink()
-    rig.delete("c1", pod)
-    rig.await_back()
-    assert (rig.settings().trust, rig.ledger.quarantines()) == (False, ())
-
-
-class TooMany(WithTrunk):
-    """A PF with so many VFs that the kernel cannot list them."""
-
-    def read(self, pf_netdev: str, vf_index: int) -> VfSettings:
-        raise NetlinkFailed(f"read VF {vf_index} of {pf_netdev}", errno.EMSGSIZE, "Message too long")
-
-
-def test_a_pf_with_too_many_vfs_to_be_asked_about_one_tells_of_a_trunk(
-    own_network: None, tmp_path: Path, driver: TrunkDriver
-) -> None:
-    create(tmp_path, driver)
-    with opened(tmp_path, driver, TooMany) as rig:
-        pod, path = rig.pod(), trunk.path_of(tmp_path / "root", PF_NETDEV, 0)
-        rig.add("c1", pod, trunk=TRUNK)
-        driver.write(path, "add 6 6")
-        with pytest.raises(AttachmentError, match="has trunk '6,100,200-210', not '100,200-210'"):
-            rig.check("c1", pod)
-        rig.delete("c1", pod)
-        rig.await_back()
-        assert (shown(tmp_path), rig.ledger.quarantines()) == ("5", ())

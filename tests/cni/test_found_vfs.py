@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from agent.errors import DeviceBusy, InUse
 from agent.hardware import netns as namespaces
-from agent.hardware.sysfs import trunk
 from agent.model.allocation import AttachmentState, PodRef, VfSettings
 from agent.model.vf_identity import KnownDevice
 from cni.call import Node
@@ -25,7 +23,6 @@ from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, mac_of, netdev, open_rig, vf
 from tests.live import Live
 from tests.node import claimed_vf, prepare
-from tests.vf_trunk import TrunkDriver, WithTrunk
 from tests.waiting import until
 
 ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "mtu": 1400, "vlan": 100, "trust": "on", "spoofchk": "off"}
@@ -85,20 +82,6 @@ def test_a_vf_of_a_claim_is_found_as_what_the_claim_has_brought(lost: Rig) -> No
     assert (row.device, row.resource_name, row.claim_uid) == (vf(0), "rdma/vf", "uid-nics")
 
 
-def test_what_was_found_without_arp_and_multicast_has_both_afterwards(lost: Rig) -> None:
-    finder(lost).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"})
-    pod = lost.folder / "pod.netns"
-    lost.run_in(pod, "ip", "link", "set", "net1", "arp", "off", "multicast", "off")
-    link = lost.in_pod(pod)
-    assert link is not None
-    assert (link.arp, link.multicast) == (False, False)
-    lost.delete("c1", pod)
-    lost.await_back()
-    link = lost.machine.find_netdev(vf(0))
-    assert link is not None
-    assert (link.arp, link.multicast) == (True, True)
-
-
 def test_without_any_memory_what_can_be_seen_is_restored(lost: Rig) -> None:
     """Its own MAC address nobody knows any more; all that a neighbour has not is taken off."""
     lost.machine.vf_control.apply("ens1f0", 1, VfSettings(spoofchk=False))  # as this driver has it, say
@@ -112,18 +95,6 @@ def test_without_any_memory_what_can_be_seen_is_restored(lost: Rig) -> None:
     assert (name, up) == (netdev(0), False)
     neighbour = lost.settings(1)
     assert (settings.vlan, settings.trust, settings.spoofchk) == (neighbour.vlan, neighbour.trust, neighbour.spoofchk)
-
-
-def test_a_trunk_that_a_lost_pod_had_is_taken_off(lost: Rig, tmp_path: Path) -> None:
-    driver = TrunkDriver()
-    paths = [trunk.path_of(tmp_path / "root", "ens1f0", index) for index in range(3)]
-    for path in paths:
-        driver.create(path, *([100] if path == paths[0] else []))
-    machine: Any = replace(lost.machine, vf_control=WithTrunk(tmp_path, driver))
-    node = Node(machine, lost.ledger, Live(lost.machine.scan))
-    assert Finder(node, netns_folders=(lost.folder,), processes=lost.folder / "no-proc").in_namespaces([vf(0)], {}, {})
-    (row,) = lost.ledger.attachments()
-    assert (row.undo.settings.trunk, row.undo.vf_index) == ("", 0)
 
 
 def test_what_is_found_nowhere_gets_no_row(lost: Rig) -> None:
@@ -203,39 +174,6 @@ def test_living_namespaces_are_found_by_folder_and_by_process(own_network: None,
         process.wait()
 
 
-@pytest.mark.parametrize("containers", [{}, {("default", "a"): "c1"}])
-@pytest.mark.parametrize("ifname", ["net1", "eth0"])
-def test_a_del_tells_whose_the_found_row_is_and_returns_its_leases(
-    lost: Rig, ifname: str, containers: dict[tuple[str, str], str]
-) -> None:
-    """By the interface of its call, or, chained, by the one name it has for all; named by the runtime or not."""
-    joined = network({"name": "rails", "ipam": lost.ipam()})
-    pods = {vf(0): PodRef("default", "a")}
-    assert finder(lost, grants=FixedGrants(networks={"": joined})).in_namespaces([vf(0)], pods, containers) == (vf(0),)
-    assert len(lost.leases()) == 2
-    naming = finder(lost, grants=FixedGrants(networks={"": joined}))
-    with lost.call("c1", lost.folder / "pod.netns", {}, ifname) as call:
-        naming.name_owner(call)
-        (row,) = lost.ledger.attachments()
-        assert (row.owner.container_id, row.owner.cni_ifname, row.owner.pod) == ("c1", ifname, call.pod)
-        lost.attachments.delete(call)
-    lost.await_back()
-    assert lost.leases() == []
-    assert lost.ledger.owed_leases() == ()
-
-
-def test_a_del_of_another_namespace_or_interface_names_nobody(lost: Rig) -> None:
-    finder(lost).in_namespaces([vf(0)], {}, {})
-    for pod, ifname, conf in (
-        (None, "net1", {}),
-        (lost.pod("two"), "net1", {}),
-        (lost.folder / "pod.netns", "net9", {"deviceID": vf(2)}),
-    ):
-        with lost.call("c9", pod, conf, ifname) as call:
-            lost.attachments.finder.name_owner(call)
-    assert [row.owner.container_id for row in lost.ledger.attachments()] == [UNKNOWN]
-
-
 def test_a_known_containers_leases_are_returned_without_any_del(lost: Rig) -> None:
     joined = network({"name": "rails", "ipam": lost.ipam()})
     finding = finder(lost, grants=FixedGrants(networks={"rdma/vf": joined}))
@@ -244,15 +182,6 @@ def test_a_known_containers_leases_are_returned_without_any_del(lost: Rig) -> No
     lost.remove(lost.folder / "pod.netns")
     until(lambda: lost.attachments.heal(vf(0)) == "owner-gone")
     assert lost.leases() == []
-
-
-def test_a_del_of_a_known_container_finds_the_row_by_its_chained_name(lost: Rig) -> None:
-    """Kubelet's pod and the runtime told the container; that the call is for eth0 only the call tells."""
-    finder(lost).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"})
-    lost.delete("c1", lost.folder / "pod.netns", "eth0")
-    lost.await_back()
-    name, _, mtu, _, _ = lost.found()
-    assert (name, mtu) == (netdev(0), 1500)  # as its neighbours have it
 
 
 def test_what_an_administrator_moved_by_hand_is_free_once_it_is_brought_back(rig: Rig) -> None:

@@ -123,16 +123,6 @@ def test_a_del_whose_driver_hangs_withholds_its_device(own_network: None, tmp_pa
         assert rig.ledger.quarantines() == ()
 
 
-def test_what_the_work_raises_reaches_who_waits() -> None:
-    def fail() -> None:
-        raise HardwareError("the wrong VF")
-
-    work = Background("healing x", fail)
-    work.start()
-    with pytest.raises(HardwareError, match="the wrong VF"):
-        work.is_over(tiny_node.TIMEOUT_SECONDS)
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_becomes_of_work_that_nobody_waits_for_is_in_the_log(
     caplog: pytest.LogCaptureFixture, fails: bool

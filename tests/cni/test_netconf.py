@@ -50,12 +50,6 @@ def read(document: Any, **cni_args: str) -> netconf.NetConf:
     return netconf.parse(json.dumps(document).encode(), cni_args)
 
 
-def test_an_empty_configuration_asks_for_nothing() -> None:
-    conf = read({})
-    assert (conf.cni_version, conf.name, conf.device, conf.mtu, conf.ipam) == ("0.3.1", "", None, None, None)
-    assert conf.settings.is_empty
-
-
 @pytest.mark.parametrize("key", [key for key in FULL if key != "cni.dev/attachments"])
 def test_null_means_that_the_key_is_absent(key: str) -> None:
     """Go writes null for an empty list or map, and several runtimes do."""
@@ -114,12 +108,6 @@ def test_the_mac_of_the_pod_goes_before_that_of_the_network() -> None:
     assert read({"mac": network, "runtimeConfig": {"mac": runtime}}, MAC=args).mac == runtime
     assert read({"mac": network}, MAC=args.upper()).mac == args
     assert read({"mac": network}).mac == network
-
-
-@pytest.mark.parametrize(("text", "value"), [("on", True), (True, True), ("off", False), (False, False)])
-def test_switches_may_be_written_both_ways(text: object, value: bool) -> None:
-    conf = read({"spoofchk": text, "trust": text})
-    assert (conf.settings.spoofchk, conf.settings.trust) == (value, value)
 
 
 @pytest.mark.parametrize("mac", ["x", "01:00:00:00:00:01", "00:00:00:00:00:00"])

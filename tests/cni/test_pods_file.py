@@ -190,8 +190,6 @@ def test_rows_and_bindings_name_pods_without_a_grant(books: Ledger, path: Path) 
     nameless = replace(owner("c2"), pod=PodRef("", ""))
     row = books.adopt(replace(row, owner=nameless))
     assert named(path) == ["c2"]
-    books.name_owner(row, owner("c2"), row.request)
-    assert named(path) == ["default/trainer"]
     books.finish_detach(row)
     (bound,) = books.bind_slots([Binding(SLOT, "rdma/vf", "vf", VF, "main", "c3", "eth0", WEB, {})])
     assert named(path) == ["shop/web"]

@@ -125,22 +125,6 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_a_descriptor_comes_with_the_request() -> None:
-    with open("/proc/self/ns/net") as netns:
-        request = received(protocol.encode_request(Request({"A": "1"}, b"{}")), netns.fileno())
-        assert request.netns is not None
-        assert os.fstat(request.netns).st_ino == os.fstat(netns.fileno()).st_ino
-        assert not os.get_inheritable(request.netns)
-        os.close(request.netns)
-
-
-def test_a_request_may_come_in_many_pieces() -> None:
-    sent = Request({"A": "1"}, b"x" * 200_000)
-    assert received(protocol.encode_request(sent), pieces=40) == sent
-    short = Request({"A": "1"}, b"")
-    assert received(protocol.encode_request(short), pieces=100) == short
-
-
 def test_the_largest_request_is_received_and_a_larger_one_refused() -> None:
     largest = Request({"A": "1"}, b"x" * (protocol.MAX_REQUEST - 5))
     assert received(protocol.encode_request(largest)) == largest

@@ -47,13 +47,6 @@ def test_a_previous_result_may_hold_null(key: str) -> None:
     assert made["ips"][-1]["interface"] == len(made["interfaces"]) - 1
 
 
-def test_other_keys_of_a_previous_result_are_kept_and_it_is_not_changed() -> None:
-    before = {**PREVIOUS, "x": 1}
-    assert result.build("1.0.0", before, [(NET1, LEASES)])["x"] == 1
-    assert len(PREVIOUS["interfaces"]) == 2
-    assert len(PREVIOUS["ips"]) == 1
-
-
 def test_a_route_without_a_gateway_takes_the_one_of_its_family() -> None:
     leases = Leases(
         ips=(
@@ -129,10 +122,6 @@ def test_a_result_goes_into_another_version_and_loses_no_more_than_that_does_not
     there = result.in_version(json.loads((GOLDEN / f"{version}.json").read_text()), other)
     wanted = result.in_version(json.loads((GOLDEN / f"{lesser}.json").read_text()), other)
     assert there == wanted
-
-
-def test_what_no_version_knows_is_kept() -> None:
-    assert result.in_version({"x": 1, "ips": None}, "0.3.1") == {"cniVersion": "0.3.1", "x": 1, "ips": None}
 
 
 @pytest.mark.parametrize(

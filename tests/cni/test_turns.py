@@ -75,14 +75,6 @@ def test_somebody_who_calls_a_network_as_another_namespace_does_takes_no_trust_f
     assert trust.is_refused(("rails",))
 
 
-def test_a_call_for_several_networks_has_one_place_and_needs_room_in_each() -> None:
-    rules = Rules(8)
-    held = [Holder("ADD", ("a", "b"))] * 4
-    assert too_many(held[:3], held[0], rules) is None
-    assert too_many(held, Holder("ADD", ("c", "b")), rules) == "network b has 4"
-    assert too_many(held, Holder("ADD", ("c", "d")), rules) is None
-
-
 @given(st.lists(st.tuples(WANTED, st.integers(0, 9)), max_size=60), st.sets(st.sampled_from("abcde")))
 def test_whoever_comes_and_goes_there_is_always_a_place_for_each_kind(
     moves: list[tuple[Holder, int]], trusted: set[str]

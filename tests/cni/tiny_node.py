@@ -192,6 +192,18 @@ class Rig:
         with open(pod) as file:
             return self.machine.links.find(ifname, file.fileno())
 
+    def link(self, pod: Path, ifname: str = "net1") -> Link:
+        """Look up an interface that must be in a pod."""
+        found = self.in_pod(pod, ifname)
+        assert found is not None
+        return found
+
+    def home(self, index: int = 0) -> Link:
+        """Look up the interface of a VF that must be in the host."""
+        found = self.machine.find_netdev(vf(index))
+        assert found is not None
+        return found
+
     def run_in(self, pod: Path, *command: str) -> str:
         """Run a program in a pod's network."""
         return subprocess.run(["nsenter", f"--net={pod}", *command], check=True, capture_output=True, text=True).stdout

@@ -14,17 +14,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent.errors import AttachmentError, IpamFailed
+from agent.errors import AgentError, AttachmentError, IpamFailed, LedgerError
 from agent.model.allocation import LONGEST_PAUSE_SECONDS, Attachment, OwedLease, PodRef
 from cni import netconf
 from cni.call import Call, GrantedDevice, Node
+from cni.detach import MAX_CALLERS, InFlight
 from cni.found_vfs import Finder
 from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_OWED, LeaseBook
 from cni.ipam.plugins import ADD_SECONDS
-from cni.ipam.program import EXPECTED_BYTES, Room
 from cni.turns import REFUSALS
 from tests.cni.desk import NOTES, PLUGINS, Desk, open_desk, said
 from tests.cni.networks import network
@@ -322,14 +323,6 @@ def test_a_network_of_the_same_name_with_other_addresses_is_another(tmp_path: Pa
         assert desk.leases.give_back(desk.row("c3", range="192.168.1.0/24"))
 
 
-def test_an_address_may_take_longer_than_its_release(tmp_path: Path) -> None:
-    with open_desk(tmp_path, seconds=1, add_seconds=60) as desk:
-        desk.plugin("stub", f"[ $CNI_COMMAND = ADD ] || exec sleep 1000; sleep 2; {stub_answer('10.0.0.2/24')}")
-        row = desk.row("c1")
-        assert desk.leases.take(row).addresses == ("10.0.0.2/24",)
-        assert not desk.leases.give_back(row)
-
-
 def call_of(desk: Desk) -> Call:
     """Ask for the status of the network that `desk.row` makes."""
     conf = {"cniVersion": "1.1.0", "name": "rails", "type": "nodefabric", "ipam": {"type": "stub"}}
@@ -360,55 +353,7 @@ def test_status_asks_no_further_plugin_where_as_many_are_at_work_as_may_be(desk:
     assert desk.said()[4:] == ["VERSION"]
 
 
-def test_who_finds_no_memory_for_its_plugin_owes_its_lease(desk: Desk) -> None:
-    desk.plugin("stub", f"touch {desk.folder}/on; while ! [ -e {desk.folder}/go ]; do sleep 0.05; done")
-    desk.plugin("other", NOTES)
-    leases = LeaseBook(desk.books, room=Room(EXPECTED_BYTES))
-    thread = threading.Thread(target=leases.give_back, args=(desk.row("c1"),))
-    thread.start()
-    until((desk.folder / "on").exists)
-    late = desk.row("late", "other")
-    assert not leases.give_back(late, turn_seconds=0.1)
-    (desk.folder / "go").touch()
-    thread.join()
-    assert leases.give_back(late)
-    leases.close()
-
-
-def test_a_network_is_not_said_to_be_unfit_for_want_of_memory_at_the_moment(desk: Desk) -> None:
-    desk.plugin("stub", f"{NOTES} exit 1")
-    room = Room(EXPECTED_BYTES)
-    with room.place(0):
-        LeaseBook(desk.books, room=room).status(call_of(desk))
-    assert desk.said() == []
-
-
 # ------------------------------------------------------------------------------ types that lease nothing
-
-
-def test_what_the_version_before_wrote_of_no_ipam_plugin_is_settled_without_asking_it(desk: Desk) -> None:
-    desk.plugin("ptp", NOTES)
-    rows = [desk.row(container, "ptp") for container in ("c1", "c2", "c3")]
-    desk.books.finish_attach([rows[0].attachment_id], {"cniVersion": "1.0.0"})
-    attached = next(row for row in desk.books.attachments() if row.result is not None)
-    assert desk.leases.give_back(rows[0])
-    desk.books.finish_detach(rows[1], lease_owed=True)
-    desk.books.finish_detach(rows[2], lease_owed=True)
-    assert desk.leases.settle() == (2, 0)
-    assert desk.leases.check(attached) is None
-    assert (desk.said(), desk.owed()) == ([], [])
-
-
-def test_gc_asks_no_plugin_that_leases_nothing(rig: Rig) -> None:
-    """A row of the version before has the network's name."""
-    stub = rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; {stub_answer('10.0.0.2/24')}")
-    rig.add("c1", rig.pod(), ipam=stub)
-    (row,) = rig.ledger.attachments()
-    (rig.folder / "stub").rename(rig.folder / "bridge")
-    network = {**row.request["network"], "ipam": {"type": "bridge"}}
-    rig.ledger.name_owner(row, row.owner, {**row.request, "network": network})
-    rig.collect(("c1", "net1"))
-    assert (rig.folder / "calls").read_text().split() == ["ADD"]
 
 
 # ------------------------------------------------------------------------------ agents that start again
@@ -510,3 +455,99 @@ def test_plugins_are_asked_one_after_the_other_after_a_start(desk: Desk) -> None
         desk.owe(f"of-{kind}", kind)
     assert desk.leases.settle() == (3, 0)
     assert [int(line) for line in desk.said()] == [1, 1, 1]
+
+
+OLD = {"type": "ipoib", "master": "ib0"}
+"""Of a plugin that left no note of its attachments."""
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        OLD,
+        {"type": "sriov", "deviceID": vf(0)},
+        {"mode": "macvlan", "master": "ens1f0"},
+        {"mode": "nic", "deviceID": "0000:3b:00.0"},
+    ],
+    ids=lambda conf: conf.get("mode") or conf["type"],
+)
+def test_del_of_a_pod_in_no_books_gives_its_addresses_back_once(rig: Rig, conf: dict[str, Any]) -> None:
+    stub = rig.stub_ipam(NOTES)
+    for pod in (rig.pod(), None, None):  # as kubelet does it
+        rig.delete("old", pod, ipam=stub, **conf)
+        rig.attachments.leases.settle()
+    assert said(rig.folder) == ["DEL old"]
+
+
+def test_a_plugin_that_fails_leaves_the_addresses_owed_and_the_del_a_success(rig: Rig) -> None:
+    stub = rig.stub_ipam(NOTES + 'echo \'{"code": 11, "msg": "no API server"}\'; exit 1')
+    rig.delete("old", None, ipam=stub, **OLD)
+    assert rig.attachments.leases.settle() == (0, 0)
+    (owed,) = rig.ledger.owed_leases()
+    assert (owed.container_id, owed.ifname) == ("old", "net1")
+    assert owed.problem == "IPAM plugin stub: DEL failed: no API server"
+    rig.stub_ipam(NOTES)
+    assert rig.settle_later() == (1, 0)
+    assert said(rig.folder) == ["DEL old"] * 2
+
+
+def test_a_del_that_cannot_be_promised_fails_and_is_no_stranger_to_the_next(rig: Rig) -> None:
+    stub = rig.stub_ipam(NOTES)
+    rig.ledger.close()
+    with pytest.raises(LedgerError):
+        rig.delete("old", None, ipam=stub, **OLD)
+    rig.restart()
+    rig.delete("old", None, ipam=stub, **OLD)
+    assert rig.attachments.leases.settle() == (1, 0)
+
+
+def test_repeated_dels_of_a_pod_in_the_books_ask_the_plugin_no_more(rig: Rig) -> None:
+    stub = rig.stub_ipam(NOTES + stub_answer("10.0.0.2/24"))
+    conf: dict[str, Any] = {"deviceID": vf(0), "ipam": stub}
+    pod = rig.pod()
+    rig.add("c1", pod, **conf)
+    rig.delete("c1", pod, **conf)
+    rig.await_back(0)
+    rig.delete("c1", None, **conf)
+    rig.delete("c1", None, **conf)
+    assert not rig.ledger.owed_leases()
+    assert said(rig.folder) == ["ADD c1", "DEL c1"]
+
+
+def test_the_del_of_an_add_that_failed_asks_no_plugin(rig: Rig) -> None:
+    """The runtime starts the sandbox over and over, and each time there was no address yet."""
+    stub = rig.stub_ipam(NOTES)
+    pod = rig.pod()
+    with pytest.raises(AgentError):
+        rig.add("c1", pod, deviceID="0000:7f:00.0", ipam=stub)
+    rig.delete("c1", pod, deviceID="0000:7f:00.0", ipam=stub)
+    assert not rig.ledger.owed_leases()
+    assert said(rig.folder) == []
+
+
+def test_a_chained_call_gives_back_nothing_in_the_name_of_the_clusters_interface(rig: Rig) -> None:
+    """The cluster's own plugin may have leased under this very network, container and interface."""
+    rig.delete("old", rig.pod(), "eth0", ipam=rig.stub_ipam(NOTES), prevResult={"cniVersion": "1.1.0"})
+    assert not rig.ledger.owed_leases()
+    assert said(rig.folder) == []
+
+
+def test_what_a_row_stands_for_is_given_back_by_its_own_del_alone(rig: Rig) -> None:
+    """A chained call has made net1, which a strange call names."""
+    stub = rig.stub_ipam(NOTES + stub_answer("10.0.0.2/24"))
+    rig.granted.append(GrantedDevice(vf(0), "rdma/vf", network({"name": "rails", "ipam": stub})))
+    pod = rig.pod()
+    rig.add("c1", pod, "eth0", prevResult={"cniVersion": "1.1.0"})
+    rig.delete("c1", pod, "net1", ipam=stub, deviceID=vf(1))
+    assert not rig.ledger.owed_leases()
+    assert said(rig.folder) == ["ADD c1"]
+
+
+def test_the_number_of_callers_that_are_remembered_is_bounded() -> None:
+    in_flight = InFlight()
+    for number in range(MAX_CALLERS + 1):
+        in_flight.remember(f"c{number}", "net1")
+        in_flight.remember("c1", "net1")
+    assert not in_flight.has_called("c0", "net1")
+    assert in_flight.has_called("c1", "net1")
+    assert len(in_flight._callers) == MAX_CALLERS

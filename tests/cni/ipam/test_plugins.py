@@ -42,28 +42,6 @@ def plugin(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def test_real_addresses_are_leased_and_given_back(tmp_path: Path) -> None:
-    if shutil.which("host-local", path=PLUGINS) is None:
-        pytest.skip("the standard plugins are not installed (Debian: containernetworking-plugins)")
-    document = network(
-        "host-local",
-        dataDir=str(tmp_path),
-        ranges=[[{"subnet": "10.9.0.0/24"}], [{"subnet": "fd09::/64"}]],
-        routes=[{"dst": "0.0.0.0/0"}],
-    )
-    call = IpamCall("c1", "net1", "/var/run/netns/x", "", PLUGINS)
-    leases = ipam.add(document, call)
-    assert leases.addresses == ("10.9.0.2/24", "fd09::2/64")
-    assert [(r.destination, r.gateway) for r in leases.kernel_routes()] == [("0.0.0.0/0", "10.9.0.1")]
-    assert (tmp_path / "rails/10.9.0.2").exists()
-    with pytest.raises(IpamFailed, match=r"IPAM plugin host-local: ADD failed: ") as caught:
-        ipam.add(document, call)
-    assert caught.value.code is not None
-    ipam.delete(document, call)
-    ipam.delete(document, call)
-    assert not (tmp_path / "rails/10.9.0.2").exists()
-
-
 def test_the_plugin_is_told_of_the_call_and_nothing_else(
     tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
 ) -> None:
@@ -84,18 +62,6 @@ def test_the_plugin_is_told_of_the_call_and_nothing_else(
         "PATH": "/bin:/usr/bin",
     }
     assert json.loads((tmp_path / "stdin").read_text()) == document
-
-
-def test_the_first_plugin_on_the_path_is_taken(tmp_path: Path, plugin: Callable[[str], Path]) -> None:
-    plugin('echo \'{"ips": [{"address": "10.0.0.2/24"}]}\'')
-    path = f"{tmp_path}/missing::relative:{tmp_path}:/usr/lib/cni"
-    assert ipam.add(network("stub"), IpamCall("c1", "net1", "/x", "", path)).addresses == ("10.0.0.2/24",)
-
-
-@pytest.mark.parametrize("path", ["", ":", "/nowhere:/usr/nowhere"])
-def test_a_plugin_that_is_not_on_the_path_is_named(path: str) -> None:
-    with pytest.raises(IpamFailed, match=r"IPAM plugin stub: is not in CNI_PATH .*: install it there"):
-        ipam.add(network("stub"), IpamCall("c1", "net1", "/x", "", path))
 
 
 @pytest.mark.parametrize(
@@ -211,16 +177,6 @@ def test_a_plugin_of_no_common_version_is_named_with_those_it_knows(
     )
     with pytest.raises(IpamFailed, match=r"IPAM plugin stub: knows CNI 0\.1\.0, 0\.2\.0 only: update it"):
         ipam.add(network("stub"), call)
-
-
-def test_a_plugin_finds_no_other_plugin_to_call(tmp_path: Path) -> None:
-    """The real ptp, under a name of its own that nobody knows: it takes that for its IPAM plugin, and looks for it."""
-    ptp = shutil.which("ptp", path=PLUGINS)
-    if ptp is None:
-        pytest.skip("the standard plugins are not installed (Debian: containernetworking-plugins)")
-    (tmp_path / "ours").symlink_to(ptp)
-    with pytest.raises(IpamFailed, match=r'ADD failed: .*failed to find plugin "ours" in path \[/nonexistent\]'):
-        ipam.add(network("ours"), IpamCall("c1", "net1", "/proc/self/ns/net", "", str(tmp_path)))
 
 
 def test_endless_complaints_are_cut(plugin: Callable[[str], Path], call: IpamCall) -> None:

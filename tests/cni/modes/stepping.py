@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-from hack.sim.machine import SimulatedMachine
-from tests.cni import tiny_node
-from tests.cni.tiny_node import vf
-from tests.waiting import until
 
 CHANGES = frozenset(
     (
@@ -42,17 +36,3 @@ class Stepping:
             return found(*args, **kwargs)
 
         return told
-
-
-def run(folder: Path, step: Callable[[str], None], verb: str, **conf: Any) -> None:
-    """ADD a VF to the pod at `pod.netns`, or DEL it, and wait for that."""
-
-    def stepping(machine: SimulatedMachine) -> Any:
-        return Stepping(machine, step)
-
-    with tiny_node.open_rig(folder, host=stepping) as rig:
-        if verb == "ADD":
-            rig.add("c1", folder / "pod.netns", **conf)
-        else:
-            rig.delete("c1", folder / "pod.netns")
-            until(lambda: rig.ledger.attachment_on(vf(0)) is None)

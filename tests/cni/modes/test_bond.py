@@ -109,12 +109,10 @@ def test_two_vfs_come_as_one_interface_with_the_addresses_and_go_home(node: tupl
     assert {(ip["interface"], ip["address"]) for ip in answer["ips"]} >= {(4, "10.9.0.2/24"), (4, "fd09::2/64")}
     assert kernel.made == [Child("bond", "net1", "active-backup", None, 1400, up=False, arp_targets=("10.9.0.1",))]
     assert ports_of(rig, kernel, pod) == {"net1p0": True, "net1p1": True}
-    bond = rig.in_pod(pod, "net1")
-    assert bond is not None
+    bond = rig.link(pod, "net1")
     assert (bond.up, bond.mtu, bond.altnames) == (True, 1400, ("storage",))
     for name, index in (("net1p0", 0), ("net1p1", 2)):
-        port = rig.in_pod(pod, name)
-        assert port is not None
+        port = rig.link(pod, name)
         assert (port.device, port.mac, port.mtu, port.up, port.altnames) == (vf(index), mac_of(index), 1400, True, ())
     assert [rig.settings(i).vlan for i in range(3)] == [7, 0, 7]
     assert {row.device for row in rig.ledger.attachments()} == {vf(0), vf(2), f"{vf(0)}+{vf(2)}/c1/net1"}
@@ -219,8 +217,7 @@ def test_what_is_not_joined_comes_beside_it(node: tuple[Rig, Bridging]) -> None:
     rig.granted.insert(1, GrantedDevice(vf(1), "rdma/single", network({"mtu": 1400})))
     answer = add(rig, pod)
     assert [i["name"] for i in answer["interfaces"]][2:] == ["net1p0", "net1p1", "net1", "net2"]
-    alone = rig.in_pod(pod, "net2")
-    assert alone is not None
+    alone = rig.link(pod, "net2")
     assert (alone.device, alone.master, alone.up) == (vf(1), None, True)
 
 

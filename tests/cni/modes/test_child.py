@@ -15,7 +15,16 @@ from typing import Any
 
 import pytest
 
-from agent.errors import AttachmentError, DeviceBusy, DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
+from agent.config import CniSettings
+from agent.errors import (
+    AttachmentError,
+    DeviceBusy,
+    DeviceGone,
+    HardwareError,
+    NetlinkFailed,
+    NotAllowed,
+    RequestInvalid,
+)
 from agent.hardware.host import Child, Link, LinkChange
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.rtnetlink import LinkMessage
@@ -23,6 +32,7 @@ from cni.modes import child
 from hack.sim.fabric import device_of
 from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
+from tests.cni.fixed_grants import FixedGrants
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig
 from tests.waiting import until
 
@@ -113,14 +123,6 @@ def test_pods_share_a_parent_and_each_gets_its_own(macvlans: tuple[Rig, Kernel])
     assert looked_up(rig, kernel, pods[1]) is not None
 
 
-def test_the_same_add_again_answers_the_same(macvlans: tuple[Rig, Kernel]) -> None:
-    rig, kernel = macvlans
-    pod = rig.pod()
-    first = rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
-    assert rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV) == first
-    assert len(kernel.made) == 1
-
-
 def test_a_parent_can_be_named_by_its_pci_address(macvlans: tuple[Rig, Kernel]) -> None:
     rig, kernel = macvlans
     pod = rig.pod()
@@ -183,16 +185,6 @@ def test_a_name_that_is_taken_is_told_and_the_other_stays(macvlans: tuple[Rig, K
     assert rig.ledger.attachments() == ()
 
 
-def test_a_del_that_names_another_namespace_removes_it_from_its_own(macvlans: tuple[Rig, Kernel]) -> None:
-    """Whose it is, container and interface tell; where it is, the row."""
-    rig, kernel = macvlans
-    pod, other = rig.pod("a"), rig.pod("b")
-    rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
-    rig.delete("c1", other)
-    until(lambda: rig.ledger.attachments() == ())
-    assert looked_up(rig, kernel, pod) is None
-
-
 def test_nothing_is_made_upon_a_parent_that_is_on_its_way_into_a_pod(macvlans: tuple[Rig, Kernel]) -> None:
     """That pod would have the interface of the other below its own."""
     rig, kernel = macvlans
@@ -218,26 +210,6 @@ def test_a_parent_with_children_in_pods_is_not_taken_away(macvlans: tuple[Rig, K
     rig.add("c1", rig.pod("a"), mode="macvlan", deviceID=None, master=PF_NETDEV)
     with pytest.raises(DeviceBusy, match=f"{PF_NETDEV} is needed by {PF_NETDEV}/c1/net1"):
         rig.add("c2", rig.pod("b"), mode="nic", deviceID=PF)
-
-
-@pytest.mark.parametrize("what", ["plain file", "folder gone"])
-def test_a_pod_whose_namespace_cannot_be_seen_from_here_keeps_its_addresses(
-    macvlans: tuple[Rig, Kernel], what: str
-) -> None:
-    """The runtime's folder is not mounted here, or without what is mounted in it: the pod may live, and its lease."""
-    rig, _ = macvlans
-    folder = rig.folder / "netns"
-    folder.mkdir()
-    pod = rig.pod("netns/one")
-    rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV, ipam=rig.ipam())
-    ((device, leases),) = [(row.device, rig.leases()) for row in rig.ledger.attachments()]
-    rig.remove(pod)
-    if what == "plain file":
-        pod.touch()
-    else:
-        folder.rmdir()
-    assert rig.attachments.heal(device) is None
-    assert rig.leases() == leases
 
 
 def test_del_after_the_namespace_is_gone_drops_the_row(macvlans: tuple[Rig, Kernel]) -> None:
@@ -338,3 +310,132 @@ def test_what_a_crash_left_in_the_host_is_removed(infiniband: tuple[Rig, Kernel]
     assert kernel.find(kernel.made[0].name) is None
     assert rig.ledger.attachments() == ()
     assert looked_up(rig, kernel, pod) is not None
+
+
+BOND = "bond0"
+
+
+class Bonding(Kernel):
+    """Calls its bridges bonds."""
+
+    bond = "bond"
+
+    def _link(self, message: LinkMessage) -> Link:
+        link = super()._link(message)
+        return replace(link, kind=self.bond) if link.kind == "bridge" else link
+
+
+@pytest.fixture
+def node(own_network: None, tmp_path: Path) -> Iterator[tuple[Rig, Bonding]]:
+    tiny_node.create(tmp_path)
+    subprocess.run(["ip", "link", "set", PF_NETDEV, "up"], check=True)
+    kernel = Bonding("ipvlan")
+    with tiny_node.open_rig(tmp_path, host=lambda machine: with_links(machine, kernel)) as rig:
+        yield rig, kernel
+    kernel.close()
+
+
+def enslave(mtu: int = 1500) -> None:
+    subprocess.run(["ip", "link", "add", BOND, "mtu", str(mtu), "up", "type", "bridge"], check=True)
+    subprocess.run(["ip", "link", "set", PF_NETDEV, "master", BOND], check=True)
+
+
+@pytest.mark.parametrize(("said", "mode"), [({}, "l2"), ({"ipvlanMode": "l3s"}, "l3s")])
+def test_an_ipvlan_is_made_without_a_mac_of_its_own_and_removed(
+    node: tuple[Rig, Bonding], said: dict[str, Any], mode: str
+) -> None:
+    rig, kernel = node
+    pod = rig.pod()
+    answer = rig.add("c1", pod, mode="ipvlan", deviceID=PF, mtu=1400, **said)
+    (made,) = kernel.made
+    assert made == Child("ipvlan", "net1", mode, None, 1400)
+    found = looked_up(rig, kernel, pod)
+    assert found is not None
+    assert (answer["interfaces"][0]["mac"], answer["interfaces"][0]["mtu"]) == (found.mac, 1400)
+    rig.check("c1", pod, mode="ipvlan", deviceID=PF)
+    rig.run_in(pod, "ip", "link", "set", "net1", "down")
+    with pytest.raises(AttachmentError, match="net1 is down"):
+        rig.check("c1", pod, mode="ipvlan", deviceID=PF)
+    rig.delete("c1", pod)
+    until(lambda: not rig.ledger.attachments())
+    assert looked_up(rig, kernel, pod) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        ({"mode": "macvlan"}, {"mode": "ipvlan"}, "carries macvlans, one of pod .*pod-of-c1 .* can carry no ipvlan:"),
+        ({"mode": "ipvlan"}, {"mode": "macvlan"}, "carries ipvlans of mode l2, .* can carry no macvlan:"),
+        (
+            {"mode": "ipvlan"},
+            {"mode": "ipvlan", "ipvlanMode": "l3"},
+            "carries ipvlans of mode l2, .* no ipvlan of mode l3: give all networks upon it one mode",
+        ),
+    ],
+)
+def test_one_interface_carries_one_sort_of_children(
+    node: tuple[Rig, Bonding], first: dict[str, Any], second: dict[str, Any], text: str
+) -> None:
+    rig, kernel = node
+    pods = [rig.pod("a"), rig.pod("b"), rig.pod("c")]
+    kernel.kind = first["mode"]
+    rig.add("c1", pods[0], deviceID=None, master=PF_NETDEV, **first)
+    with pytest.raises(DeviceBusy, match=f"{PF_NETDEV} {text}"):
+        rig.add("c2", pods[1], deviceID=PF, **second)
+    rig.add("c3", pods[2], deviceID=PF, **first)
+    for name, pod in (("c1", pods[0]), ("c3", pods[2])):
+        rig.delete(name, pod)
+    until(lambda: not rig.ledger.attachments())
+    kernel.kind = second["mode"]
+    rig.add("c2", pods[1], deviceID=PF, **second)
+
+
+def test_what_others_have_made_upon_it_is_told_by_the_kernel_alone(node: tuple[Rig, Bonding]) -> None:
+    rig, kernel = node
+    kernel.refuse_elsewhere = errno.EBUSY
+    with pytest.raises(NetlinkFailed, match=f"{PF_NETDEV} is in use otherwise, .* by macvlans: an interface carries"):
+        rig.add("c1", rig.pod(), mode="ipvlan", deviceID=PF)
+
+
+@pytest.mark.parametrize("mode", ["macvlan", "ipvlan"])
+def test_upon_an_adapter_that_is_a_port_of_a_bond_the_bond_is_the_parent(node: tuple[Rig, Bonding], mode: str) -> None:
+    rig, kernel = node
+    pod, kernel.kind = rig.pod(), mode
+    enslave()
+    rig.add("c1", pod, mode=mode, deviceID=PF)
+    (row,) = rig.ledger.attachments()
+    assert (row.device, row.undo.netdev) == (f"{PF}/c1/net1", BOND)
+    rig.check("c1", pod, mode=mode, deviceID=PF)
+    subprocess.run(["ip", "link", "set", BOND, "address", "02:00:00:00:00:99"], check=True)  # as at a failover
+    rig.check("c1", pod, mode=mode, deviceID=PF)
+    subprocess.run(["ip", "link", "set", BOND, "down"], check=True)
+    with pytest.raises(AttachmentError, match=f"its parent {BOND} is down"):
+        rig.check("c1", pod, mode=mode, deviceID=PF)
+    with pytest.raises(HardwareError, match=f"{PF_NETDEV} is a port of {BOND}"):
+        rig.add("c2", rig.pod("other"), mode="nic", deviceID=PF)
+    rig.delete("c1", pod)
+    until(lambda: not rig.ledger.attachments())
+    assert looked_up(rig, kernel, pod) is None
+
+
+def test_upon_a_port_of_anything_else_the_port_is_the_parent(node: tuple[Rig, Bonding]) -> None:
+    """A VRF's port carries children; a bridge's is refused by the kernel."""
+    rig, kernel = node
+    kernel.bond = "vrf"
+    enslave()
+    rig.add("c1", rig.pod(), mode="ipvlan", deviceID=PF)
+    (row,) = rig.ledger.attachments()
+    assert row.undo.netdev == PF_NETDEV
+
+
+@pytest.mark.parametrize("conf", [{"deviceID": PF}, {"deviceID": None, "master": PF_NETDEV}])
+def test_who_names_a_port_of_a_bond_names_the_bond(own_network: None, tmp_path: Path, conf: dict[str, Any]) -> None:
+    tiny_node.create(tmp_path)
+    kernel, grants = Bonding("ipvlan"), FixedGrants()
+    grants.cni = CniSettings(protect=(BOND,))
+    with tiny_node.open_rig(tmp_path, host=lambda machine: with_links(machine, kernel), grants=grants) as rig:
+        enslave()
+        with pytest.raises(NotAllowed, match=f"a port of {BOND}, is the host's alone"):
+            rig.add("c1", rig.pod(), mode="ipvlan", **conf)
+        assert kernel.made == []
+    kernel.close()

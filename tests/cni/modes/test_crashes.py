@@ -16,10 +16,12 @@ from agent.state import Latest
 from cni.attachment import Attachments, Settings
 from cni.call import Node
 from tests.cni import tiny_node
+from tests.cni.modes import guids, rdma_node
+from tests.cni.modes.guids import GUID
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, open_rig, vf
 from tests.waiting import until
 
-FEWEST_POINTS = {"vf": 20, "nic": 20, "vfio": 10}
+FEWEST_POINTS = {"vf": 20, "nic": 20, "vfio": 10, "infiniband": 40}
 """Each call is a point; were there fewer, the test would look at nothing."""
 
 
@@ -35,7 +37,7 @@ class Doomed:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._real, name)
-        if name in ("links", "vf_control"):
+        if name in ("links", "vf_control", "rdma"):
             return Doomed(found, self._life)
         return self._life.counted(found) if callable(found) else found
 
@@ -71,12 +73,27 @@ CASES = {
     ),
     "nic": Case(PF, {"mode": "nic", "mac": "02:00:00:00:00:78", "altNames": ["rail0"]}, PF_NETDEV),
     "vfio": Case(vf(1), {"vlan": 100, "trust": "on", "functionReset": True}, None),
+    "infiniband": Case(vf(0), {"guid": GUID, "link_state": "enable"}, tiny_node.netdev(0)),
 }
 
 
+@pytest.fixture(params=sorted(CASES))
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
 @pytest.fixture
-def node(own_network: None, tmp_path: Path) -> Any:
-    """A node whose second VF is for programs, and whose names are in each other's way."""
+def node(own_network: None, tmp_path: Path, case: Case) -> Any:
+    """A node whose second VF is for programs, and whose names are in each other's way; or one of InfiniBand."""
+    if case is CASES["infiniband"]:
+        rdma_node.create(tmp_path, ib=True)
+    else:
+        create_ethernet(tmp_path)
+    with open_rig(tmp_path) as rig:
+        yield rig
+
+
+def create_ethernet(tmp_path: Path) -> None:
     tiny_node.create(tmp_path)
     folder = tmp_path / "root/sys/bus/pci/devices" / vf(1)
     (tmp_path / "root/sys/bus/pci/drivers/vfio-pci").mkdir()
@@ -90,12 +107,12 @@ def node(own_network: None, tmp_path: Path) -> Any:
         subprocess.run(["ip", "link", "set", PF_NETDEV, *words.split()], check=True)
     subprocess.run(["ip", "address", "add", "192.0.2.5/24", "dev", PF_NETDEV], check=True)
     subprocess.run(["ip", "route", "add", "198.51.100.0/24", "via", "192.0.2.1"], check=True)
-    with open_rig(tmp_path) as rig:
-        yield rig
 
 
 def state(rig: Rig, case: Case) -> tuple[Any, ...]:
     """All that the case may change about the host."""
+    if case is CASES["infiniband"]:
+        return guids.state(rig), {found.name for found in rig.machine.rdma.devices()}
     link = rig.machine.links.find(case.netdev) if case.netdev is not None else None
     names = set(link.altnames) if link is not None else None
     return (
@@ -139,9 +156,8 @@ def undo_until(rig: Rig, pod: Path, calls: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_an_agent_that_ends_at_any_step_loses_nothing(node: Rig, name: str) -> None:
-    case, points = CASES[name], 0
+def test_an_agent_that_ends_at_any_step_loses_nothing(node: Rig, case: Case) -> None:
+    points = 0
     before, pod = state(node, case), node.pod()
     node.run_in(pod, "ip", "link", "add", f"long-{case.netdev}", "type", "bridge")  # an altname that is taken there
     inside = node.run_in(pod, "ip", "-br", "link")
@@ -166,5 +182,6 @@ def test_an_agent_that_ends_at_any_step_loses_nothing(node: Rig, name: str) -> N
         points, calls = points + 1, calls + 1
         until(lambda: node.attachments.heal(case.device) is not None or node.ledger.attachments() == ())
         assert (state(node, case), node.ledger.attachments(), node.ledger.quarantines()) == (before, (), ())
+    name = next(name for name, one in CASES.items() if one is case)
     print(f"{name}: {points} points tried")
     assert points >= FEWEST_POINTS[name]

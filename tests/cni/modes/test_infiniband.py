@@ -26,9 +26,6 @@ from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID, state
 from tests.cni.networks import network
 from tests.cni.tiny_node import PF_NETDEV, Rig, vf
-from tests.waiting import until
-
-NODE_GUID = "0200:0000:0000:0001"
 
 
 @pytest.fixture(params=["exclusive", "shared"])
@@ -50,8 +47,7 @@ def test_a_vf_gets_its_guid_and_all_is_as_before_afterwards(node: Rig) -> None:
     answer = node.add("c1", pod, guid=GUID, link_state="enable", mtu=1400)
     assert node.machine.vf_control.guids(PF_NETDEV, 0) == (GUID, GUID)
     assert node.settings().link_state == "enable"
-    found = node.in_pod(pod)
-    assert found is not None
+    found = node.link(pod)
     assert (found.up, found.mtu, answer["interfaces"][0]["mac"]) == (True, 1400, found.mac)
     row = node.ledger.attachment_on(vf(0))
     assert row is not None
@@ -61,16 +57,6 @@ def test_a_vf_gets_its_guid_and_all_is_as_before_afterwards(node: Rig) -> None:
     node.await_back()
     assert state(node) == before
     assert node.ledger.quarantines() == ()
-
-
-def test_in_exclusive_mode_the_rdma_device_with_the_guid_is_in_the_pod(exclusive: Rig) -> None:
-    pod = exclusive.pod()
-    exclusive.add("c1", pod, guid=GUID)
-    with open(pod) as netns:
-        (found,) = exclusive.machine.rdma.devices(netns.fileno())
-    assert found.node_guid == NODE_GUID
-    assert exclusive.in_pod(pod) is not None
-    exclusive.check("c1", pod)
 
 
 class Forgetful:
@@ -265,30 +251,6 @@ def test_a_guid_that_was_changed_behind_the_agents_back_is_told_by_check(exclusi
     exclusive.machine.vf_control.set_guids(PF_NETDEV, 0, guid.ALL_ONES, guid.ALL_ONES)
     with pytest.raises(AttachmentError, match=f"has the GUIDs {guid.ALL_ONES} and {guid.ALL_ONES}, not {GUID}"):
         exclusive.check("c1", pod)
-
-
-@pytest.mark.parametrize("moment", ["before the bind", "after the bind", "with the RDMA device in the pod"])
-def test_an_agent_that_dies_on_the_way_leaves_what_the_next_one_mends(
-    own_network: None, tmp_path: Path, moment: str
-) -> None:
-    rdma_node.create(tmp_path, ib=True)
-    with tiny_node.open_rig(tmp_path) as rig:
-        before, pod = state(rig), rig.pod()
-        rig.add("c1", pod, guid=GUID)
-        # Back to that moment, by hand: the row stays as an agent that died would leave it.
-        with open(pod) as netns:
-            (found,) = rig.machine.rdma.devices(netns.fileno())
-            link = rig.in_pod(pod)
-            assert link is not None
-            rig.machine.links.move_out(link, netns.fileno(), LinkChange(name="dev99", up=False))
-            if moment != "with the RDMA device in the pod":
-                rig.machine.rdma.move_out(found, netns.fileno())
-        if moment == "before the bind":
-            rig.machine.unbind(vf(0))
-        rig.delete("c1", pod)
-        rig.await_back()
-        until(lambda: not rig.ledger.attachments())
-        assert state(rig) == before
 
 
 class Deaf(Netlink):

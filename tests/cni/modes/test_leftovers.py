@@ -18,8 +18,6 @@ from agent.hardware import tcx
 from agent.hardware.host import Link, LinkChange
 from agent.hardware.netlink import codec, rtnetlink
 from agent.hardware.netlink.links import Netlink
-from agent.model.allocation import Undo
-from cni.modes import moving
 from hack.sim.fabric import device_of
 from tests.cni import tiny_node
 from tests.cni.modes.programs import (
@@ -38,18 +36,10 @@ from tests.waiting import until
 XDP_FLAGS_SKB_MODE = 2
 LONG = "enP57949s1f0npf0vf12"
 """Longer than a name may be, as those of udev often are."""
-KEPT_BEFORE = {
-    "tx_queue": 1000,
-    "group": 0,
-    "alias": "",
-    "limits": [65536, 65535, 65536, 65536, 65536],
-}
-"""What rows of earlier versions say of a link besides."""
 
 
 def seen(rig: Rig) -> Link:
-    link = rig.machine.find_netdev(vf(0))
-    assert link is not None
+    link = rig.home()
     return replace(link, ifindex=0, carrier=False)
 
 
@@ -108,8 +98,7 @@ def test_names_that_a_pod_gave_are_gone_whatever_their_bytes(rig: Rig, namespace
             found = links.find("net1")
             assert found is not None
             links.add_altname(found.ifindex, name)
-    link = rig.in_pod(pod)
-    assert link is not None
+    link = rig.link(pod)
     assert len(link.altnames) == 3
     if namespace_ends:  # where an interface of hardware keeps its other names
         with open(pod) as netns:
@@ -118,19 +107,6 @@ def test_names_that_a_pod_gave_are_gone_whatever_their_bytes(rig: Rig, namespace
     rig.delete("c1", None if namespace_ends else pod)
     rig.await_healed() if namespace_ends else rig.await_back()
     assert (seen(rig), rig.ledger.quarantines()) == (before, ())
-
-
-def test_a_row_of_a_version_that_kept_less_of_a_link_or_more_is_read(rig: Rig) -> None:
-    found = rig.machine.find_netdev(vf(0))
-    assert found is not None
-    undo = replace(moving.record(rig.machine, found, mode="vf"), arp=None, multicast=None)
-    assert not {"arp", "multicast"} & undo.document().keys()
-    subprocess.run(["ip", "link", "set", netdev(0), "arp", "off", "multicast", "off", "promisc", "on"], check=True)
-    before = flags(rig)
-    link, where = rig.machine.find_netdev(vf(0)), moving.by_address(rig.machine, vf(0), "net1")
-    assert link is not None
-    moving.settle(rig.machine, where, Undo.from_document(undo.document() | KEPT_BEFORE), link, pod_may_hold=False)
-    assert flags(rig) == before - {"PROMISC"} != before
 
 
 def test_queueing_disciplines_addresses_and_routes_end_with_the_move(rig: Rig) -> None:
@@ -169,8 +145,7 @@ def test_an_xdp_program_survives_a_move_and_is_detached(rig: Rig) -> None:
     rig.add("c1", pod)
     with loaded() as program:
         attach_xdp(pod, program)
-    link = rig.in_pod(pod)
-    assert link is not None
+    link = rig.link(pod)
     assert link.xdp
     rig.delete("c1", pod)
     rig.await_back()
@@ -194,8 +169,7 @@ def test_a_link_that_a_process_of_the_pod_may_hold_keeps_the_vf_back(
 ) -> None:
     pod, before = rig.pod(), seen(rig)
     rig.add("c1", pod)
-    link = rig.in_pod(pod)
-    assert link is not None
+    link = rig.link(pod)
     with loaded(kind) as program, hold(pod, link.ifindex, program, where):
         rig.delete("c1", pod)
         assert word in rig.await_withheld()
@@ -211,8 +185,7 @@ def test_a_link_that_outlives_the_pods_namespace_is_the_hosts_and_stays(
 ) -> None:
     pod = rig.pod()
     rig.add("c1", pod)
-    link = rig.in_pod(pod)
-    assert link is not None
+    link = rig.link(pod)
     with loaded(kind) as program, hold(pod, link.ifindex, program, where):
         rig.delete("c1", pod)  # which brings it to the host
         rig.await_withheld()
@@ -224,14 +197,12 @@ def test_a_link_that_outlives_the_pods_namespace_is_the_hosts_and_stays(
 
 def carried(rig: Rig) -> bool:
     """Tell whether the VF has any program."""
-    link = rig.machine.find_netdev(vf(0))
-    assert link is not None
+    link = rig.home()
     return bool(link.xdp or attached(link.ifindex))
 
 
 def test_a_link_of_the_host_that_changed_its_program_while_the_pod_ran_is_spared(rig: Rig) -> None:
-    link = rig.machine.find_netdev(vf(0))
-    assert link is not None
+    link = rig.home()
     pod = rig.pod()
     with (
         loaded(BPF_PROG_TYPE_SCHED_CLS) as old,
@@ -243,8 +214,7 @@ def test_a_link_of_the_host_that_changed_its_program_while_the_pod_ran_is_spared
         exchange(held, new)
         rig.delete("c1", pod)
         rig.await_back()
-        link = rig.machine.find_netdev(vf(0))
-        assert link is not None
+        link = rig.home()
         (after,) = attached(link.ifindex)
         assert (rig.ledger.quarantines(), after.link) == ((), before[0].link)
         assert after.program != before[0].program
@@ -253,8 +223,7 @@ def test_a_link_of_the_host_that_changed_its_program_while_the_pod_ran_is_spared
 def test_a_link_does_not_keep_the_pods_other_programs_on_the_vf(rig: Rig) -> None:
     pod = rig.pod()
     rig.add("c1", pod)
-    link = rig.in_pod(pod)
-    assert link is not None
+    link = rig.link(pod)
     with (
         loaded(BPF_PROG_TYPE_SCHED_CLS) as first,
         loaded(BPF_PROG_TYPE_SCHED_CLS) as second,
@@ -263,30 +232,26 @@ def test_a_link_does_not_keep_the_pods_other_programs_on_the_vf(rig: Rig) -> Non
         attach(pod, link.ifindex, second, tcx.BPF_TCX_INGRESS)
         rig.delete("c1", pod)
         rig.await_withheld()
-        home = rig.machine.find_netdev(vf(0))
-        assert home is not None
+        home = rig.home()
         assert [bool(found.link) for found in attached(home.ifindex)] == [True]
 
 
 @pytest.mark.parametrize("side", [tcx.BPF_TCX_INGRESS, tcx.BPF_TCX_EGRESS])
 def test_a_tcx_program_of_the_pod_is_detached_and_one_of_the_host_is_not(rig: Rig, side: int) -> None:
-    before = rig.machine.find_netdev(vf(0))
-    assert before is not None
+    before = rig.home()
     with loaded(BPF_PROG_TYPE_SCHED_CLS) as program:
         attach(None, before.ifindex, program, side)
     own = attached(before.ifindex)
     assert len(own) == 1
     pod = rig.pod()
     rig.add("c1", pod)
-    link = rig.in_pod(pod)
-    assert link is not None
+    link = rig.link(pod)
     with open(pod) as netns, loaded(BPF_PROG_TYPE_SCHED_CLS) as program:
         attach(pod, link.ifindex, program, side)
         assert len(namespaces.run_in(netns.fileno(), lambda: attached(link.ifindex))) == 2
     rig.delete("c1", pod)
     rig.await_back()
-    after = rig.machine.find_netdev(vf(0))
-    assert after is not None
+    after = rig.home()
     assert (attached(after.ifindex), rig.ledger.quarantines()) == (own, ())
 
 
@@ -359,6 +324,5 @@ def test_a_mac_that_the_driver_sets_later_is_waited_for(own_network: None, tmp_p
             assert seen(rig) == before
             return
         rig.add("c1", pod, mac="02:00:00:00:00:77")
-        link = rig.in_pod(pod)
-        assert link is not None
+        link = rig.link(pod)
         assert link.mac == "02:00:00:00:00:77"

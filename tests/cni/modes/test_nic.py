@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.errors import AgentError, AttachmentError, DeviceBusy, DeviceGone, HardwareError, RequestInvalid
+from agent.errors import AgentError, DeviceBusy, DeviceGone, HardwareError, RequestInvalid
 from agent.hardware.host import Link
 from agent.hardware.machine import lifelines
 from cni.call import Observer
@@ -169,18 +169,6 @@ def test_an_adapter_whose_vf_a_pod_has_is_refused(rig: Rig) -> None:
     add(rig, rig.pod("again"), deviceID=PF)
 
 
-def test_software_in_a_namespace_that_cannot_be_seen_from_here_keeps_its_row(lab: Rig) -> None:
-    """A plain file is where the runtime bound the namespace: its mount did not reach the agent. The pod may live."""
-    pod = lab.pod()
-    add(lab, pod, master="lab0")
-    [device] = [row.device for row in lab.ledger.attachments()]
-    with open(pod):
-        lab.remove(pod)
-        pod.touch()
-        assert lab.attachments.heal(device) is None
-        assert [row.device for row in lab.ledger.attachments()] == [device]
-
-
 def test_the_interface_of_the_default_route_is_refused(lab: Rig) -> None:
     ip("link", "set", "lab0", "up")
     ip("address", "add", "192.0.2.5/24", "dev", "lab0")
@@ -240,22 +228,6 @@ def test_what_cannot_be_moved_is_told(lab: Rig, conf: dict[str, Any], kind: type
     with pytest.raises(kind, match=words):
         add(lab, lab.pod(), **conf)
     assert lab.ledger.attachments() == ()
-
-
-def test_check_names_what_was_changed(lab: Rig) -> None:
-    pod = lab.pod()
-    add(lab, pod, master="lab0")
-    lab.run_in(pod, "ip", "link", "set", "net1", "mtu", "1300")
-    with pytest.raises(AttachmentError, match="net1 has MTU 1300, not 1500"):
-        lab.check("c1", pod, mode="nic", master="lab0")
-
-
-def test_a_vf_may_go_as_a_plain_interface_too(rig: Rig) -> None:
-    pod, before = rig.pod(), rig.found()
-    add(rig, pod, deviceID=vf(0))
-    rig.delete("c1", pod)
-    rig.await_back()
-    assert rig.found() == before
 
 
 def test_a_route_that_the_host_takes_no_more_is_told_and_withholds_nothing(lab: Rig) -> None:

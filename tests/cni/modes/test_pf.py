@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.errors import NetlinkFailed
+from agent.errors import HardwareError, NetlinkFailed
+from agent.hardware.host import Link, LinkChange
+from agent.hardware.netlink.links import Netlink
 from agent.model.allocation import Undo, VfSettings
 from agent.model.device import RdmaDevice
 from cni.modes import pf
 from cni.modes.pf import NEUTRAL, lacking
+from hack.sim.fabric import device_of
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni import tiny_node
-from tests.cni.tiny_node import Rig, open_rig, vf
+from tests.cni.tiny_node import PF_NETDEV, Rig, mac_of, open_rig, vf
 
 BEFORE = VfSettings("02:00:00:00:00:01", 7, 3, "802.1ad", 10, 20, spoofchk=True, trust=False, link_state="auto")
 
@@ -33,10 +38,7 @@ BEFORE = VfSettings("02:00:00:00:00:01", 7, 3, "802.1ad", 10, 20, spoofchk=True,
 )
 def test_only_what_is_otherwise_is_set(change: dict[str, object], expected: dict[str, object]) -> None:
     assert lacking(BEFORE, replace(BEFORE, **change)) == VfSettings(**expected)  # type: ignore[arg-type]
-
-
-def test_what_was_not_touched_is_not_set() -> None:
-    assert lacking(VfSettings(trust=True), replace(BEFORE, vlan=99)) == VfSettings(trust=True)
+    assert lacking(VfSettings(spoofchk=True), replace(BEFORE, **change)) == VfSettings()  # type: ignore[arg-type]
 
 
 class LikeIgb(RecordedVfControl):
@@ -114,3 +116,51 @@ def test_an_mlx5_vf_with_an_rdma_device_keeps_a_mac_on_its_pf(rig: Rig) -> None:
     wanted = VfSettings(mac="02:00:00:00:00:77")
     assert pf.with_settings(rig.machine, facts, undo, wanted).settings.mac == "02:00:00:00:01:00"
     assert pf.with_settings(rig.machine, replace(facts, driver="iavf"), undo, wanted).settings.mac == pf.NO_MAC
+
+
+class Igbvf(Netlink):
+    """A driver that takes no MAC from anybody but its PF, which it asks when its interface goes down."""
+
+    deaf = False
+    """Whether it never asks either."""
+
+    def __init__(self, machine: SimulatedMachine) -> None:
+        super().__init__(device_of)
+        self.control = machine.vf_control
+
+    def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
+        super().move_in(link, netns, replace(change, mac=None) if change.mac is None else LinkChange())
+        self._refuse(change)
+
+    def change(self, link: Link, change: LinkChange, netns: int | None = None) -> None:
+        self._refuse(change)
+        super().change(link, change, netns)
+        if change.up is False and not self.deaf:
+            super().change(link, LinkChange(mac=self.control.read(PF_NETDEV, 0).mac), netns)
+
+    def _refuse(self, change: LinkChange) -> None:
+        if change.mac is not None:
+            raise NetlinkFailed("change the MAC", errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_vf_whose_driver_takes_no_mac_fetches_it_from_the_pf(own_network: None, tmp_path: Path, deaf: bool) -> None:
+    def with_links(machine: SimulatedMachine) -> SimulatedMachine:
+        made.append(Igbvf(machine))
+        made[0].deaf = deaf
+        return replace(machine, links=made[0])
+
+    made: list[Igbvf] = []
+    tiny_node.create(tmp_path)
+    with open_rig(tmp_path, host=with_links) as rig, closing(made[0]):
+        rig.machine.vf_control.apply(PF_NETDEV, 0, VfSettings(mac=mac_of(0)))
+        pod, before, wanted = rig.pod(), rig.found(), "02:00:00:00:00:77"
+        if deaf:
+            with pytest.raises(HardwareError, match=f"takes no MAC {wanted}: its PF gives it {mac_of(0)}"):
+                rig.add("c1", pod, mac=wanted)
+        else:
+            rig.add("c1", pod, mac=wanted)
+            assert (rig.link(pod).mac, rig.link(pod).up) == (wanted, True)
+            rig.delete("c1", pod)
+            rig.await_back()
+        assert (rig.found(), rig.ledger.quarantines()) == (before, ())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from hack.sim.rdma import SimulatedRdma
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
-from tests.cni.modes.rdma_node import rdma_name
 from tests.cni.modes.stepping import Stepping
 from tests.cni.tiny_node import Rig, vf
 from tests.waiting import until
@@ -73,26 +71,6 @@ def test_what_entered_last_leaves_first(own_network: None, tmp_path: Path) -> No
         rig.delete("c1", pod)
         rig.await_back()
         assert steps == ["rdma.move_out", "links.move_out", "vf_control.apply"]
-
-
-def test_a_vf_whose_rdma_device_is_in_a_pod_is_still_one_with_rdma(node: Rig) -> None:
-    before = node.machine.scan().by_address[vf(0)].rdma_devices[0]
-    node.add("c1", node.pod())
-    (found,) = node.machine.scan().by_address[vf(0)].rdma_devices
-    assert found.absent
-    assert (found.name, found.char_devices) == (before.name, before.char_devices)
-
-
-def test_a_device_that_was_renamed_in_the_pod_gets_its_name_again(node: Rig) -> None:
-    pod = node.pod()
-    node.add("c1", pod)
-    with open(pod) as netns:
-        (found,) = node.machine.rdma.devices(netns.fileno())
-        node.machine.rdma.rename(found, "mine", netns.fileno())
-        node.check("c1", pod)
-    node.delete("c1", pod)
-    node.await_back()
-    assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
 
 
 def test_a_device_whose_name_was_taken_comes_back_under_the_name_it_has(node: Rig) -> None:
@@ -222,17 +200,6 @@ def test_a_device_that_was_chosen_late_must_have_the_number_that_its_spec_names(
     nodes[0]["path"] = "/dev/infiniband/uverbs1"
     node.ledger.bind_slots([replace(binding, edits={"deviceNodes": nodes})])
     node.add("c2", pods[1], deviceID=vf(1))
-
-
-def test_pods_that_come_and_go_at_once_get_the_devices_of_their_own_vfs(node: Rig) -> None:
-    pods = [node.pod(f"p{i}") for i in range(3)]
-    with ThreadPoolExecutor(3) as threads:
-        list(threads.map(lambda i: node.add(f"c{i}", pods[i], deviceID=vf(i)), range(3)))
-    assert [inside(node, pod) for pod in pods] == [[rdma_name(i)] for i in range(3)]
-    with ThreadPoolExecutor(3) as threads:
-        list(threads.map(lambda i: node.delete(f"c{i}", pods[i]), range(3)))
-    node.await_back(0, 1, 2)
-    until(lambda: outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"])
 
 
 def test_a_whole_adapter_takes_its_rdma_device_along(node: Rig) -> None:

@@ -17,7 +17,7 @@ import pytest
 from agent.errors import DeviceBusy, Unavailable, UnknownUnit
 from agent.kubelet.checkpoint import FILE
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
-from agent.model.allocation import Binding, PodRef, Undo
+from agent.model.allocation import Binding, Undo
 from agent.model.topology import Locality
 from agent.reconcile import UNCLAIMED_SECONDS
 from agent.reconcile.grants import Release, decide
@@ -120,13 +120,6 @@ def test_another_sandbox_of_the_pod_is_bound_before_or_after_the_old_ones_del(ri
     third = rig.bind(call("c3"))[slot(0)]
     assert third != first  # whose VF is still in the first sandbox
     assert [b.container_id for b in rig.ledger.bindings()] == ["c3"]
-
-
-def test_a_device_that_died_since_the_grant_is_passed_over(rig: Rig) -> None:
-    rig.grant(POD, slot(0))
-    expected = rig.vfs[0]
-    rig.stock = stock_of(change(rig.stock.snapshot, expected, driver=None))
-    assert rig.bind(call("c1"))[slot(0)] == rig.vfs[1]
 
 
 def test_a_device_whose_adapter_another_pod_has_is_passed_over(rig: Rig) -> None:
@@ -258,11 +251,6 @@ def test_a_spec_that_cannot_be_written_leaves_nothing_bound(rig: Rig) -> None:
         rig.bind(call("c1"))
     assert rig.ledger.bindings() == ()
     assert [grant.device for grant in rig.ledger.grants()] == [""]
-
-
-def test_a_pod_without_a_name_has_no_slots(rig: Rig) -> None:
-    rig.grant(POD, slot(0))
-    assert rig.bind(call("c1", PodRef("", ""))) == {}
 
 
 # -------------------------------------------------------------------------------- what no call asks for any more, and
@@ -401,19 +389,6 @@ def test_eight_of_eight_vfs_come_beside_the_gpus_that_amds_plugin_gave(amd: Rig)
     assert {gpu: len(near) for gpu, near in beside.items()} == dict.fromkeys(gpus, 1)
 
 
-@pytest.mark.parametrize("number", [0, 5])
-def test_a_single_vf_is_beside_the_one_gpu(amd: Rig, number: int) -> None:
-    gpu = amd.stock.snapshot.all_gpus[number].pci_address
-    (vf,) = bound_near(amd, AMD_GPU, (gpu,), 1)
-    assert amd.stock.distances.distance(gpu, vf) is Locality.PXB
-
-
-def test_an_address_of_no_gpu_resource_draws_nothing_near(amd: Rig) -> None:
-    gpu = amd.stock.snapshot.all_gpus[5].pci_address
-    (vf,) = bound_near(amd, "example.com/disk", (gpu,), 1)
-    assert amd.stock.snapshot.by_address[vf].numa_node == 0, "the slot's own"
-
-
 def test_a_gpu_whose_id_says_nothing_draws_its_nic_to_the_numa_node_that_kubelet_tells(amd: Rig) -> None:
     slots = tuple(slot(n) for n in range(3))
     amd.grant(POD, *slots)
@@ -422,16 +397,6 @@ def test_a_gpu_whose_id_says_nothing_draws_its_nic_to_the_numa_node_that_kubelet
     bound = amd.bind(call("c1")).values()
     assert sorted(amd.stock.snapshot.by_address[vf].numa_node for vf in bound) == [0, 1, 1]
     assert len({amd.stock.distances.port(vf) for vf in bound}) == 3
-
-
-def test_kubelets_word_counts_nothing_against_a_known_address(amd: Rig) -> None:
-    slots = (slot(0),)
-    gpu = amd.stock.distances.gpus[6]
-    amd.grant(POD, *slots)
-    devices = (DeviceAssignment("rdma/vf", slots), DeviceAssignment(AMD_GPU, (gpu,), (0,)))
-    amd.pods[POD] = PodDevices(POD, (ContainerDevices("worker", devices),))
-    (vf,) = amd.bind(call("c1")).values()
-    assert amd.stock.distances.distance(gpu, vf) is Locality.PXB
 
 
 def response(*paths: str) -> str:
@@ -468,26 +433,3 @@ def test_a_gpu_whose_id_says_nothing_is_found_by_the_device_files_that_kubelet_k
     distances = amd.stock.distances
     beside = [n for n, gpu in enumerate(distances.gpus) if distances.distance(gpu, vf) is Locality.PXB]
     assert beside == [near if near is not None else 0], "else the slot's own NUMA node, and there the first"
-
-
-def test_all_gpus_of_a_container_count_by_their_files_and_those_whose_id_is_known_by_that(amd: Rig) -> None:
-    gpus = amd.stock.distances.gpus
-    slots = tuple(slot(n) for n in range(3))
-    amd.grant(POD, *slots)
-    given = [
-        DeviceAssignment("rdma/vf", slots),
-        DeviceAssignment(GAUDI, ("A", "B")),
-        DeviceAssignment(AMD_GPU, gpus[1:2]),
-    ]
-    amd.pods[POD] = PodDevices(POD, (ContainerDevices("worker", tuple(given)),))
-    files = {GAUDI: response("/dev/dri/card7", "/dev/dri/card4"), AMD_GPU: response("/dev/dri/card0")}
-    listed = [
-        {"PodUID": POD.uid, "ContainerName": "worker", "ResourceName": name, "DeviceIDs": {}, "AllocResp": files[name]}
-        for name in files
-    ]
-    (amd.folder / FILE).parent.mkdir()
-    (amd.folder / FILE).write_text(json.dumps({"Data": {"PodDeviceEntries": listed}}))
-    distances = amd.stock.distances
-    bound = amd.bind(call("c1")).values()
-    beside = {n for vf in bound for n, gpu in enumerate(gpus) if distances.distance(gpu, vf) is Locality.PXB}
-    assert beside == {1, 4, 7}

@@ -63,13 +63,6 @@ def test_without_gpus_a_slot_gets_a_device_of_its_own_numa_node() -> None:
     assert choice.devices == (vf(0).device,)
 
 
-def test_without_gpus_the_least_loaded_port_is_taken() -> None:
-    pf = [d for d in NODE.devices if d.vfs]
-    found = choose(DISTANCES, [wish("a", "0-0")], [vf(0), vf(1)], {pf[0].address: 2, pf[1].address: 1})
-    assert found is not None
-    assert found[0].devices == (vf(1).device,)
-
-
 def test_what_a_container_of_the_pod_has_taken_loads_its_port_for_the_next_one() -> None:
     free = [vf(rail, index) for rail in range(2) for index in range(2)]
     for gpus in ((), (2, 3)):  # none, or two that are equally far from both ports
@@ -153,19 +146,9 @@ def test_a_container_without_gpus_is_near_the_pods_where_all_have_slots() -> Non
     assert [wish.gpus for wish in found] == [(B,), (B,)]
 
 
-def test_a_pod_without_gpus_wants_its_slots_all_the_same() -> None:
-    assert asked(held("a", slots=(slot(0),))) == (Wish("a", "rdma/vf", (slot(0),), ()),)
-
-
 def test_a_slot_given_on_by_an_init_container_is_bound_for_who_keeps_it() -> None:
     found = asked(held("worker", A, slots=(slot(3),)), held("setup", slots=(slot(3), slot(4))))
     assert [(wish.container, wish.slots) for wish in found] == [("worker", (slot(3),)), ("setup", (slot(4),))]
-
-
-def test_each_resource_is_a_wish_of_its_own() -> None:
-    containers = (Held("a", {"rdma/left": (slot(0, "rdma:left"),), "rdma/right": (slot(0, "rdma:right"),)}),)
-    found = asked(*containers, names=("rdma/left", "rdma/right"))
-    assert [wish.resource_name for wish in found] == ["rdma/left", "rdma/right"]
 
 
 def test_units_that_are_no_slots_of_the_resource_are_left_alone() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,17 +11,15 @@ import pytest
 
 from agent.edits.cdi import SlotSpec
 from agent.errors import DeviceBusy
-from agent.kubelet.checkpoint import FILE, Entry
+from agent.kubelet.checkpoint import Entry
 from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
-from agent.offer.selection import assign
-from agent.offer.units import Holdings, Inputs, Reading, make_offer
 from agent.reconcile import HeldUnit
 from agent.reconcile.units import SlotView, is_over
 from cni.slots.bound import Holder, slot_devices, slot_holders
-from tests.cni.slots.binding import OTHER, POD, RESOURCES, Rig, call, slot, snapshot_with_rdma, stock_of
+from tests.cni.slots.binding import OTHER, POD, Rig, call, slot, snapshot_with_rdma, stock_of
 from tests.node import node, open_books
 
 RUNS = Sandbox("c1", POD, ready=True)
@@ -49,13 +46,6 @@ def loss(tmp_path: Path) -> Iterator[Loss]:
     (tmp_path / "new").mkdir()
     with open_books(tmp_path) as books, open_books(tmp_path / "new") as others:
         yield Loss(Rig(tmp_path, books, stock_of(snapshot_with_rdma())), lambda: others)
-
-
-def note(rig: Rig, container: str, *slots: str) -> None:
-    """Write kubelet's checkpoint."""
-    entry = {"PodUID": POD.uid, "ContainerName": container, "ResourceName": "rdma/vf", "DeviceIDs": {"0": list(slots)}}
-    (rig.folder / FILE).parent.mkdir(exist_ok=True)
-    (rig.folder / FILE).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
 
 
 def free_for_another(rig: Rig, *taken: str) -> list[str]:
@@ -95,20 +85,6 @@ def test_the_devices_of_a_living_pod_are_bound_again_and_go_to_no_other_pod(loss
     assert rig.spec(slot(0)) is None
 
 
-def test_the_list_shows_kubelet_a_slot_less_for_each_device_that_is_bound_again(loss: Loss) -> None:
-    rig = loss.rig
-    rig.grant(POD, slot(0))
-    bound = rig.bind(call("c1"))
-    rig = loss.lose_books()
-    rig.mend(rig.known([RUNS]))
-    snapshot = rig.stock.snapshot
-    slots = frozenset(grant.unit_id for grant in rig.ledger.grants())
-    held = Holdings(slots, {b.unit_id: b.device for b in rig.ledger.bindings()})
-    listed = make_offer(Inputs(RESOURCES, snapshot, assign(RESOURCES, snapshot), Reading(held=held))).units["rdma/vf"]
-    assert {u.unit_id: u.device for u in listed if u.device} == bound
-    assert len(listed) == len(rig.vfs)
-
-
 def test_a_device_is_held_while_kubelet_is_silent_and_bound_when_it_speaks(loss: Loss) -> None:
     rig = loss.rig
     rig.grant(POD, slot(0))
@@ -137,52 +113,6 @@ def test_what_is_held_is_free_when_nobody_has_the_slot(loss: Loss) -> None:
     assert rig.mend(rig.known()) == (("spec-remove", slot(0)),)
     assert rig.ledger.bindings() == ()
     assert rig.spec(slot(0)) is None
-
-
-def test_what_is_held_is_free_when_kubelet_gives_the_slot_to_another_pod(loss: Loss) -> None:
-    rig = loss.rig
-    rig.grant(POD, slot(0))
-    rig.bind(call("c1"))
-    rig = loss.lose_books()
-    rig.mend(replace(rig.known(), held_units=None, pods=None))
-    rig.grant(OTHER, slot(0))
-    assert rig.ledger.bindings() == ()
-    assert rig.bind(call("c2", OTHER)).keys() == {slot(0)}
-
-
-def test_an_init_containers_device_stays_its_own(loss: Loss) -> None:
-    rig = loss.rig
-    rig.ledger.grant("rdma/vf", {slot(0): ""})
-    note(rig, "setup", slot(0))
-    before = rig.bind(call("c1"))
-    assert before.keys() == {slot(0)}
-    rig = loss.lose_books()
-    assert rig.mend(rig.known([RUNS])) == (("slot-rebind", slot(0)),)
-    (binding,) = rig.ledger.bindings()
-    assert (binding.device, binding.pod, binding.container) == (before[slot(0)], POD, "setup")
-
-
-def test_another_sandbox_of_the_pod_takes_its_slots_over_whoever_could_be_asked(loss: Loss) -> None:
-    rig = loss.rig
-    rig.grant(POD, slot(0))
-    rig.ledger.grant("rdma/vf", {slot(1): ""})
-    note(rig, "setup", slot(1))
-    rig.bind(call("c1"))
-    rig = loss.lose_books()
-    rig.mend(replace(rig.known(), held_units=None, pods=None))
-    rig.ledger.grant("rdma/vf", {slot(0): "", slot(1): ""})  # as kubelet tells again
-    bound = rig.bind(call("c2"))
-    assert bound.keys() == {slot(0), slot(1)}
-    assert {b.container_id for b in rig.ledger.bindings()} == {"c2"}
-
-
-def test_a_pod_that_ended_while_the_books_were_lost_leaves_nothing(loss: Loss) -> None:
-    rig = loss.rig
-    rig.grant(POD, slot(0))
-    rig.bind(call("c1"))
-    rig = loss.lose_books()
-    assert rig.mend(rig.known([OTHER_RUNS])) == (("spec-remove", slot(0)),)
-    assert rig.ledger.bindings() == ()
 
 
 def test_a_spec_that_tells_no_device_is_said_once_and_left_to_its_container(
@@ -264,10 +194,6 @@ def test_a_device_is_no_two_slots() -> None:
     assert slot_devices(two, snapshot, [a], ()) == {}
     pods = {slot(0): spec([a]), slot(1): SlotSpec("vf", {"env": [f"PCIDEVICE_RDMA_VIP={a}"]})}
     assert len(slot_devices(pods, snapshot, (), ())) == 1
-
-
-def test_a_device_that_has_left_the_node_is_still_the_slots() -> None:
-    assert slot_devices({slot(0): spec(["0000:99:00.1"])}, Snapshot(), (), ()) == {slot(0): "0000:99:00.1"}
 
 
 def test_a_spec_that_names_no_device_gives_none() -> None:
