@@ -16,11 +16,11 @@ from agent.kubelet.cri import ContainerRuntime
 from agent.kubelet.podresources import KubeletAsker, PodResources
 from agent.offer.offer import Offer
 from agent.process.conditions import NO_ADD_NEEDS
-from agent.reconcile import Reconciler
 from agent.reconcile.claims import Claims
 from agent.reconcile.grants import Owners
-from agent.reconcile.reconciler import NodeOutside
-from agent.reconcile.units import Bindings, Units
+from agent.reconcile.reconciler import Reconciler
+from agent.reconcile.units import Units
+from agent.reconcile.view import Outside
 from agent.report.report import Report
 from agent.state import Latest
 from cni import pods_file
@@ -30,7 +30,7 @@ from cni.call import Node
 from cni.held import ClaimReader, HeldDevices, PodClaims, Sources
 from cni.server import CniServer
 from cni.slots.binder import Binder
-from cni.slots.bound import BoundSlots
+from cni.slots.bound import Bindings, BoundSlots
 from cni.slots.spec_watch import SpecWatch
 from cni.spool import Spool
 from deviceplugin.allocation import Allocator
@@ -92,7 +92,7 @@ class Parts:
 
         # what heals
         replay = partial(Spool(at_start.spool_dir).replay, self.server.answer)
-        outside = NodeOutside(held, offer, self.runtime, replay, ledger, report)
+        outside = Outside(held, offer, self.runtime, replay, ledger, report)
         healer = Claims(ledger, claim_specs, node.scans, outside, self.claim_reader)
         units = Units(config, ledger, self.unit_specs, by_cdi, outside, self.settled)
         self.specs = SpecWatch(at_start.cdi_dir, (bound, healer, units, facts), self.plugins, report)

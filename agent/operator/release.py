@@ -19,7 +19,7 @@ from agent.ledger import Ledger
 from agent.ledger.database import is_locked, lock_folder
 from agent.model.allocation import Attachment
 from agent.operator import admin
-from agent.reconcile import Reconciler
+from agent.reconcile.reconciler import Reconciler
 from agent.state import Latest
 from cni.attachment import Attachments, Settings
 from cni.call import Node

@@ -5,119 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from agent.errors import AgentError, LedgerDamaged, LedgerError, Unavailable
-from agent.kubelet.cri import ContainerRuntime, Sandbox
-from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, Devices
+from agent.model.allocation import Attachment
 from agent.model.device import Snapshot
-from agent.model.health import Reason
-from agent.offer.offer import Offer
 from agent.reconcile.grants import EndedPods, Grants, Moved
 from agent.reconcile.rows import Leases, ReplacedPlugins, Rows, SpooledDels
 from agent.reconcile.vfs import Boot, Quarantines, Vfs
 from agent.reconcile.view import Healer, Outside, View
-from agent.report.report import Report
 from agent.state import Latest
 from cni.attachment import Attachments
-from cni.held import HeldDevices
-
-
-class NodeOutside(Outside):
-    """Answers the reconciler from what the other parts know."""
-
-    def __init__(
-        self,
-        held: HeldDevices,
-        offer: Latest[Offer],
-        runtime: ContainerRuntime | None,
-        replay: Callable[[], int],
-        ledger: Ledger,
-        report: Report,
-    ) -> None:
-        """`runtime` is None where it is not asked; `replay` carries out the DELs on disk, and blocks."""
-        self._held = held
-        self._offer = offer
-        self._runtime = runtime
-        self._replay = replay
-        self._ledger = ledger
-        self._report = report
-        self.asks_runtime = runtime is not None
-
-    async def held_units(self) -> Sequence[HeldUnit]:
-        """Ask kubelet what pods hold of ours. On the loop; raises Unavailable."""
-        return await self._held.held_units()
-
-    def pods(self) -> Collection[tuple[str, str]]:
-        """Name all pods of kubelet's last answer."""
-        return self._held.pods
-
-    async def sandboxes(self) -> Sequence[Sandbox]:
-        """Ask the container runtime. Raises AgentError."""
-        return await self._runtime.sandboxes() if self._runtime is not None else ()
-
-    @property
-    def resolves_cdi(self) -> bool | None:
-        """Tell whether the container runtime resolves CDI names; None if it did not say."""
-        return self._runtime.resolves_cdi if self._runtime is not None else None
-
-    def offer(self) -> Offer:
-        """Return the newest offer; before the first one, what it would say."""
-        return self._held.offer()
-
-    def devices_of_units(self) -> Mapping[str, Devices] | None:
-        """Map the IDs of the offered units to their devices; None before the first offer."""
-        offer = self._offer.value
-        if not offer.snapshot.generation:
-            return None  # the first one may be of nothing
-        return {unit.unit_id: unit.devices for offered in offer.units.values() for unit in offered}
-
-    def noted_units(self) -> Collection[str]:
-        """Name the units that kubelet's checkpoint counts to containers; none where it cannot be read."""
-        return self._held.noted_units()
-
-    def our_vfs(self) -> Collection[str]:
-        """List the VFs that resources offer, or will: before the first offer, too."""
-        return self.offer().vfs
-
-    def replay(self) -> int:
-        """Carry out the DELs that lie on disk, and tell how many there were. Blocks."""
-        count = self._replay()
-        self._report.metrics.spooled(count)
-        return count
-
-    def count(self, action: str, reason: str) -> None:
-        """Count an action, and note it among the recent events."""
-        self._report.reconciled(action, reason)
-
-    def misled(self, units: frozenset[tuple[str, str]], what: str | None) -> None:
-        """Withhold units whose containers would get another's device, and say which these are."""
-        self._report.health.renumbered.set(units)
-        self._report.conditions.set("renumbered", what)
-
-    def heal_failed(self, healer: str) -> None:
-        """Count a healer that ended early."""
-        self._report.metrics.heal_failed(healer)
-
-    def failing(self, what: str | None) -> None:
-        """Tell which healers ended early when they last looked."""
-        self._report.conditions.set("healing", what)
-
-    def complain(self, what: str | None) -> None:
-        """Tell what is wrong with the books, and withhold all units meanwhile."""
-        copies = ", ".join(map(str, self._ledger.damaged_copies()))
-        self._report.conditions.set(
-            "damage",
-            f"{self._ledger.path} was damaged, and is replaced; what was damaged is kept as {copies}: see to the disk,"
-            " then remove that"
-            if copies
-            else None,
-        )
-        self._report.conditions.set("ledger", what)
-        self._report.health.unavailable.set(Reason.BOOKS_UNWRITABLE if what is not None else None)
-
 
 ROUND_SECONDS = 60.0
 """A round comes at the latest after so long."""

@@ -1,4 +1,4 @@
-"""Bindings and their CDI specs, kept together: made, let go, mended, and rebuilt where the books have lost them.
+"""Bindings and their CDI specs, kept together: made, let go, healed, and rebuilt where the books have lost them.
 
 Lost ones are rebuilt from what specs, kubelet and runtime say. A spec names the devices of a container, and kubelet who
 has the slot: PodResources app containers, its checkpoint (by pod UID) init containers, too. A slot's own device is the
@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -26,12 +27,15 @@ from agent.kubelet import checkpoint
 from agent.kubelet.checkpoint import Entry
 from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
-from agent.model.allocation import Binding, PodRef
+from agent.model.allocation import Attachment, Binding, PodRef
 from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
 from agent.model.unit_id import UnitId
-from agent.reconcile.units import SlotView
+from agent.reconcile.view import Outside, View
 from agent.state import Latest
 
+SANDBOX_SECONDS = 240.0
+"""How long a runtime may take from the ADD until it lists the sandbox: kubelet gives it as long to make one (twice its
+runtimeRequestTimeout). containerd lists a sandbox when all of it stands."""
 PCIDEVICE = "PCIDEVICE_"
 NOBODY = PodRef("", "")
 
@@ -47,29 +51,29 @@ class Holder:
     """As its runtime calls it; empty if the runtime cannot be asked."""
 
 
-def slot_holders(slots: Collection[str], known: SlotView, noted: Sequence[Entry] | None) -> Mapping[str, Holder]:
+def slot_holders(slots: Collection[str], view: View, noted: Sequence[Entry] | None) -> Mapping[str, Holder]:
     """Map each slot to its holder; one that is missing from the answer has certainly none.
 
     `noted` is kubelet's checkpoint, None if it cannot be read. Without a sandbox a pod has no container, whatever
     kubelet counts to it.
     """
-    held_units = {held.unit_id: held for held in known.held_units or ()}
+    held_units = {held.unit_id: held for held in view.held_units or ()}
     entries = {unit: entry for entry in noted or () for unit in entry.unit_ids}
     found: dict[str, Holder] = {}
     for slot in slots:
         held, entry = held_units.get(slot), entries.get(slot)
         if held is not None:
             pod, container, resource_name = held.pod, held.container, held.resource_name
-            mine = [s for s in known.sandboxes or () if (s.pod.namespace, s.pod.name) == (pod.namespace, pod.name)]
+            mine = [s for s in view.sandboxes or () if (s.pod.namespace, s.pod.name) == (pod.namespace, pod.name)]
         elif entry is not None:
             pod, container, resource_name = PodRef("", "", entry.pod_uid), entry.container, entry.resource_name
-            mine = [s for s in known.sandboxes or () if s.pod.uid == entry.pod_uid]
+            mine = [s for s in view.sandboxes or () if s.pod.uid == entry.pod_uid]
         else:
             # A kubelet that has restarted while the API server is away lists no pods, though they run.
-            if known.held_units is None or (noted is None and not known.pods):
+            if view.held_units is None or (noted is None and not view.pods):
                 found[slot] = Holder()
             continue
-        if known.sandboxes is None:
+        if view.sandboxes is None:
             found[slot] = Holder(pod if pod.name else NOBODY, container, resource_name)
         elif mine:
             sandbox = _running_first(mine)
@@ -219,7 +223,7 @@ class BoundSlots:
             return (self._config.value.kubelet_dir / checkpoint.FILE).exists()
         return any(binding.unit_id in entry.unit_ids and binding.pod.uid in ("", entry.pod_uid) for entry in noted)
 
-    def mend(self, known: SlotView, snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
+    def mend(self, view: View, snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
         """Write the specs that are missing or say something else, and settle those that no binding stands behind.
 
         Such a spec was written before the books were lost. Its container has the device files still, and may start
@@ -231,7 +235,7 @@ class BoundSlots:
             done = [("spec-write", slot) for slot in self._rewrite(bound.values())]
             unsure = (self._specs.slots() - bound.keys()) | {b.unit_id for b in bound.values() if not b.container_id}
             if unsure:
-                done += self._settle(unsure, bound, known, snapshot)
+                done += self._settle(unsure, bound, view, snapshot)
             self._told &= unsure
         return tuple(done)
 
@@ -250,15 +254,15 @@ class BoundSlots:
         return [binding.unit_id for binding in missing]
 
     def _settle(
-        self, unsure: Collection[str], bound: Mapping[str, Binding], known: SlotView, snapshot: Snapshot
+        self, unsure: Collection[str], bound: Mapping[str, Binding], view: View, snapshot: Snapshot
     ) -> list[tuple[str, str]]:
         """Find out who has some slots, and go by it. The caller holds the guard."""
         done = []
-        holders = slot_holders(unsure, known, checkpoint.entries(self._config.value.kubelet_dir))
+        holders = slot_holders(unsure, view, checkpoint.entries(self._config.value.kubelet_dir))
         strays = holders.keys() - bound.keys()
         specs = {slot: spec for slot in sorted(strays) if (spec := self._specs.read(slot)) is not None}
         taken = {binding.device for binding in bound.values()}
-        found = slot_devices(specs, snapshot, taken, {row.device for row in known.attachments})
+        found = slot_devices(specs, snapshot, taken, {row.device for row in self._ledger.attachments()})
         self._tell_of_unknown(strays - found.keys())
         before = {slot: binding for slot, binding in bound.items() if slot in holders}
         before |= {slot: bare_binding(slot, device, specs[slot]) for slot, device in found.items()}
@@ -311,3 +315,50 @@ class BoundSlots:
 
 def _same(known: Binding, other: Binding) -> bool:
     return (known.container_id, known.cni_ifname, known.device) == (other.container_id, other.cni_ifname, other.device)
+
+
+class Bindings:
+    """Lets go of what was bound for sandboxes that are no more, and has bindings and CDI specs agree."""
+
+    name = "slots"
+
+    def __init__(self, ledger: Ledger, slots: BoundSlots, snapshot: Latest[Snapshot], outside: Outside) -> None:
+        self._ledger = ledger
+        self._slots = slots
+        self._snapshot = snapshot
+        self._outside = outside
+
+    def heal(self, view: View) -> None:
+        """Look at all bindings, then at all specs."""
+        rows = self._ledger.attachments()
+        for binding in self._slots.release(partial(is_over, view=view, rows=rows, is_noted=self._slots.is_noted)):
+            log.warning("%s was still bound for pod %s, which is gone", binding.unit_id, binding.pod)
+            self._outside.count("slot-release", "sandbox-gone")
+        for action, slot in self._slots.mend(view, self._snapshot.value):
+            log.info("%s: %s", action, slot)
+            self._outside.count(action, "mended")
+
+
+def is_over(
+    binding: Binding,
+    view: View,
+    rows: Collection[Attachment] = (),
+    is_noted: Callable[[Binding], bool] = lambda _: False,
+) -> bool:
+    """Tell whether a binding's sandbox is no more, for certain.
+
+    A kubelet that has restarted while the API server is away lists none but static pods, though the others run. It
+    strikes nothing off its checkpoint before it knows them again: `is_noted` tells what stands there.
+    """
+    if binding.since >= view.asked_at:
+        return False  # its ADD may have begun since
+    if any((row.owner.container_id, row.device) == (binding.container_id, binding.device) for row in rows):
+        return False
+    if not binding.pod.name:
+        return False  # whose it is has still to be found out
+    if view.sandboxes is not None and binding.container_id:
+        is_new = binding.since >= view.asked_at - SANDBOX_SECONDS
+        return not is_new and all(sandbox.sandbox_id != binding.container_id for sandbox in view.sandboxes)
+    if not view.pods or (binding.pod.namespace, binding.pod.name) in view.pods:
+        return False
+    return not is_noted(binding)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from agent.reconcile import Reconciler
+from agent.reconcile.reconciler import Reconciler
 from agent.state import Latest
-from tests.agent.reconcile.told_outside import ToldOutside
+from tests.agent.reconcile.outside import Answers
 from tests.cni.tiny_node import Rig, vf
 from tests.live import Live
 
@@ -16,7 +16,7 @@ def reconciler_of(
     rig: Rig, boot_id: str = "boot", replay_spool: Callable[[], int] = lambda: 0
 ) -> tuple[Reconciler, list[tuple[str, str]]]:
     """Make a reconciler to which all VFs are offered, and the list of what it does."""
-    outside = ToldOutside(
+    outside = Answers(
         units=lambda: {vf(i): vf(i) for i in range(3)}, ours=lambda: {vf(i) for i in range(3)}, replay=replay_spool
     )
     scanning = Live(lambda: replace(rig.machine.scan(), boot_id=boot_id))

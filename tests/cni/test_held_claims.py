@@ -25,15 +25,15 @@ from agent.errors import (
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import AttachmentState, Claim, ClaimDevice, ClaimState, PodRef
-from agent.reconcile import Reconciler
 from agent.reconcile.claims import Claims
+from agent.reconcile.reconciler import Reconciler
 from agent.state import Latest
 from cni.call import Node
 from cni.found_vfs import Finder
 from cni.held import ClaimReader
 from cni.targets import interface_names
 from hack.sim.rdma import SimulatedRdma
-from tests.agent.reconcile.told_outside import ToldOutside
+from tests.agent.reconcile.outside import Answers
 from tests.cni import tiny_node
 from tests.cni.claiming import RESOURCES, Kubelet, Scene, of_share, of_vf, pod_of
 from tests.cni.claiming import scene as scene  # the fixture
@@ -472,7 +472,7 @@ def test_a_pod_whose_file_is_gone_is_refused_and_its_devices_stay_on_the_host(sc
 def heal(scene: Scene) -> None:
     """Let all healers look once, as at a start."""
     rig = scene.rig
-    outside = ToldOutside(units=dict, ours=lambda: [vf(i) for i in range(3)])
+    outside = Answers(units=dict, ours=lambda: [vf(i) for i in range(3)])
     scans = Live(rig.machine.scan)
     node = Node(rig.machine, rig.ledger, scans)
     folder = rig.folder

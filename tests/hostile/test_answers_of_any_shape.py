@@ -24,7 +24,6 @@ from agent.model.allocation import ClaimRef, PodRef
 from agent.model.device import Snapshot
 from agent.process.conditions import NO_POD_NEEDS, Conditions
 from agent.reconcile.claims import NEW_SECONDS, Claims
-from agent.reconcile.reconciler import NodeOutside
 from agent.reconcile.view import Outside, View
 from agent.report.events import Events
 from agent.report.metrics import Metrics
@@ -34,6 +33,7 @@ from cni.held import ClaimReader as Reads
 from cni.held import pods_of
 from deviceplugin.dra.attributes import leaves_in
 from deviceplugin.dra.pods import claim_names
+from tests.agent.reconcile.outside import Answers
 from tests.agent.reconcile.scene import Scene
 from tests.hostile.answering import asking
 from tests.node import open_books, prepare
@@ -81,7 +81,7 @@ def test_a_strange_answer_about_a_leftover_claim_ends_no_round_of_healing(tmp_pa
         reader: Latest[Reads | None] = Latest(ClaimObjects(api, "n"))
         specs = ClaimSpecs(tmp_path / "cdi")
         specs.write(left)
-        scene = Scene(books, others=[Claims(books, specs, Latest(Snapshot(boot_id="boot")), Outside(), reader)])
+        scene = Scene(books, others=[Claims(books, specs, Latest(Snapshot(boot_id="boot")), Answers(), reader)])
         scene.run_once()
         assert scene.counted == [("lease-return", "owed")], "healers after the claims' have had their turn"
         assert books.claim(UID) is not None, "what is not understood is no reason to end a claim"
@@ -168,20 +168,20 @@ def test_what_nobody_has_foreseen_in_one_healer_is_shown_until_it_succeeds(
         for _ in range(2):
             scene.run_once()
         assert scene.counted == [("lease-return", "owed")] * 2, "the others have healed"
-        assert scene.failing == "slots: ZeroDivisionError: division by zero"
-        assert scene.heal_failures == ["slots", "slots"]
+        assert scene.outside.failures == "slots: ZeroDivisionError: division by zero"
+        assert scene.outside.heal_failures == ["slots", "slots"]
         (said,) = [record for record in caplog.records if record.name == "agent.reconcile.reconciler"]
         assert said.exc_info is not None, "the log has where it happened, once"
         stumbling.error = None
         scene.run_once()
-        assert scene.failing is None
+        assert scene.outside.failures is None
 
 
 def test_a_failing_healer_is_a_condition_and_a_number_and_pods_are_served() -> None:
     metrics, conditions = Metrics(CollectorRegistry()), Conditions()
     report = Report(metrics, conditions, Events(), HealthBook(HealthSettings()))
     nobody = cast(Any, None)
-    told = NodeOutside(nobody, nobody, None, int, nobody, report)
+    told = Outside(nobody, nobody, None, int, nobody, report)
     told.heal_failed("slots")
     told.failing("slots: stuck")
     assert conditions.found["healing"] == "slots: stuck"

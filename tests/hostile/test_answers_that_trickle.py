@@ -22,9 +22,10 @@ from agent.model.device import Snapshot
 from agent.process.conditions import NO_ADD_NEEDS, NO_POD_NEEDS
 from agent.reconcile.claims import NEW_SECONDS, Claims
 from agent.reconcile.reconciler import OVERDUE_SECONDS
-from agent.reconcile.view import Outside, View
+from agent.reconcile.view import View
 from agent.state import Latest
 from cni.held import ClaimReader as Reads
+from tests.agent.reconcile.outside import Answers
 from tests.agent.reconcile.scene import Scene
 from tests.awaiting import until
 from tests.hostile.answering import Asked, asking
@@ -133,7 +134,7 @@ def test_answers_that_trickle_stop_no_healing(tmp_path: Path) -> None:
         for number in range(3):
             specs.write(prepare(books, f"claim-{number}", claimed_vf(f"0000:3b:00.{number}")))
         reader: Latest[Reads | None] = Latest(ClaimObjects(api, "n"))
-        healer = Claims(books, specs, Latest(Snapshot(boot_id="boot")), Outside(), reader)
+        healer = Claims(books, specs, Latest(Snapshot(boot_id="boot")), Answers(), reader)
         scene = Scene(books, others=[healer])
 
         async def rounds() -> None:

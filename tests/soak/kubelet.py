@@ -12,9 +12,8 @@ from agent.config import Resource
 from agent.config.networks import Network
 from agent.errors import Unavailable
 from agent.kubelet.cri import Sandbox
-from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, DeviceAssignment, PodDevices
+from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, DeviceAssignment, HeldUnit, PodDevices
 from agent.model.allocation import ClaimRef, PodRef
-from agent.reconcile import HeldUnit
 from cni.call import GrantedDevice, Grants
 from tests.cni.networks import network
 

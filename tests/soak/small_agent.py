@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
@@ -23,13 +23,13 @@ from agent.config import Config, Resource
 from agent.edits.cdi import SlotSpecs
 from agent.hardware.host import Host
 from agent.hardware.machine import Machine
+from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
 from agent.model.allocation import LONGEST_PAUSE_SECONDS, VfSettings
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
-from agent.reconcile import HeldUnit, Reconciler
-from agent.reconcile.units import Bindings
+from agent.reconcile.reconciler import Reconciler
 from agent.state import Latest
 from cni import pods_file, spool
 from cni.attachment import Attachments, Settings
@@ -37,10 +37,10 @@ from cni.call import Node
 from cni.ipam.leases import LeaseBook
 from cni.server import CniServer
 from cni.slots.binder import Binder
-from cni.slots.bound import BoundSlots
+from cni.slots.bound import Bindings, BoundSlots
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
+from tests.agent.reconcile.outside import Answers
 from tests.agent.reconcile.scene import reconcile_once
-from tests.agent.reconcile.told_outside import ToldOutside
 from tests.soak import observe
 from tests.soak.claims import SPECS, ClaimParts, GrantsAndClaims, granted_or_not, ref_of
 from tests.soak.kubelet import LATE, RESOURCE, Kubelet
@@ -78,17 +78,6 @@ class Options:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-class _Outside(ToldOutside):
-    """Knows kubelet's pods, too."""
-
-    def __init__(self, pods: Callable[[], Collection[tuple[str, str]]], **told: Any) -> None:
-        super().__init__(**told)
-        self._pods = pods
-
-    def pods(self) -> Collection[tuple[str, str]]:
-        return self._pods()
-
-
 class SmallAgent:
     """The parts of one agent."""
 
@@ -117,8 +106,8 @@ class SmallAgent:
         self.server = CniServer(
             self.folder / SOCKET, self.attachments, condition=lambda: None, observe=lambda command: nullcontext()
         )
-        self.outside = _Outside(
-            self.claims.listed,
+        self.outside = Answers(
+            pods=self.claims.listed,
             units=self._units,
             ours=lambda: list(self._units()),
             held_units=self._held_units,

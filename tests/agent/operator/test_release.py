@@ -20,11 +20,11 @@ from agent.model.allocation import Attachment
 from agent.model.device import Snapshot
 from agent.operator import release as command
 from agent.operator.admin import AdminServer
-from agent.reconcile import Reconciler
+from agent.reconcile.reconciler import Reconciler
 from agent.state import Latest
 from cni.heal import ReleaseRequest
 from hack.sim.machine import SimulatedMachine
-from tests.agent.reconcile.told_outside import ToldOutside
+from tests.agent.reconcile.outside import Answers
 from tests.cni import tiny_node
 from tests.cni.tiny_node import Rig, netdev, open_rig, vf
 from tests.waiting import until
@@ -184,7 +184,7 @@ def test_a_kubelet_that_hangs_now_is_not_taken_at_its_former_word(rig: Rig) -> N
     async def held_units() -> Any:
         return await answers.pop(0)
 
-    outside = ToldOutside(units=lambda: None, held_units=held_units)
+    outside = Answers(units=lambda: None, held_units=held_units)
     reconciler = Reconciler(rig.ledger, rig.attachments, Latest(Snapshot()), outside, Latest(False))
 
     async def ask() -> str:

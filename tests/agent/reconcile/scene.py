@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from agent.kubelet.cri import Sandbox
+from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
 from agent.model.allocation import Devices, PodRef
 from agent.model.device import Snapshot
 from agent.model.vf_identity import KnownDevice
-from agent.reconcile import HeldUnit, Outside, Reconciler
-from agent.reconcile.units import Bindings, Slots
+from agent.reconcile.reconciler import Reconciler
 from agent.reconcile.view import Healer
 from agent.state import Latest
 from cni.attachment import Attachments
 from cni.heal import PodKnown
 from cni.migrate.adoption import Adopted
+from cni.slots.bound import Bindings, BoundSlots
+from tests.agent.reconcile.outside import Answers
 from tests.node import VF
 
 OTHER_VF = "0000:3b:00.3"
@@ -112,30 +114,31 @@ class Hands:
 class Scene:
     """A reconciler on real books. What surrounds it is told by the test."""
 
-    def __init__(self, books: Ledger, slots: Slots | None = None, others: Sequence[Healer] = ()) -> None:
+    def __init__(self, books: Ledger, slots: BoundSlots | None = None, others: Sequence[Healer] = ()) -> None:
         self.books = books
         self.hands = Hands()
         self.held_units: Sequence[HeldUnit] | Exception = ()
         self.offered: Mapping[str, Devices] | None = {VF: VF}
         self.now = time.time()
-        self.counted: list[tuple[str, str]] = []
         self.ours: set[str] = {VF, OTHER_VF}
         self.sandboxes: Sequence[Sandbox] | Exception = ()
         self.pods: frozenset[tuple[str, str]] = frozenset()
-        self.complaints: list[str | None] = []
-        self.heal_failures: list[str] = []
-        self.failing: str | None = None
         self.meanwhile: Callable[[], object] = lambda: None
         """What happens after kubelet was asked, while devices are healed."""
         self.on_claims: Callable[[], object] = lambda: None
         """What happens when kubelet is asked."""
         self.settled = Latest(False)
         self.found = Latest(Snapshot(boot_id="boot"))
-        outside = _Told(self)
+        self.outside = outside = _Answers(self)
         bindings = (Bindings(books, slots, self.found, outside),) if slots is not None else ()
         self.reconciler = Reconciler(
             books, cast(Attachments, self.hands), self.found, outside, self.settled, (*bindings, *others)
         )
+
+    @property
+    def counted(self) -> list[tuple[str, str]]:
+        """What was done."""
+        return self.outside.counted
 
     @property
     def snapshot(self) -> Snapshot:
@@ -151,49 +154,29 @@ class Scene:
         asyncio.run(reconcile_once(self.reconciler))
 
 
-class _Told(Outside):
-    """What surrounds the reconciler, as the test has it."""
+class _Answers(Answers):
+    """What surrounds the reconciler, as the scene has it."""
 
     asks_runtime = True
 
     def __init__(self, scene: Scene) -> None:
+        super().__init__(lambda: scene.offered, lambda: scene.ours, self._asked, self._meanwhile, lambda: scene.pods)
         self._scene = scene
 
-    async def held_units(self) -> Sequence[HeldUnit]:
+    async def _asked(self) -> Sequence[HeldUnit]:
         self._scene.on_claims()
         if isinstance(self._scene.held_units, Exception):
             raise self._scene.held_units
         return self._scene.held_units
-
-    def pods(self) -> Collection[tuple[str, str]]:
-        return self._scene.pods
 
     async def sandboxes(self) -> Sequence[Sandbox]:
         if isinstance(self._scene.sandboxes, Exception):
             raise self._scene.sandboxes
         return self._scene.sandboxes
 
-    def devices_of_units(self) -> Mapping[str, Devices] | None:
-        return self._scene.offered
-
-    def our_vfs(self) -> Collection[str]:
-        return self._scene.ours
-
-    def replay(self) -> int:
+    def _meanwhile(self) -> int:
         self._scene.meanwhile()
         return 0
-
-    def count(self, action: str, reason: str) -> None:
-        self._scene.counted.append((action, reason))
-
-    def heal_failed(self, healer: str) -> None:
-        self._scene.heal_failures.append(healer)
-
-    def failing(self, what: str | None) -> None:
-        self._scene.failing = what
-
-    def complain(self, what: str | None) -> None:
-        self._scene.complaints.append(what)
 
     def now(self) -> float:
         return self._scene.now

@@ -18,9 +18,10 @@ from agent.model.allocation import Claim, ClaimRef, ClaimState, PodRef
 from agent.model.device import Snapshot
 from agent.model.vf_identity import identities
 from agent.reconcile.claims import ASK_SECONDS, NEW_SECONDS, SLOW_SECONDS, Claims
-from agent.reconcile.view import Outside, View
+from agent.reconcile.view import View
 from agent.state import Latest
 from cni.held import ClaimReader
+from tests.agent.reconcile.outside import Answers
 from tests.cni.tiny_node import tiny_snapshot, vf
 from tests.node import POD, VF, attach, claimed_vf, open_books, owner, prepare
 
@@ -45,14 +46,6 @@ class Reader:
         return self.says
 
 
-class Counting(Outside):
-    def __init__(self) -> None:
-        self.counted: list[tuple[str, str]] = []
-
-    def count(self, action: str, reason: str) -> None:
-        self.counted.append((action, reason))
-
-
 class Room:
     """The healer on real books and a real folder of specs."""
 
@@ -61,7 +54,7 @@ class Room:
         self.specs_folder = folder / "cdi"
         self.specs = ClaimSpecs(self.specs_folder)
         self.snapshot = Latest(Snapshot(boot_id="boot"))
-        self.outside = Counting()
+        self.outside = Answers()
         self.reader = Reader()
         self.asks = Latest[ClaimReader | None](self.reader)
         self.now = 0.0

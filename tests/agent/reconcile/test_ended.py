@@ -7,8 +7,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from agent.kubelet.podresources import HeldUnit
 from agent.model.allocation import PodRef
-from agent.reconcile import HeldUnit
 from agent.reconcile.grants import ENDED_PAUSES, EndedPods
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from agent.kubelet.podresources import HeldUnit
 from agent.model.allocation import Grant, PodRef, UnitSpec, all_of
-from agent.reconcile import HeldUnit
 from agent.reconcile.grants import Action, Bind, Ended, Move, Release, TakeOver, decide
 
 A, B, C = "0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4"

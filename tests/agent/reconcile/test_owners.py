@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import cast
 
 from agent.errors import Unavailable
+from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
-from agent.reconcile import HeldUnit
 from agent.reconcile.grants import OWNER_PAUSES, Owners
 from cni.pods_file import PodsFile
-from tests.agent.reconcile.told_outside import ToldOutside
+from tests.agent.reconcile.outside import Answers
 from tests.awaiting import until
 from tests.node import VF, open_books
 
@@ -46,7 +46,7 @@ def follow(books: Ledger, told: Sequence[Sequence[HeldUnit] | None], enough: int
                 raise Unavailable("kubelet starts")
             return found
 
-        outside = ToldOutside(dict, held_units=held_units)
+        outside = Answers(dict, held_units=held_units)
         following = asyncio.create_task(Owners(books, cast(PodsFile, Unknown()), outside, pauses=(0.0, 0.0, 0.0)).run())
         await until(lambda: asked >= enough)
         for _ in range(20):

@@ -64,7 +64,7 @@ def test_books_that_cannot_be_written_at_the_start_do_not_end_the_agent(scene: S
     scene.reconciler.heal_attachments()
     scene.run_once()
     assert scene.counted == [("lease-return", "owed")]
-    assert "is closed" in str(scene.complaints[-1])
+    assert "is closed" in str(scene.outside.complaints[-1])
 
 
 async def test_damaged_books_end_the_agent(scene: Scene) -> None:
@@ -119,11 +119,11 @@ def test_a_clock_that_is_set_back_keeps_nothing_waiting(scene: Scene) -> None:
     scene.hands.errors[VF] = HardwareError("stuck")
     scene.run_once()
     del scene.hands.errors[VF]
-    scene.complaints.clear()
+    scene.outside.complaints.clear()
     scene.now -= 365 * 86400
     scene.run_once()
     assert scene.hands.healed == [VF]
-    assert scene.complaints == [None]
+    assert scene.outside.complaints == [None]
 
 
 def test_what_is_due_again_is_not_waited_for_until_the_next_round(scene: Scene) -> None:

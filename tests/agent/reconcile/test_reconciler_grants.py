@@ -7,7 +7,8 @@ from pathlib import Path
 
 from agent.errors import Unavailable
 from agent.kubelet.cri import Sandbox
-from agent.reconcile import UNCLAIMED_SECONDS, HeldUnit
+from agent.kubelet.podresources import HeldUnit
+from agent.reconcile.grants import UNCLAIMED_SECONDS
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until
 from tests.cni.tiny_node import tiny_snapshot

@@ -6,8 +6,8 @@ import itertools
 
 from agent.errors import HardwareError
 from agent.kubelet.cri import Sandbox
+from agent.kubelet.podresources import HeldUnit
 from agent.model.allocation import PodRef
-from agent.reconcile import HeldUnit
 from cni.migrate.adoption import Adopted
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.cni.tiny_node import tiny_snapshot, vf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,15 @@ from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
-from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.reconcile.units import Units
-from agent.reconcile.view import Outside, View
+from agent.reconcile.view import View
 from agent.state import Latest
 from proto.deviceplugin.v1beta1 import api_pb2
 from tests import node as books
 from tests.agent.edits.unit_specs_rig import OTHER, SHARE, permuted
+from tests.agent.reconcile.outside import Answers
 from tests.node import change, node
 
 HCA = Resource("rdma/hca", "hca", shares=2)
@@ -35,35 +35,22 @@ RESOURCES = (HCA, VF, GPU)
 VERBS = "/dev/infiniband/uverbs"
 
 
-@dataclass
-class Told(Outside):
-    """Everything outside, as a test says it."""
+class Offered(Answers):
+    """Offers the resources on a snapshot."""
 
-    snapshot: Snapshot = field(default_factory=node)
-    cdi: bool | None = None
-    resources: tuple[Resource, ...] = RESOURCES
-    units: frozenset[tuple[str, str]] = frozenset()
-    text: str | None = None
-
-    @property
-    def resolves_cdi(self) -> bool | None:
-        return self.cdi
+    def __init__(self) -> None:
+        super().__init__()
+        self.snapshot = node()
 
     def offer(self) -> Offer:
-        return plain_offer(self.resources, self.snapshot)
-
-    def said(self) -> tuple[frozenset[tuple[str, str]], str | None]:
-        return self.units, self.text
-
-    def misled(self, units: frozenset[tuple[str, str]], what: str | None) -> None:
-        self.units, self.text = units, what
+        return plain_offer(RESOURCES, self.snapshot)
 
 
 @dataclass
 class Rig:
     folder: Path
     ledger: Ledger
-    outside: Told
+    outside: Offered
     specs: UnitSpecs
     by_cdi: Latest[bool]
     units: Units
@@ -95,10 +82,14 @@ class Rig:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     config = Latest(Config(resources=RESOURCES, kubelet_dir=tmp_path, cdi_dir=tmp_path / "cdi"))
     with books.open_books(tmp_path) as ledger:
-        outside, by_cdi, settled = Told(), Latest(True), Latest(False)
+        outside, by_cdi, settled = Offered(), Latest(True), Latest(False)
         specs = UnitSpecs(ledger, tmp_path / "cdi", Latest(True))
         units = Units(config, ledger, specs, by_cdi, outside, settled)
         yield Rig(tmp_path, ledger, outside, specs, by_cdi, units, settled, config)
+
+
+def said(rig: Rig) -> tuple[frozenset[tuple[str, str]], str | None]:
+    return rig.outside.renumbered, rig.outside.renumbered_text
 
 
 def paths(*named: str) -> api_pb2.ContainerAllocateResponse:
@@ -110,38 +101,38 @@ def test_a_container_that_would_get_another_adapter_is_told_of_and_its_units_wit
     rig.note(("uid-a", HCA.name, [SHARE], answer), ("uid-b", HCA.name, [OTHER], paths(f"{VERBS}2")))
     rig.ledger.grant(HCA.name, {SHARE: "0000:22:00.0", OTHER: "0000:32:00.0"})
     rig.heal()
-    assert rig.outside.said() == (frozenset(), None)
+    assert said(rig) == (frozenset(), None)
     rig.outside.snapshot = permuted(node())
     rig.heal(HeldUnit(PodRef("default", "a"), HCA.name, SHARE, "main"))
-    assert rig.outside.units == {(HCA.name, SHARE), (HCA.name, OTHER)}
-    assert rig.outside.text is not None
+    assert rig.outside.renumbered == {(HCA.name, SHARE), (HCA.name, OTHER)}
+    assert rig.outside.renumbered_text is not None
     assert (
         f"container main of pod default/a has {SHARE} of rdma/hca, and would find {VERBS}1 there, which is a file of"
         " 0000:12:00.0 by now: recreate the pod"
-    ) in rig.outside.text
-    assert "of pod with UID uid-b has" in rig.outside.text
+    ) in rig.outside.renumbered_text
+    assert "of pod with UID uid-b has" in rig.outside.renumbered_text
     rig.note()  # kubelet has forgotten both pods
     rig.heal()
-    assert rig.outside.said() == (frozenset(), None)
+    assert said(rig) == (frozenset(), None)
 
 
 def test_units_of_containers_that_are_no_more_are_offered_though_kubelet_still_notes_them(rig: Rig) -> None:
     rig.outside.snapshot = permuted(node())
     rig.note(("uid-a", HCA.name, [SHARE], paths(f"{VERBS}1")), ("uid-b", HCA.name, [OTHER], paths(f"{VERBS}2")))
     rig.heal()
-    assert rig.outside.units == {(HCA.name, SHARE), (HCA.name, OTHER)}  # the books may be new
+    assert rig.outside.renumbered == {(HCA.name, SHARE), (HCA.name, OTHER)}  # the books may be new
     rig.settled.set(True)
     rig.heal(HeldUnit(PodRef("default", "a"), HCA.name, SHARE, "main"))
-    assert rig.outside.units == {(HCA.name, SHARE)}
+    assert rig.outside.renumbered == {(HCA.name, SHARE)}
     rig.ledger.grant(HCA.name, {OTHER: "0000:32:00.0"})
     rig.heal()
-    assert rig.outside.units == {(HCA.name, OTHER)}
+    assert rig.outside.renumbered == {(HCA.name, OTHER)}
     rig.ledger.release([OTHER])
     running = Sandbox("c1", PodRef("default", "a", "uid-a"), ready=True)
     rig.units.heal(View(held_units=(), sandboxes=[running]))  # PodResources tells of no init container
-    assert rig.outside.units == {(HCA.name, SHARE)}
+    assert rig.outside.renumbered == {(HCA.name, SHARE)}
     rig.heal()
-    assert rig.outside.said() == (frozenset(), None)
+    assert said(rig) == (frozenset(), None)
 
 
 def test_numbers_that_changed_places_within_a_container_mislead_nobody(rig: Rig) -> None:
@@ -152,7 +143,7 @@ def test_numbers_that_changed_places_within_a_container_mislead_nobody(rig: Rig)
         rig.outside.snapshot = change(rig.outside.snapshot, address, rdma_devices=())
         assert before.by_address[other].rdma_devices
     rig.heal()
-    assert rig.outside.text is None  # a file of nobody opens nothing
+    assert rig.outside.renumbered_text is None  # a file of nobody opens nothing
 
 
 @pytest.mark.parametrize(
@@ -169,7 +160,7 @@ def test_files_of_vfio_and_of_gpus_are_compared_too(
     rig.outside.snapshot = change(rig.outside.snapshot, "0000:22:00.1", driver="vfio-pci", iommu_group=7)
     rig.note(("uid-a", resource.name, [unit], paths(path)), ("uid-b", "other.com/device", ["x"], paths(path)))
     rig.heal()
-    assert rig.outside.units == {(resource.name, unit)}
+    assert rig.outside.renumbered == {(resource.name, unit)}
 
 
 def test_an_answer_of_names_misleads_nobody_whatever_the_numbers(rig: Rig) -> None:
@@ -178,7 +169,7 @@ def test_an_answer_of_names_misleads_nobody_whatever_the_numbers(rig: Rig) -> No
     rig.outside.snapshot = permuted(node())
     rig.ledger.grant(HCA.name, {SHARE: "0000:22:00.0"})  # it came back into lost books
     rig.heal()
-    assert rig.outside.text is None
+    assert rig.outside.renumbered_text is None
     assert "uverbs2" in (rig.folder / f"cdi/nodefabric-unit-{SHARE}.json").read_text()
     assert rig.by_cdi.value
 
@@ -186,7 +177,7 @@ def test_an_answer_of_names_misleads_nobody_whatever_the_numbers(rig: Rig) -> No
 def test_paths_are_answered_where_runtime_or_kubelet_know_no_names(rig: Rig) -> None:
     answered = []
     for said in (False, True):
-        rig.outside.cdi = said
+        rig.outside.resolves_cdi = said
         rig.heal()
         answered.append(rig.by_cdi.value)
     assert answered == [False, True]

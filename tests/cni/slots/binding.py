@@ -13,14 +13,13 @@ from agent.config import Config, Resource
 from agent.config.networks import Network
 from agent.edits.cdi import SlotSpecs
 from agent.kubelet.cri import Sandbox
-from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
+from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, HeldUnit, PodDevices
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
-from agent.reconcile import HeldUnit
-from agent.reconcile.units import SlotView
+from agent.reconcile.view import View
 from cni import netconf
 from cni.call import Call, Grants
 from cni.slots.binder import Binder
@@ -77,12 +76,12 @@ class Rig:
             config, self.ledger, self.bound, Live(lambda: self.stock), _Grants(self), busy_seconds=busy_seconds
         )
 
-    def mend(self, known: SlotView) -> tuple[tuple[str, str], ...]:
+    def mend(self, known: View) -> tuple[tuple[str, str], ...]:
         """Have a new agent on these books look after bindings and specs."""
         self.make()
         return self.bound.mend(known, self.stock.snapshot)
 
-    def known(self, sandboxes: Sequence[Sandbox] | None = None) -> SlotView:
+    def known(self, sandboxes: Sequence[Sandbox] | None = None) -> View:
         """What kubelet says of all pods by now, and the runtime of its sandboxes."""
         held_units = [
             HeldUnit(PodRef(pod.namespace, pod.name), devices.resource_name, unit, container.name)
@@ -92,7 +91,7 @@ class Rig:
             for unit in devices.device_ids
         ]
         pods = {(pod.namespace, pod.name) for pod in self.pods} | {("kube-system", "nodefabric")}
-        return SlotView(time.time(), self.ledger.attachments(), pods, sandboxes, held_units)
+        return View(time.time(), held_units, pods, sandboxes)
 
     def grant(self, pod: PodRef, *slots: str, gpus: tuple[str, ...] = (), container: str = "worker") -> None:
         """Have kubelet give a container of a pod these."""

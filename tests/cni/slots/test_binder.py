@@ -19,9 +19,8 @@ from agent.kubelet.checkpoint import FILE
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import Binding, Undo
 from agent.model.topology import Locality
-from agent.reconcile import UNCLAIMED_SECONDS
-from agent.reconcile.grants import Release, decide
-from agent.reconcile.units import SlotView
+from agent.reconcile.grants import UNCLAIMED_SECONDS, Release, decide
+from agent.reconcile.view import View
 from proto.deviceplugin.v1beta1 import api_pb2
 from tests import descriptors
 from tests.agent.reconcile.scene import Scene
@@ -263,7 +262,7 @@ def test_specs_are_made_to_fit_the_books(rig: Rig) -> None:
     rig.specs.remove(slot(0))
     rig.specs.write("vf", slot(1), {"env": ["STALE=1"]})
     rig.specs.write("vf", slot(2), {"env": ["NOBODYS=1"]})
-    silent = SlotView(time.time(), (), None, None)
+    silent = View(time.time())
     assert set(rig.mend(silent)) == {("spec-write", slot(0)), ("spec-write", slot(1))}
     assert [rig.spec(slot(n)) for n in range(2)] == written
     assert rig.mend(rig.known()) == (("spec-remove", slot(2)),)

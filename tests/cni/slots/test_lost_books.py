@@ -13,12 +13,12 @@ from agent.edits.cdi import SlotSpec
 from agent.errors import DeviceBusy
 from agent.kubelet.checkpoint import Entry
 from agent.kubelet.cri import Sandbox
+from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
-from agent.reconcile import HeldUnit
-from agent.reconcile.units import SlotView, is_over
-from cni.slots.bound import Holder, slot_devices, slot_holders
+from agent.reconcile.view import View
+from cni.slots.bound import Holder, is_over, slot_devices, slot_holders
 from tests.cni.slots.binding import OTHER, POD, Rig, call, slot, snapshot_with_rdma, stock_of
 from tests.node import node, open_books
 
@@ -149,7 +149,7 @@ def who(
     pods: Sequence[tuple[str, str]] = (("kube-system", "nodefabric"),),
 ) -> Holder | None:
     """Ask for the first slot's holder; None if it is nobody's."""
-    known = SlotView(20.0, (), None if held_units is None else set(pods), sandboxes, held_units)
+    known = View(20.0, held_units, None if held_units is None else set(pods), sandboxes)
     return slot_holders([slot(0)], known, noted).get(slot(0))
 
 

@@ -19,7 +19,6 @@ from agent.model.allocation import Binding, PodRef
 from agent.model.device import Snapshot
 from agent.process.conditions import Conditions
 from agent.reconcile.claims import Claims
-from agent.reconcile.view import Outside
 from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
@@ -29,6 +28,7 @@ from cni.install.folder import LIMITS, FolderChanges
 from cni.slots.bound import BoundSlots
 from cni.slots.spec_watch import SpecWatch
 from tests import descriptors
+from tests.agent.reconcile.outside import Answers
 from tests.awaiting import until
 from tests.node import open_books, prepare
 
@@ -59,7 +59,7 @@ class Keeping:
 
 def healer_of(books: Ledger, folder: Path) -> Claims:
     """Make what writes the specs of claims."""
-    return Claims(books, ClaimSpecs(folder), Latest(Snapshot()), Outside(), Latest[ClaimReader | None](None))
+    return Claims(books, ClaimSpecs(folder), Latest(Snapshot()), Answers(), Latest[ClaimReader | None](None))
 
 
 @contextlib.asynccontextmanager

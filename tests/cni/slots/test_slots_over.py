@@ -7,7 +7,8 @@ from pathlib import Path
 
 from agent.kubelet.cri import Sandbox
 from agent.model.allocation import Binding, PodRef
-from agent.reconcile.units import SANDBOX_SECONDS, SlotView, is_over
+from agent.reconcile.view import View
+from cni.slots.bound import SANDBOX_SECONDS, is_over
 from tests.node import POD, VF, attach, open_books, owner
 
 BINDING = Binding("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "worker", "c1", "net1", POD, {}, "boot", since=10.0)
@@ -15,11 +16,9 @@ LATER = BINDING.since + SANDBOX_SECONDS + 1
 NAMES = {(POD.namespace, POD.name)}
 
 
-def known(
-    pods: set[tuple[str, str]] | None = None, sandboxes: set[str] | None = None, asked_at: float = LATER
-) -> SlotView:
+def known(pods: set[tuple[str, str]] | None = None, sandboxes: set[str] | None = None, asked_at: float = LATER) -> View:
     running = None if sandboxes is None else [Sandbox(sandbox, POD, ready=True) for sandbox in sandboxes]
-    return SlotView(asked_at, (), pods, running)
+    return View(asked_at, None, pods, running)
 
 
 def test_a_binding_ends_with_its_pod_as_kubelet_tells() -> None:
@@ -33,9 +32,9 @@ def test_a_kubelet_that_knows_no_pods_at_all_is_not_believed() -> None:
 
 def test_a_kubelet_that_knows_none_but_static_pods_is_not_believed_while_its_checkpoint_says_otherwise() -> None:
     static = {("kube-system", "kube-proxy-gpu-7")}
-    assert not is_over(BINDING, known(pods=static), lambda binding: True)
-    assert is_over(BINDING, known(pods=static), lambda binding: False)
-    assert is_over(BINDING, known(pods=static, sandboxes={"c2"}), lambda binding: True)  # the runtime is sure
+    assert not is_over(BINDING, known(pods=static), (), lambda binding: True)
+    assert is_over(BINDING, known(pods=static), (), lambda binding: False)
+    assert is_over(BINDING, known(pods=static, sandboxes={"c2"}), (), lambda binding: True)  # the runtime is sure
 
 
 def test_the_runtime_knows_better_than_kubelet_which_sandboxes_live() -> None:
@@ -59,9 +58,9 @@ def test_what_was_bound_since_they_were_asked_stays() -> None:
 def test_a_binding_lives_as_long_as_its_attachment(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         row = attach(books, VF, owner("c1"))
-        assert not is_over(BINDING, SlotView(LATER, (row,), set(), ()))
+        assert not is_over(BINDING, View(LATER, None, set(), ()), (row,))
         other = attach(books, "0000:3b:00.3", owner("c1"))
-        assert is_over(BINDING, SlotView(LATER, (other,), set(), ()))
+        assert is_over(BINDING, View(LATER, None, set(), ()), (other,))
 
 
 def test_a_binding_whose_sandbox_is_not_known_ends_with_its_pod() -> None:

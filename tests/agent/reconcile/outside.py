@@ -1,0 +1,81 @@
+"""Stands for kubelet, the runtime and the offer where a test reconciles."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+from agent.kubelet.cri import Sandbox
+from agent.kubelet.podresources import HeldUnit
+from agent.model.allocation import Devices
+from agent.offer.offer import Offer
+from agent.reconcile.view import Outside
+
+
+async def no_held_units() -> tuple[HeldUnit, ...]:
+    return ()
+
+
+class Answers(Outside):
+    """Answers as it is made to, and lists what was counted."""
+
+    asks_runtime = False
+    resolves_cdi: bool | None = None
+
+    def __init__(
+        self,
+        units: Callable[[], Mapping[str, Devices] | None] = dict,
+        ours: Callable[[], Collection[str]] = tuple,
+        held_units: Callable[[], Awaitable[Sequence[HeldUnit]]] = no_held_units,
+        replay: Callable[[], int] = int,
+        pods: Callable[[], Collection[tuple[str, str]]] = tuple,
+    ) -> None:
+        self.counted: list[tuple[str, str]] = []
+        self.renumbered: frozenset[tuple[str, str]] = frozenset()
+        self.renumbered_text: str | None = None
+        self.heal_failures: list[str] = []
+        self.failures: str | None = None
+        self.complaints: list[str | None] = []
+        self._units = units
+        self._ours = ours
+        self._held_units = held_units
+        self._replay = replay
+        self._pods = pods
+
+    async def held_units(self) -> Sequence[HeldUnit]:
+        return await self._held_units()
+
+    def pods(self) -> Collection[tuple[str, str]]:
+        return self._pods()
+
+    async def sandboxes(self) -> Sequence[Sandbox]:
+        return ()
+
+    def offer(self) -> Offer:
+        return Offer()
+
+    def devices_of_units(self) -> Mapping[str, Devices] | None:
+        return self._units()
+
+    def noted_units(self) -> Collection[str]:
+        return ()
+
+    def our_vfs(self) -> Collection[str]:
+        return self._ours()
+
+    def replay(self) -> int:
+        return self._replay()
+
+    def count(self, action: str, reason: str) -> None:
+        self.counted.append((action, reason))
+
+    def misled(self, units: frozenset[tuple[str, str]], what: str | None) -> None:
+        self.renumbered, self.renumbered_text = units, what
+
+    def heal_failed(self, healer: str) -> None:
+        self.heal_failures.append(healer)
+
+    def failing(self, what: str | None) -> None:
+        self.failures = what
+
+    def complain(self, what: str | None) -> None:
+        self.complaints.append(what)
