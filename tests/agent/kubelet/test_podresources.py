@@ -79,39 +79,22 @@ async def test_list_and_allocatable_tell_all(folder: Path) -> None:
         assert devices == (DeviceAssignment("rdma/vf", ("v1",), (1,)), DeviceAssignment("rdma/vf", ("v2",), (1,)))
 
 
-def test_a_missing_socket_is_unavailable_by_name(folder: Path) -> None:
-    async def work() -> None:
-        client = PodResources.of_kubelet(folder, timeout=0.5)
-        with pytest.raises(Unavailable, match=f"PodResources.List on {folder}/pod-resources/kubelet.sock failed"):
-            await client.list()
-        with pytest.raises(Unavailable, match=r"PodResources\.Get on") as failed:
-            await client.get(PodRef("a", "b"))
-        said = [client.problem]
-        async with node(folder), asyncio.timeout(30):
-            while not await answers(client):
-                pass
-        said.append(client.problem)
-        assert said == [str(failed.value), None]
-        await client.close()
-
-    async def answers(client: PodResources) -> bool:
-        with contextlib.suppress(Unavailable):
-            await client.list()
-            return True
-        return False
-
-    asyncio.run(work())
-
-
-async def test_the_client_finds_a_restarted_kubelet_again(folder: Path) -> None:
-    async with node(folder) as (kubelet, client):
-        assert await client.get(PodRef("ai", "train-0"))
-        await kubelet.restart()
-        async with asyncio.timeout(30):
+async def test_a_kubelet_that_is_away_is_unavailable_by_name_and_found_again(folder: Path) -> None:
+    client = PodResources.of_kubelet(folder, timeout=0.5)
+    with pytest.raises(Unavailable, match=f"PodResources.List on {folder}/pod-resources/kubelet.sock failed"):
+        await client.list()
+    with pytest.raises(Unavailable, match=r"PodResources\.Get on") as failed:
+        await client.get(PodRef("a", "b"))
+    assert client.problem == str(failed.value)
+    async with node(folder) as (kubelet, _), asyncio.timeout(30):
+        for _ in range(2):
             while True:
                 with contextlib.suppress(Unavailable):
-                    if await client.get(PodRef("ai", "train-0")):
-                        return
+                    assert await client.get(PodRef("ai", "train-0"))
+                    break
+            assert client.problem is None
+            await kubelet.restart()
+    await client.close()
 
 
 def _with_claims(name: str) -> api_pb2.ContainerResources:

@@ -57,17 +57,17 @@ def test_a_request_is_carried_out_and_answered(door: Door) -> None:
     assert door.asked == [{"command": "release", "device": "ü"}]
 
 
-def test_errors_are_told_with_their_reason(door: Door) -> None:
-    door.error = InUse("a pod has it")
-    with pytest.raises(RequestRefused, match="a pod has it") as caught:
+@pytest.mark.parametrize(
+    ("error", "text", "reason"),
+    [(InUse("a pod has it"), "^a pod has it$", "InUse"), (RuntimeError("boom"), "unexpected error: boom", "Internal")],
+)
+def test_an_error_is_told_with_its_reason_and_ends_one_request_only(
+    door: Door, error: Exception, text: str, reason: str
+) -> None:
+    door.error = error
+    with pytest.raises(RequestRefused, match=text) as caught:
         ask(door.path, {})
-    assert caught.value.told_reason == "InUse"
-
-
-def test_an_unexpected_error_ends_one_request_only(door: Door) -> None:
-    door.error = RuntimeError("boom")
-    with pytest.raises(RequestRefused, match="unexpected error: boom"):
-        ask(door.path, {})
+    assert caught.value.told_reason == reason
     door.error = None
     assert ask(door.path, {}) == "it is done"
 

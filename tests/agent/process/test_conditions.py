@@ -50,29 +50,21 @@ def test_what_came_and_went_in_time_was_never_said() -> None:
     assert told == []
 
 
-def test_what_the_agent_hears_of_late_makes_nothing_unready() -> None:
+@pytest.mark.parametrize(
+    ("name", "is_ready", "serves_adds"),
+    [
+        *((name, True, True) for name in ("kernel-events", "gpu-events", "cdi", "podresources", "runtime")),
+        *((name, True, True) for name in ("slices", "dra-features", "publishing", "healing", "config")),
+        *((name, False, True) for name in ("dra", "kubelet", "endpoints", "admin")),
+        *((name, False, False) for name in ("ledger", "hardware", "cni")),
+    ],
+)
+def test_a_condition_makes_unready_what_it_keeps_from_its_work(name: str, is_ready: bool, serves_adds: bool) -> None:
     conditions = Conditions()
-    for name in ("starting", "kubelet"):
-        conditions.set(name, None)
-    heard_late = dict.fromkeys(("kernel-events", "gpu-events", "cdi", "podresources", "runtime"), "away")
-    for name, what in heard_late.items():
-        conditions.set(name, what)
-    assert conditions.first(besides=NO_POD_NEEDS) is None
-    assert conditions.known() == heard_late
-    conditions.set("ledger", "disk full")
-    assert conditions.first(besides=NO_POD_NEEDS) == "ledger: disk full"
-    assert conditions.known() == heard_late
-
-
-def test_what_keeps_claims_from_their_pods_keeps_no_other_pod_from_its_network() -> None:
-    conditions = Conditions()
-    for name in ("starting", "kubelet"):
-        conditions.set(name, None)
-    of_the_cluster = {"slices": "the API server is away", "dra-features": "taints are dropped"}
-    for name, what in of_the_cluster.items():
-        conditions.set(name, what)
-    assert conditions.first(besides=NO_POD_NEEDS) is None
-    assert conditions.known() == of_the_cluster
-    conditions.set("dra", "kubelet has not found the driver")
-    assert conditions.first(besides=NO_ADD_NEEDS) is None
-    assert conditions.first(besides=NO_POD_NEEDS) == "dra: kubelet has not found the driver"
+    conditions.set("starting", None)
+    conditions.set("kubelet", None)
+    conditions.set(name, "away")
+    said = f"{name}: away"
+    assert conditions.first(besides=NO_POD_NEEDS) == (None if is_ready else said)
+    assert conditions.first(besides=NO_ADD_NEEDS) == (None if serves_adds else said)
+    assert conditions.known() == ({name: "away"} if is_ready else {})

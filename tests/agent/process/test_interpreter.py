@@ -35,27 +35,21 @@ class Book:
         self.granted.append(resource_name)
 
 
-def test_work_that_blocks_goes_on_where_no_thread_can_be_started() -> None:
-    async def scenario() -> None:
-        asyncio.get_running_loop().set_default_executor(interpreter.workers_of_loop())
+async def test_work_that_blocks_goes_on_where_no_thread_can_be_started() -> None:
+    asyncio.get_running_loop().set_default_executor(interpreter.workers_of_loop())
+    with no_thread_to_be_had():
+        assert await asyncio.gather(*(asyncio.to_thread(abs, -i) for i in range(50))) == list(range(50))
+
+
+async def test_grants_are_written_where_no_thread_can_be_started() -> None:
+    book = Book()
+    allocator = Allocator(Latest(Offer()), book.grant)
+    try:
         with no_thread_to_be_had():
-            assert await asyncio.gather(*(asyncio.to_thread(abs, -i) for i in range(50))) == list(range(50))
-
-    asyncio.run(scenario())
-
-
-def test_grants_are_written_where_no_thread_can_be_started() -> None:
-    async def scenario() -> None:
-        book = Book()
-        allocator = Allocator(Latest(Offer()), book.grant)
-        try:
-            with no_thread_to_be_had():
-                await allocator._record("rdma/vf", {"u": "d"}, {})
-        finally:
-            allocator.close()
-        assert book.granted == ["rdma/vf"]
-
-    asyncio.run(scenario())
+            await allocator._record("rdma/vf", {"u": "d"}, {})
+    finally:
+        allocator.close()
+    assert book.granted == ["rdma/vf"]
 
 
 def test_who_gets_too_few_threads_leaves_none_behind() -> None:

@@ -43,65 +43,56 @@ class Stage:
         await self.say("leave")
 
 
-def test_parts_are_made_and_opened_in_order_run_together_and_are_closed_in_reverse() -> None:
-    async def work() -> None:
-        stage = Stage()
+async def test_parts_are_made_and_opened_in_order_run_together_and_are_closed_in_reverse() -> None:
+    stage = Stage()
 
-        def listed() -> Iterator[Part]:
-            yield stage.part("a")
-            stage.said.append("a is open")
-            yield stage.part("b")
+    def listed() -> Iterator[Part]:
+        yield stage.part("a")
+        stage.said.append("a is open")
+        yield stage.part("b")
 
-        running = asyncio.create_task(lifecycle.run(listed(), stage.stop, stage.leave))
-        await until(lambda: "b runs" in stage.said)
-        assert stage.said == ["a opens", "a is open", "b opens", "a runs", "b runs"]
-        stage.said.clear()
+    running = asyncio.create_task(lifecycle.run(listed(), stage.stop, stage.leave))
+    await until(lambda: "b runs" in stage.said)
+    assert stage.said == ["a opens", "a is open", "b opens", "a runs", "b runs"]
+    stage.said.clear()
+    stage.stop.set()
+    await running
+    assert stage.said == ["leave", "b closes", "b ran", "a closes", "a ran"]
+
+
+async def test_a_part_whose_run_ends_by_its_close_is_waited_for() -> None:
+    stage, closing = Stage(), asyncio.Event()
+
+    async def serve() -> None:
+        await closing.wait()
+        await stage.say("served to the end")
+
+    async def close() -> None:
+        closing.set()
+        await until(lambda: "served to the end" in stage.said)
+
+    def listed() -> Iterator[Part]:
+        yield stage.part("a")
+        yield Part("door", run=serve, close=close)
+        yield Part("end", partial(stage.say, "all open"))
         stage.stop.set()
-        await running
-        assert stage.said == ["leave", "b closes", "b ran", "a closes", "a ran"]
 
-    asyncio.run(work())
-
-
-def test_a_part_whose_run_ends_by_its_close_is_waited_for() -> None:
-    async def work() -> None:
-        stage, closing = Stage(), asyncio.Event()
-
-        async def serve() -> None:
-            await closing.wait()
-            await stage.say("served to the end")
-
-        async def close() -> None:
-            closing.set()
-            await until(lambda: "served to the end" in stage.said)
-
-        def listed() -> Iterator[Part]:
-            yield stage.part("a")
-            yield Part("door", run=serve, close=close)
-            yield Part("end", partial(stage.say, "all open"))
-            stage.stop.set()
-
-        await lifecycle.run(listed(), stage.stop, stage.leave)
-        assert stage.said == ["a opens", "all open", "a runs", "leave", "served to the end", "a closes", "a ran"]
-
-    asyncio.run(work())
+    await lifecycle.run(listed(), stage.stop, stage.leave)
+    assert stage.said == ["a opens", "all open", "a runs", "leave", "served to the end", "a closes", "a ran"]
 
 
-def test_nothing_more_is_opened_or_run_once_the_end_was_asked_for() -> None:
-    async def work() -> None:
-        stage = Stage()
+async def test_nothing_more_is_opened_or_run_once_the_end_was_asked_for() -> None:
+    stage = Stage()
 
-        async def stopped_meanwhile() -> None:
-            await until(lambda: "a runs" in stage.said)
-            stage.stop.set()
+    async def stopped_meanwhile() -> None:
+        await until(lambda: "a runs" in stage.said)
+        stage.stop.set()
 
-        listed = [stage.part("a"), Part("b", stopped_meanwhile, partial(stage.last, "b")), stage.part("c")]
-        await lifecycle.run(listed, stage.stop, stage.leave)
-        assert "b runs" not in stage.said
-        assert not [word for word in stage.said if word.startswith("c")]
-        assert stage.said[-2:] == ["a closes", "a ran"]
-
-    asyncio.run(work())
+    listed = [stage.part("a"), Part("b", stopped_meanwhile, partial(stage.last, "b")), stage.part("c")]
+    await lifecycle.run(listed, stage.stop, stage.leave)
+    assert "b runs" not in stage.said
+    assert not [word for word in stage.said if word.startswith("c")]
+    assert stage.said[-2:] == ["a closes", "a ran"]
 
 
 @pytest.mark.parametrize("how", ["open", "run", "made"])
@@ -129,21 +120,18 @@ def test_what_a_part_raises_ends_all_and_those_that_were_open_are_closed(how: st
     assert ("b closes" in said) == (how != "made")
 
 
-def test_a_part_may_be_a_context_that_is_entered() -> None:
-    async def work() -> None:
-        stage = Stage()
+async def test_a_part_may_be_a_context_that_is_entered() -> None:
+    stage = Stage()
 
-        @contextlib.contextmanager
-        def context() -> Iterator[None]:
-            stage.said.append("entered")
-            yield
-            stage.said.append("left")
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        stage.said.append("entered")
+        yield
+        stage.said.append("left")
 
-        def listed() -> Iterator[Part]:
-            yield entered("context", context())
-            stage.stop.set()
+    def listed() -> Iterator[Part]:
+        yield entered("context", context())
+        stage.stop.set()
 
-        await lifecycle.run(listed(), stage.stop, stage.leave)
-        assert stage.said == ["entered", "leave", "left"]
-
-    asyncio.run(work())
+    await lifecycle.run(listed(), stage.stop, stage.leave)
+    assert stage.said == ["entered", "leave", "left"]

@@ -13,12 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent import config
-from agent.config import Endpoints
 from agent.config.files import Sources
 from agent.errors import ConfigError, HardwareError, LedgerError
 from agent.model.device import Snapshot
@@ -43,21 +41,13 @@ def get(page: str, url: str = URL) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def await_config(path: Path, *steps: Callable[[], Any], stopped: bool = False) -> config.Config | None:
-    """Wait for a configuration, and take the steps meanwhile; then stop if nothing came of it."""
+def await_config(path: Path, step: Callable[[], None]) -> config.Config | None:
+    """Wait for a configuration, and take a step meanwhile."""
 
     async def run() -> config.Config | None:
-        stop = asyncio.Event()
-        if stopped:
-            stop.set()
-        waiting = asyncio.create_task(startup.await_config(Sources(path), scan, stop))
-        for step in steps:
+        async with asyncio.timeout(startup.CONFIG_SECONDS + 30):
+            waiting = asyncio.create_task(startup.await_config(Sources(path), scan, asyncio.Event()))
             await asyncio.to_thread(step)
-        try:
-            async with asyncio.timeout(None if not steps else startup.CONFIG_SECONDS + 30):
-                return await asyncio.shield(waiting)
-        except TimeoutError:
-            stop.set()
             return await waiting
 
     return asyncio.run(run())
@@ -75,84 +65,34 @@ def until_served(url: str = URL) -> None:
     raise AssertionError("no endpoints")
 
 
-def test_a_good_configuration_is_read_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(GOOD)
-    read = await_config(path)
-    assert read is not None
-    assert [r.name for r in read.resources] == ["rdma/vf"]
-
-
-def test_a_bad_file_is_explained_until_it_is_repaired(
+def test_a_bad_file_is_explained_where_it_has_its_endpoints_until_it_is_repaired(
     own_network: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(BAD)
-    seen: list[tuple[int, str]] = []
+    path, url = tmp_path / "config.yaml", "http://127.0.0.2:9909"
+    path.write_text(f"endpoints: {{address: 0.0.0.0, port: 9909, status: everywhere}}\n{BAD}")
+    problem = "rescanSeconds: must be a number of seconds from 1 to 3600, is 'soon'"
+    rebound: list[int] = []
 
     def look() -> None:
-        until_served()
-        seen.extend((get("/healthz"), get("/readyz"), get("/status")))
+        until_served(url)
+        assert get("/healthz", url)[0] == 200
+        status, text = get("/readyz", url)
+        assert (status, problem in text) == (503, True)
+        assert json.loads(get("/status", url)[1]) == {"ready": False, "obstacles": {"config": problem}}
+        assert "\nnodefabric_config_last_reload_success 0.0\n" in get("/metrics", url)[1]
+        connection = HTTPConnection("127.0.0.2", 9909, timeout=10)
+        connection.request("GET", "/status", headers={"Host": "rebound.example"})
+        rebound.append(connection.getresponse().status)
+        connection.close()
         path.write_text(GOOD)
 
     read = await_config(path, look)
     assert read is not None
-    assert read.source == str(path)
-    health, ready, status = seen
-    problem = "rescanSeconds: must be a number of seconds from 1 to 3600, is 'soon'"
-    assert health[0] == 200
-    assert ready[0] == 503
-    assert problem in ready[1]
-    assert json.loads(status[1]) == {"ready": False, "obstacles": {"config": problem}}
+    assert (read.source, [r.name for r in read.resources], rebound) == (str(path), ["rdma/vf"], [200])
     with pytest.raises(OSError, match="refused"):
-        get("/healthz")
+        get("/healthz", url)
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert errors == [f"{path}: {problem}", f"waiting for {path} to be repaired"]
-
-
-def test_probes_find_the_agent_where_a_wrong_configuration_has_its_endpoints(own_network: None, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(f"endpoints: {{address: 127.0.0.2, port: 9909}}\n{BAD}")
-    seen: list[str] = []
-
-    def look() -> None:
-        until_served("http://127.0.0.2:9909")
-        seen.append(get("/metrics", "http://127.0.0.2:9909")[1])
-        path.write_text(GOOD)
-
-    assert await_config(path, look) is not None
-    assert "\nnodefabric_config_last_reload_success 0.0\n" in seen[0]
-
-
-@pytest.mark.parametrize(("status", "answered"), [("node", 421), ("everywhere", 200)])
-def test_what_is_wrong_is_told_to_those_who_may_read_the_status(
-    own_network: None, tmp_path: Path, status: str, answered: int
-) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(f"endpoints: {{address: 0.0.0.0, status: {status}}}\n{BAD}")
-    seen: list[int] = []
-
-    def look() -> None:
-        until_served()
-        connection = HTTPConnection("127.0.0.1", Endpoints().port, timeout=10)
-        connection.request("GET", "/status", headers={"Host": "rebound.example"})
-        seen.append(connection.getresponse().status)
-        connection.close()
-        path.write_text(GOOD)
-
-    assert await_config(path, look) is not None
-    assert seen == [answered]
-
-
-def test_a_file_that_is_missing_is_waited_for(own_network: None, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-
-    def look() -> None:
-        until_served()
-        assert "cannot be read: No such file" in get("/readyz")[1]
-        path.write_text(GOOD)
-
-    assert await_config(path, look) is not None
 
 
 def test_a_node_that_cannot_be_read_is_waited_for(own_network: None, tmp_path: Path) -> None:
@@ -201,20 +141,17 @@ def test_what_is_done_meanwhile_is_tried_until_it_can_be_and_ends_with_the_wait(
     assert said == ["pods wait until the configuration is repaired: the folder is read-only"]
 
 
-def test_being_stopped_ends_the_wait(own_network: None, tmp_path: Path) -> None:
+def test_being_stopped_ends_the_wait_for_a_missing_file(own_network: None, tmp_path: Path) -> None:
     async def run() -> config.Config | None:
         stop = asyncio.Event()
         waiting = asyncio.create_task(startup.await_config(Sources(tmp_path / "missing.yaml"), scan, stop))
         await asyncio.to_thread(until_served)
+        assert "cannot be read: No such file" in (await asyncio.to_thread(get, "/readyz"))[1]
         stop.set()
         async with asyncio.timeout(30):
             return await waiting
 
     assert asyncio.run(run()) is None
-
-
-def test_who_is_stopped_before_reads_nothing(tmp_path: Path) -> None:
-    assert await_config(tmp_path / "missing.yaml", stopped=True) is None
 
 
 def test_what_is_wrong_for_this_node_is_listed_with_all_else() -> None:

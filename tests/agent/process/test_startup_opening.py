@@ -48,19 +48,15 @@ def test_a_socket_that_cannot_be_made_is_told_and_waited_for(short_folder: Path)
         server.close()
 
 
-def test_who_is_stopped_waits_no_longer(short_folder: Path) -> None:
+async def test_who_is_stopped_waits_no_longer(short_folder: Path) -> None:
     (short_folder / "run").write_text("in the way")
     server = server_in(short_folder / "run")
     conditions = Conditions()
-
-    async def scenario() -> None:
-        stop = asyncio.Event()
-        waiting = asyncio.create_task(listen(server.start, conditions, stop))
-        await until(lambda: "cni" in conditions.found)
-        stop.set()
-        await waiting
-
-    asyncio.run(scenario())
+    stop = asyncio.Event()
+    waiting = asyncio.create_task(listen(server.start, conditions, stop))
+    await until(lambda: "cni" in conditions.found)
+    stop.set()
+    await waiting
 
 
 def test_a_socket_that_somebody_removes_is_made_anew(short_folder: Path) -> None:
@@ -84,26 +80,10 @@ def test_a_socket_that_somebody_removes_is_made_anew(short_folder: Path) -> None
         server.close()
 
 
-def test_a_node_that_cannot_be_read_is_told_and_waited_for() -> None:
+async def test_a_node_that_cannot_be_read_is_told_and_waited_for() -> None:
     host, conditions = FakeHost(error=HardwareError("/sys cannot be read: Too many open files")), Conditions()
-
-    async def scenario() -> None:
-        waiting = asyncio.create_task(learn_boot_id(inventory_of(host), conditions, Path("/"), asyncio.Event()))
-        await until(lambda: "Too many open files" in conditions.found.get("hardware", ""))
-        host.error = None
-        assert await waiting == "a"
-        assert "hardware" not in conditions.found
-
-    asyncio.run(scenario())
-
-
-def test_a_node_that_was_read_already_is_not_read_again() -> None:
-    host = FakeHost()
-
-    async def scenario() -> None:
-        inventory = inventory_of(host)
-        await inventory.begin()
-        assert await learn_boot_id(inventory, Conditions(), Path("/"), asyncio.Event()) == "a"
-
-    asyncio.run(scenario())
-    assert host.scans == 1
+    waiting = asyncio.create_task(learn_boot_id(inventory_of(host), conditions, Path("/"), asyncio.Event()))
+    await until(lambda: "Too many open files" in conditions.found.get("hardware", ""))
+    host.error = None
+    assert await waiting == "a"
+    assert "hardware" not in conditions.found
