@@ -17,7 +17,7 @@ from agent.offer.selection import assign
 from agent.offer.units import Inputs, Reading, make_offer, plain_offer
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
-from tests.node import change, gpu_uuid, netdev, node, without
+from tests.node import change, gpu_uuid, netdev, node
 
 RESOURCES = (
     Resource("rdma/hca", "hca", shares=4),
@@ -106,12 +106,6 @@ def test_a_unit_that_the_resource_does_not_offer_is_unknown(allocator: Allocator
     assert ledger.grants() == ()
 
 
-def test_a_vf_that_vanished_is_unknown(allocator: Allocator) -> None:
-    allocator.offer.set(offer(without(node(), "0000:12:00.1")))
-    with pytest.raises(UnknownUnit, match="its device is gone"):
-        allocate(allocator, "rdma/vf", "0000:12:00.1")
-
-
 def test_a_share_is_refused_that_a_claim_still_has_in_its_place(allocator: Allocator, ledger: Ledger) -> None:
     natural = assign(RESOURCES, node())
     allocator.offer.set(make_offer(Inputs(RESOURCES, node(), natural, Reading(shares_claimed={"0000:22:00.0": 3}))))
@@ -129,15 +123,14 @@ def test_a_link_that_is_down_does_not_fail_the_pod_for_good(allocator: Allocator
     assert len(ledger.grants()) == 1
 
 
-def test_a_grant_draws_only_one_partner_of_a_kind(allocator: Allocator) -> None:
+@pytest.mark.parametrize("later", [0, 6])
+def test_a_grant_draws_only_one_partner_of_a_kind_and_an_old_one_none(
+    allocator: Allocator, clock: Clock, later: float
+) -> None:
     allocate(allocator, "nvidia.com/gpu", gpu_uuid(3))
-    allocate(allocator, "rdma/vf", "0000:42:00.1")
+    if not later:
+        allocate(allocator, "rdma/vf", "0000:42:00.1")
+    clock.now += later
     free = [i for i in everything(allocator, "rdma/vf") if i != "0000:42:00.1"]
     # The GPU of the third rail is free and alone on its socket: another container's turn.
     assert allocator.prefer("rdma/vf", free, (), 1) == ("0000:32:00.1",)
-
-
-def test_an_old_grant_draws_no_partner(allocator: Allocator, clock: Clock) -> None:
-    allocate(allocator, "nvidia.com/gpu", gpu_uuid(3))
-    clock.now += 6
-    assert allocator.prefer("rdma/vf", everything(allocator, "rdma/vf"), (), 1) == ("0000:32:00.1",)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import Resource
 from agent.edits.build import GpuFiles
 from agent.model.device import NO_NUMA_NODE, Snapshot
 from hack.sim.pods import Container
@@ -114,14 +113,6 @@ async def test_a_quarantine_shows_at_once_and_so_does_its_end(short_folder: Path
         await until(lambda: r.allocatable()["rdma/vf"] == 15)
         await asyncio.to_thread(r.ledger.end_quarantine, "0000:12:00.1")
         await until(lambda: r.allocatable()["rdma/vf"] == 16)
-
-
-async def test_a_thousand_units_are_listed_and_preferred(short_folder: Path) -> None:
-    resources = (Resource("rdma/hca", "hca", shares=250),)
-    async with rig(short_folder, resources=resources) as r:
-        assert r.allocatable() == {"rdma/hca": 1000}
-        pod = await r.run_pod("p", Container("c", (("rdma/hca", 8),)))
-        assert len(pod["containers"][0]["device_nodes"]) == 5
 
 
 async def test_a_burst_of_changes_ends_with_the_newest_list(short_folder: Path) -> None:

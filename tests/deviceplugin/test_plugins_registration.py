@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -49,9 +48,10 @@ def problem_of(plugins: DevicePlugins) -> str:
     return status.registration.problem
 
 
-async def test_plugins_register_again_after_kubelet_has_restarted(short_folder: Path) -> None:
+async def test_plugins_register_again_after_kubelet_has_restarted_and_pods_keep_their_units(short_folder: Path) -> None:
     async with rig(short_folder) as r:
         before = {s.registration.socket for s in r.plugins.status()}
+        first = await r.run_pod("first", Container("c", (("rdma/vf", 8),)))
         await r.kubelet.restart()
         assert r.allocatable() == {"nvidia.com/gpu": 0, "rdma/hca": 0, "rdma/vf": 0}
         await until(lambda: r.allocatable() == {"nvidia.com/gpu": 4, "rdma/hca": 16, "rdma/vf": 16})
@@ -59,42 +59,24 @@ async def test_plugins_register_again_after_kubelet_has_restarted(short_folder: 
         after = {s.registration.socket for s in r.plugins.status()}
         assert not before & after
         assert {p.name for p in r.plugins.folder.glob("*.sock")} == {*after, "kubelet.sock"}
-
-
-async def test_running_pods_keep_their_units_over_a_kubelet_restart(short_folder: Path) -> None:
-    async with rig(short_folder, resources=VF_ONLY) as r:
-        first = await r.run_pod("first", Container("c", (("rdma/vf", 8),)))
-        await r.kubelet.restart()
-        await until(lambda: r.allocatable() == {"rdma/vf": 16})
         second = await r.run_pod("second", Container("c", (("rdma/vf", 8),)))
         both = [*first["containers"][0]["devices"]["rdma/vf"], *second["containers"][0]["devices"]["rdma/vf"]]
         assert len(set(both)) == 16
 
 
+@pytest.mark.parametrize("missing", ["device-plugins", "device-plugins/kubelet.sock"])
 def test_a_kubelet_that_is_not_there_is_waited_for_and_logged_once(
-    short_folder: Path, caplog: pytest.LogCaptureFixture
+    short_folder: Path, caplog: pytest.LogCaptureFixture, missing: str
 ) -> None:
-    async def work() -> None:
-        (short_folder / "device-plugins").mkdir()
-        async with early(short_folder, short_folder) as (plugins, start_kubelet):
-            await until(lambda: problem_of(plugins).endswith("kubelet.sock is missing: waiting for kubelet"))
-            await asyncio.sleep(10 * QUICK.poll)
-            assert not plugins.ready
-            await start_kubelet()
-            await until(lambda: plugins.ready)
-
-    with caplog.at_level(logging.INFO):
-        run(work())
-    assert sum("is missing" in r.message for r in caplog.records) == 1
-
-
-def test_a_missing_kubelet_folder_is_waited_for_and_named(short_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    said = "device-plugins is missing: waiting for kubelet"
+    said = f"{missing} is missing: waiting for kubelet"
+    if missing != "device-plugins":
+        (short_folder / "kubelet/device-plugins").mkdir(parents=True)
 
     async def work() -> None:
         async with early(short_folder, short_folder / "kubelet") as (plugins, start_kubelet):
             await until(lambda: said in problem_of(plugins))
             await asyncio.sleep(2 * QUICK.retry.longest)
+            assert not plugins.ready
             await start_kubelet()
             await until(lambda: plugins.ready)
 
@@ -140,15 +122,10 @@ async def test_the_old_stream_has_ended_before_the_next_registration(short_folde
             await until(lambda: r.plugins.ready)
         names = [c.name for c in r.calls("Register", "stream ended")]
         assert names == ["Register"] + ["stream ended", "Register"] * 3
-        await until(lambda: r.allocatable() == {"rdma/vf": 16})
-
-
-async def test_a_stream_that_kubelet_ends_is_registered_again(short_folder: Path) -> None:
-    async with rig(short_folder, resources=VF_ONLY) as r:
         client = r.kubelet.registry.client("rdma/vf")
         assert client is not None
         await client.close()
-        await until(lambda: len(r.calls("ListAndWatch")) == 2)
+        await until(lambda: len(r.calls("ListAndWatch")) == 5)
         await until(lambda: r.allocatable() == {"rdma/vf": 16})
 
 

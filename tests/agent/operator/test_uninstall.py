@@ -18,16 +18,18 @@ from tests.agent.operator.uninstalling import host as host  # the fixture
 from tests.node import VF, attach, open_books, owner
 
 
-def test_the_hosts_files_are_what_they_were(host: Host, clean: dict[str, str]) -> None:
+def test_the_hosts_files_are_what_they_were_and_a_second_run_finds_nothing(
+    host: Host, clean: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     host.install()
     assert host.files() != clean
-    assert host.uninstall() == 0
-    assert host.files() == clean
-
-
-def test_a_second_run_finds_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    host.install()
+    for name in ("cni.sock.ready", "cni.sock.pods", ".cni.sock.pods.new"):
+        (host.run / name).touch()
+    (host.run / "cni.sock").unlink()  # as an agent does that ends by itself
+    for name in ("ledger.db-wal", "ipam-0123abcd.lock"):  # of one that was killed
+        (host.state / name).touch()
     assert host.uninstall("--output", "json") == 0
+    assert host.files() == clean
     removed = json.loads(capsys.readouterr().out)["removed"]
     assert {"/opt/cni/bin/nodefabric", "/opt/cni/bin/sriov", "/var/lib/nodefabric", "/run/nodefabric"} <= {*removed}
     assert "the plugin in /etc/cni/net.d/10-cluster.conflist" in removed
@@ -95,14 +97,6 @@ def test_damaged_books_need_force(host: Host, clean: dict[str, str]) -> None:
     assert all("devinfo" in name or name == "run/k8s.cni.cncf.io" for name in left), left
 
 
-def test_a_folder_that_is_no_agents_is_not_removed(host: Host) -> None:
-    host.install()
-    (host.root / "srv").mkdir()
-    (host.root / "srv/data").touch()
-    assert host.uninstall("--state-dir", "/srv") == 0
-    assert (host.root / "srv/data").exists()
-
-
 def test_what_others_keep_in_the_agents_folders_stays(host: Host, clean: dict[str, str]) -> None:
     (host.root / "srv/spool").mkdir(parents=True)
     host.state, host.run = host.root / "srv", host.root / "run/shared"
@@ -115,23 +109,6 @@ def test_what_others_keep_in_the_agents_folders_stays(host: Host, clean: dict[st
     assert host.uninstall("--state-dir", "/srv", "--run-dir", "/run/shared") == 0
     folders = dict.fromkeys(("srv", "srv/spool", "run/shared"), "folder")
     assert host.files() == clean | folders | {str(o.relative_to(host.root)): "100644 theirs" for o in others}
-
-
-def test_what_lies_beside_the_socket_goes_without_it_too(host: Host, clean: dict[str, str]) -> None:
-    host.install()
-    for name in ("cni.sock.ready", "cni.sock.pods", ".cni.sock.pods.new"):
-        (host.run / name).touch()
-    (host.run / "cni.sock").unlink()  # as an agent does that ends by itself
-    assert host.uninstall() == 0
-    assert host.files() == clean
-
-
-def test_what_a_killed_agent_left_among_its_books_goes_too(host: Host, clean: dict[str, str]) -> None:
-    host.install()
-    for name in ("ledger.db-wal", "ipam-0123abcd.lock"):
-        (host.state / name).touch()
-    assert host.uninstall() == 0
-    assert host.files() == clean
 
 
 def test_books_behind_a_link_of_the_hosts_count(host: Host, capsys: pytest.CaptureFixture[str]) -> None:

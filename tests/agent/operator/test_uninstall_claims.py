@@ -80,26 +80,24 @@ def slices(server: ApiServerStandIn) -> list[str]:
     return sorted(item["metadata"]["name"] for item in call(server.port, "GET", SLICES)[1]["items"])
 
 
-def test_the_slices_of_the_node_are_taken_away(
+def test_the_slices_of_the_node_are_taken_away_once_no_pod_has_a_device(
     host: Host, cluster: tuple[ApiServerStandIn, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server, kubeconfig = cluster
     host.install()
-    assert host.uninstall("--slices-of", "n", "--kubeconfig", str(kubeconfig)) == 0
-    assert slices(server) == ["far", "gpu"]
-    assert "removed 2 ResourceSlices of n\n" in capsys.readouterr().out
-    # Again, as a pod does that was started anew.
-    assert host.uninstall("--slices-of", "n", "--kubeconfig", str(kubeconfig)) == 0
-    assert capsys.readouterr().out == "there was nothing\n"
-
-
-def test_while_a_pod_has_a_device_slices_stay(host: Host, cluster: tuple[ApiServerStandIn, Path]) -> None:
-    server, kubeconfig = cluster
-    host.install()
     with open_books(host.state) as books:
         books.prepare_claim(replace(CLAIM, devices=()))
-    assert host.uninstall("--slices-of", "n", "--kubeconfig", str(kubeconfig)) == 4
+    arguments = ("--slices-of", "n", "--kubeconfig", str(kubeconfig))
+    assert host.uninstall(*arguments) == 4
     assert slices(server) == ["far", "gpu", "own-0", "own-1"]
+    with open_books(host.state) as books:
+        books.remove_claim("c1")
+    assert host.uninstall(*arguments) == 0
+    assert slices(server) == ["far", "gpu"]
+    assert "removed 2 ResourceSlices of n\n" in capsys.readouterr().out
+    # Again, as a pod does that was started again.
+    assert host.uninstall(*arguments) == 0
+    assert capsys.readouterr().out == "there was nothing\n"
 
 
 def test_books_stay_as_long_as_slices_cannot_be_taken_away(host: Host, tmp_path: Path) -> None:
