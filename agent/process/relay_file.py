@@ -1,0 +1,58 @@
+"""The relay's file of pods while the configuration is wrong: pods without a device of ours start and end all the same.
+
+No agent serves then and nothing is granted, so what the books and kubelet's notes say stays true. Relays keep DELs on
+disk, and pods that have a device wait for the repair.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from agent.config import Config
+from agent.edits.cdi import write_whole
+from agent.kubelet import checkpoint
+from agent.ledger.database import Books, lock_folder, read_books
+from agent.model.device import is_pci_address
+from agent.model.unit_id import UnitId, UnitKind
+from cni import pods_file
+
+
+def write(config: Config) -> None:
+    """Name in the file all pods that may have something, whatever their resources are for.
+
+    Raises LedgerInUse while another agent serves, LedgerError, Unavailable if kubelet's claims cannot be read, OSError.
+    """
+    lock = lock_folder(config.state_dir)
+    try:
+        books, noted = read_books(config.ledger_path), checkpoint.entries(config.kubelet_dir) or ()
+        names = {*_names(books, noted)}
+        # Lost books lack claims that kubelet has.
+        known = {f"{claim.ref.namespace}/{claim.ref.name}" for claim in books.claims}
+        for claim in set(checkpoint.claims_of(config.kubelet_dir, config.dra.driver)) - known:
+            names.add(f"{claim.partition('/')[0]}/")
+        path = pods_file.path_of(config.cni_socket)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, pods_file.content_of(pods_file.kernel_boot_id(), names).decode(), pods_file.MODE)
+    finally:
+        os.close(lock)
+
+
+def _names(books: Books, noted: Sequence[checkpoint.Entry]) -> Iterator[str | None]:
+    """Name the pods as `pods_file` does; None stands for one that is not known."""
+    uids = {unit: entry.pod_uid for entry in noted for unit in entry.unit_ids if _is_of_adapter(unit)}
+    yield from uids.values()
+    for grant in books.grants:
+        if _is_of_adapter(grant.unit_id) or any(map(is_pci_address, grant.devices)):
+            yield pods_file.name_of(grant.pod) or uids.get(grant.unit_id)
+    for row in books.attachments:
+        yield pods_file.name_of(row.owner.pod, row.owner.container_id)
+    for binding in books.bindings:
+        yield pods_file.name_of(binding.pod, binding.container_id)
+    for claim in books.claims:
+        yield from pods_file.names_of_claim(claim, {})
+
+
+def _is_of_adapter(unit_id: str) -> bool:
+    """Return whether a unit may be one of ours that is no GPU, by its name."""
+    return UnitId.parse(unit_id).kind in (UnitKind.DEVICE, UnitKind.SHARE, UnitKind.SLOT, UnitKind.RAIL)
