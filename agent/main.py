@@ -254,7 +254,7 @@ class Agent:
         """Open the operator's socket. Pods need none, so the agent does its work without it too."""
         loop = asyncio.get_running_loop()
         answer = release.answering(made.attachments, made.reconciler, loop, self._report.reconciled)
-        answer = gpu_pause.answering(self._host, self._inventory.snapshot, answer)
+        answer = gpu_pause.answering(self._host.pause_gpus, self._inventory.snapshot, answer)
         server = admin.AdminServer(self._config.value.admin_socket, answer)
         try:
             server.start()

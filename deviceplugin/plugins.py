@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from agent.offer.offers import Offers, read
 from agent.offer.rails import NamedRails
 from agent.offer.selection import Overlap, asks_for_names, errors
 from agent.offer.units import Reading, with_profiles
+from agent.process.sockets import is_served
 from agent.state import Latest, first
 from deviceplugin.allocation import Allocator
 from deviceplugin.grant_records import GrantRecords
@@ -349,14 +349,8 @@ def sweep(folder: Path) -> None:
     cannot be removed stays, since it does no harm.
     """
     for path in folder.glob(SOCKET_PATTERN):
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)  # a process that has stopped accepts nobody, and would hold up the start
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                _remove(path)
-            except OSError:
-                continue
+        if not is_served(path):
+            _remove(path)
 
 
 def _remove(path: Path) -> None:

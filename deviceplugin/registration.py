@@ -30,6 +30,7 @@ import grpc.aio
 
 from agent.errors import Unavailable
 from agent.process.backoff import Backoff
+from agent.process.sockets import Identity, identity
 from agent.state import first
 from deviceplugin.allocation import Allocator
 from deviceplugin.server import Observe, ResourceService, Units
@@ -172,7 +173,7 @@ class ResourceServer:
                 closing.cancel()
                 call.cancel()
 
-    async def _stay(self, service: ResourceService, socket: Path, kubelet: tuple[int, int, int]) -> str:
+    async def _stay(self, service: ResourceService, socket: Path, kubelet: Identity) -> str:
         """Wait until this registration is over, and say why; empty when we are closing."""
         patience = asyncio.get_running_loop().time() + self._times.stream
         while not self._closing.is_set():
@@ -271,12 +272,3 @@ async def serve(
 def _bind(server: grpc.aio.Server, socket: Path) -> None:
     server.add_insecure_port(f"unix:{socket}")
     socket.chmod(0o600)
-
-
-def identity(path: Path) -> tuple[int, int, int] | None:
-    """Tell one file from its successor of the same name. tmpfs reuses inodes at once, hence ctime."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns

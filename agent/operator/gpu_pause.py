@@ -6,8 +6,8 @@ that were named are looked at as if found anew: what counted against them is ove
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from agent.config import Config
 from agent.errors import RequestInvalid
@@ -19,6 +19,8 @@ COMMAND = "pause-gpus"
 DEFAULT_SECONDS = 60.0
 MAX_SECONDS = 3600.0
 MAX_GPUS = 64
+LetGo = Callable[[float, Sequence[str]], bool]
+"""Lets go of the driver for so many seconds, for GPUs by PCI address; returns whether that worked."""
 
 
 def pause(config: Config, gpus: Sequence[str], seconds: float) -> str:
@@ -29,14 +31,7 @@ def pause(config: Config, gpus: Sequence[str], seconds: float) -> str:
         raise (RequestInvalid(str(error)) if error.told_reason == RequestInvalid.reason else error) from error
 
 
-class Holder(Protocol):
-    """Whoever has the driver open. A Host is one."""
-
-    def pause_gpus(self, seconds: float, addresses: Sequence[str]) -> bool:
-        """Let go of the driver for so long, and tell whether that worked."""
-
-
-def answering(host: Holder, snapshot: Latest[Snapshot], otherwise: admin.Answer) -> admin.Answer:
+def answering(let_go: LetGo, snapshot: Latest[Snapshot], otherwise: admin.Answer) -> admin.Answer:
     """Make what carries out such requests in the running agent, and leaves all others to `otherwise`."""
 
     def answer(asked: Mapping[str, Any]) -> str:
@@ -44,7 +39,7 @@ def answering(host: Holder, snapshot: Latest[Snapshot], otherwise: admin.Answer)
             return otherwise(asked)
         names, seconds = _wish(asked)
         found = [_find(name, snapshot.value.gpus) for name in names]
-        is_free = host.pause_gpus(seconds, [gpu.pci_address for gpu in found])
+        is_free = let_go(seconds, [gpu.pci_address for gpu in found])
         named = ", ".join(gpu.uuid for gpu in found)
         if seconds == 0:
             return f"the GPUs are read again; {named} as newly found"

@@ -25,6 +25,7 @@ END_SECONDS = 0.5
 """How long the end of the agent waits for calls under way."""
 
 log = logging.getLogger(__name__)
+Identity = tuple[int, int, int]
 
 
 class UnixServer:
@@ -41,7 +42,7 @@ class UnixServer:
         self._backlog = backlog
         self._mode = 0o600
         self._listener: socket.socket | None = None
-        self._identity: tuple[int, int] | None = None
+        self._identity: Identity | None = None
         """Of the socket's file."""
         self._opening = threading.Lock()
         """Held while the listener is replaced or closed."""
@@ -185,7 +186,7 @@ def receive(connection: socket.socket, ends: Sequence[bytes], limit: int, second
     return data
 
 
-def listen(listener: socket.socket, path: Path, backlog: int, mode: int = 0o600) -> tuple[int, int]:
+def listen(listener: socket.socket, path: Path, backlog: int, mode: int = 0o600) -> Identity | None:
     """Have a Unix stream socket listen at a path, for its owner alone. Returns what `identity` says of it then.
 
     The file is made in one step. Raises ConfigError if another process serves it there, or if it cannot be made; the
@@ -194,7 +195,7 @@ def listen(listener: socket.socket, path: Path, backlog: int, mode: int = 0o600)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.ExitStack() as failed:
         failed.callback(listener.close)
-        if _is_served(path):
+        if is_served(path):
             raise ConfigError(str(path), ["another agent serves this socket: stop it, or set runDir"])
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -203,24 +204,24 @@ def listen(listener: socket.socket, path: Path, backlog: int, mode: int = 0o600)
             listener.bind(str(fresh))
             os.chmod(fresh, mode)
             listener.listen(backlog)
-            found = fresh.stat()
             os.rename(fresh, path)  # so that a caller finds either the old socket or a served one
         except OSError as error:
             raise ConfigError(str(path), [f"cannot be made: {error.strerror or error}"]) from error
         failed.pop_all()
-    return found.st_dev, found.st_ino
+    return identity(path)
 
 
-def identity(path: Path) -> tuple[int, int] | None:
-    """File system and inode of the file at a path; None if there is none."""
+def identity(path: Path) -> Identity | None:
+    """Tell one file from its successor of the same name; None if there is none. tmpfs reuses inodes, hence ctime."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
-def _is_served(path: Path) -> bool:
+def is_served(path: Path) -> bool:
+    """Return whether a process listens at a path, though it may take nobody."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.settimeout(PROBE_SECONDS)
         try:

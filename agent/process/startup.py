@@ -7,17 +7,18 @@ notice the repair.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from agent.config import Config, Endpoints, load_legible
 from agent.config.files import Sources
-from agent.errors import AgentError, ConfigError, HardwareError, LedgerError, LedgerInUse
+from agent.errors import AgentError, ConfigError, HardwareError, LedgerInUse
 from agent.inventory import Inventory
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
@@ -32,6 +33,7 @@ from agent.process.standby import claim_books
 from agent.report.endpoints import EndpointServer, Pages
 from agent.report.metrics import Metrics
 from agent.report.status import served
+from agent.state import first
 
 CONFIG_SECONDS = 2.0
 RETRY_SECONDS = 1.0
@@ -40,6 +42,7 @@ ENDPOINTS_SECONDS = 5.0
 """How long another process may have their port before that is said: the agent that ended last closes it last."""
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def check(config: Config, snapshot: Snapshot) -> None:
@@ -106,9 +109,7 @@ async def await_config(
                 for warning in config.warnings:
                     log.warning("%s: %s", config.source, warning)
                 return config
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CONFIG_SECONDS):
-                    await stop.wait()
+            await first(stop.wait(), seconds=CONFIG_SECONDS)
     return None
 
 
@@ -166,19 +167,13 @@ def _explain(stack: AsyncExitStack, wrong: Sequence[str], endpoints: Endpoints, 
 
 async def learn_boot_id(inventory: Inventory, conditions: Conditions, root: Path, stop: asyncio.Event) -> str:
     """Scan until the boot ID can be read: without it every row would look like one of an earlier boot."""
-    boot_id = inventory.snapshot.value.boot_id
-    while not boot_id and not stop.is_set():
-        try:
-            boot_id = (await inventory.scan_now()).boot_id
-        except HardwareError as error:
-            conditions.set("hardware", str(error))
-        else:
-            if boot_id:
-                conditions.set("hardware", None)
-                break
-            conditions.set("hardware", f"{root}/proc/sys/kernel/random/boot_id cannot be read: mount /proc")
-        await _pause(stop)
-    return boot_id
+
+    async def scan() -> str:
+        if not (boot_id := (await inventory.scan_now()).boot_id):
+            raise HardwareError(f"{root}/proc/sys/kernel/random/boot_id cannot be read: mount /proc")
+        return boot_id
+
+    return inventory.snapshot.value.boot_id or await _tried(scan, "hardware", conditions, stop) or ""
 
 
 async def open_ledger(
@@ -197,29 +192,39 @@ async def open_ledger(
     if claimed is None:
         return None
     stack.enter_context(claimed)
-    while not stop.is_set():
-        try:
-            ledger = await asyncio.to_thread(Ledger.open, config.ledger_path, boot_id)
-        except LedgerError as error:
-            conditions.set("ledger", str(error))
-            await _pause(stop)
-        else:
-            conditions.set("ledger", None)
-            return ledger
-    return None
+    return await _tried(
+        partial(asyncio.to_thread, Ledger.open, config.ledger_path, boot_id), "ledger", conditions, stop
+    )
 
 
 async def listen(start: Callable[[], None], conditions: Conditions, stop: asyncio.Event) -> None:
     """Have the socket for pods opened: `start` raises ConfigError while that is not possible, on a full /run say."""
+    await _tried(partial(asyncio.to_thread, start), "cni", conditions, stop)
+
+
+async def keep_listening(stands: Callable[[], bool], again: Callable[[], None], conditions: Conditions) -> None:
+    """Open the socket for pods again whenever it does not stand any more: no relay would ever find it."""
+    while True:
+        if not stands():
+            conditions.set("cni", "somebody has removed the socket: it is made again")
+            await listen(again, conditions, asyncio.Event())
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _tried(
+    attempt: Callable[[], Awaitable[T]], condition: str, conditions: Conditions, stop: asyncio.Event
+) -> T | None:
+    """Try again until no error of ours keeps it, which is a condition meanwhile. None if asked to stop."""
     while not stop.is_set():
         try:
-            await asyncio.to_thread(start)
-        except ConfigError as error:
-            conditions.set("cni", str(error))
-            await _pause(stop)
+            found = await attempt()
+        except AgentError as error:
+            conditions.set(condition, str(error))
+            await first(stop.wait(), seconds=RETRY_SECONDS)
         else:
-            conditions.set("cni", None)
-            return
+            conditions.set(condition, None)
+            return found
+    return None
 
 
 class OpenedEndpoints:
@@ -248,23 +253,3 @@ class OpenedEndpoints:
         """Close them."""
         if self._server is not None:
             await asyncio.to_thread(self._server.close)
-
-
-async def keep_listening(stands: Callable[[], bool], again: Callable[[], None], conditions: Conditions) -> None:
-    """Open the socket for pods again whenever it does not stand any more: no relay would ever find it."""
-    while True:
-        if not stands():
-            conditions.set("cni", "somebody has removed the socket: it is made again")
-            try:
-                await asyncio.to_thread(again)
-            except ConfigError as error:
-                conditions.set("cni", str(error))
-            else:
-                conditions.set("cni", None)
-        await asyncio.sleep(RETRY_SECONDS)
-
-
-async def _pause(stop: asyncio.Event) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(RETRY_SECONDS):
-            await stop.wait()

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import Any
+from typing import Any, Self
 
 from agent.errors import AgentError, ConfigError
 from agent.model.printable import joined, one_line
@@ -212,43 +212,11 @@ def names_this_machine(host: str) -> bool:
     return True
 
 
-class EndpointServer:
-    """The open endpoints. Use `EndpointServer.open`; close it when done."""
+class EndpointServer(ThreadingHTTPServer):
+    """Serves each connection on a thread, so many at once; those behind wait in the kernel's queue.
 
-    def __init__(self, server: _Server, thread: threading.Thread) -> None:
-        self._server = server
-        self._thread = thread
-
-    @classmethod
-    def open(cls, address: str, port: int, pages: Pages) -> EndpointServer:
-        """Listen and serve. Port 0 takes a free one; `port` tells which.
-
-        Raises ConfigError if the address cannot be had.
-        """
-        try:
-            server = _Server((address, port), pages)
-        except OSError as error:
-            problem = f"endpoints: cannot listen on {address} port {port}: {error.strerror or error}; choose another"
-            raise ConfigError("the configuration", [problem]) from error
-        thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,), name="endpoints", daemon=True)
-        thread.start()
-        return cls(server, thread)
-
-    @property
-    def port(self) -> int:
-        """The port really listened on."""
-        return int(self._server.server_address[1])
-
-    def close(self) -> None:
-        """Stop listening. Blocks for a poll interval at most; who is being answered then ends by its time."""
-        self._server.is_closing = True
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class _Server(ThreadingHTTPServer):
-    """Serves each connection on a thread, so many at once; those behind wait in the kernel's queue."""
+    Use `EndpointServer.open`; close it when done.
+    """
 
     request_queue_size = 128
 
@@ -257,10 +225,37 @@ class _Server(ThreadingHTTPServer):
         self.pages = pages
         self.is_local = ipaddress.ip_address(address[0]).is_loopback
         self.scrapes = Turns()
-        self.is_closing = False
+        self._is_closing = False
         self._places = threading.Semaphore(MAX_CONNECTIONS)
         self._is_short = False
+        self._thread = threading.Thread(target=self.serve_forever, args=(POLL_SECONDS,), name="endpoints", daemon=True)
         super().__init__(address, _Connection)
+
+    @classmethod
+    def open(cls, address: str, port: int, pages: Pages) -> Self:
+        """Listen and serve. Port 0 takes a free one; `port` tells which.
+
+        Raises ConfigError if the address cannot be had.
+        """
+        try:
+            server = cls((address, port), pages)
+        except OSError as error:
+            problem = f"endpoints: cannot listen on {address} port {port}: {error.strerror or error}; choose another"
+            raise ConfigError("the configuration", [problem]) from error
+        server._thread.start()
+        return server
+
+    @property
+    def port(self) -> int:
+        """The port really listened on."""
+        return int(self.server_address[1])
+
+    def close(self) -> None:
+        """Stop listening. Blocks for a poll interval at most; who is being answered then ends by its time."""
+        self._is_closing = True
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
 
     def server_bind(self) -> None:
         """Bind without HTTPServer's reverse look-up of the own name, which can wait for a resolver."""
@@ -282,7 +277,7 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         while not self._places.acquire(timeout=POLL_SECONDS):
-            if self.is_closing:
+            if self._is_closing:
                 self.shutdown_request(request)
                 return
         try:
@@ -309,7 +304,7 @@ class _Server(ThreadingHTTPServer):
 class _Connection(BaseHTTPRequestHandler):
     """One request; HTTP/1.0, so the connection ends with the reply."""
 
-    server: _Server
+    server: EndpointServer
 
     def handle(self) -> None:
         """Answer when the whole head is there. Raises ValueError, and OSError, of which TimeoutError."""

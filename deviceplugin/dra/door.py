@@ -22,9 +22,10 @@ import grpc.aio
 
 from agent.errors import Unavailable
 from agent.process.backoff import Backoff
+from agent.process.sockets import identity
 from agent.state import Latest, first
 from deviceplugin.dra.server import Catalog, Claims, ClaimService, HealthService
-from deviceplugin.registration import CHANNEL_OPTIONS, identity, keep_serving, serve
+from deviceplugin.registration import CHANNEL_OPTIONS, keep_serving, serve
 from deviceplugin.server import Context, Observe
 from proto.pluginregistration.v1 import api_pb2, api_pb2_grpc
 

@@ -26,7 +26,7 @@ class Driver:
 
 
 def ask(driver: Driver, request: Mapping[str, Any]) -> str:
-    answer = answering(driver, Latest(SNAPSHOT), lambda asked: f"other: {asked['command']}")
+    answer = answering(driver.pause_gpus, Latest(SNAPSHOT), lambda asked: f"other: {asked['command']}")
     return answer({"command": "pause-gpus", **request})
 
 
