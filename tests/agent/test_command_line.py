@@ -20,13 +20,6 @@ from tests.node import open_books
 CONFIG = "resources: [{name: rdma/vf, kind: vf}]"
 
 
-def test_check_config_names_all_devices_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(CONFIG)
-    assert main(["check-config", "--node", "h100-8gpu", "--output", "json", str(path)]) == 0
-    assert len(json.loads(capsys.readouterr().out)["resources"][0]["devices"]) == 64
-
-
 def test_check_config_numbers_rails_by_the_books_of_the_node_or_says_that_there_are_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,12 +86,3 @@ def test_what_could_not_be_written_is_not_told(tmp_path: Path) -> None:
         with pytest.raises(LedgerError, match="not in state attaching"):
             books.finish_attach([row.attachment_id], {"twice": True})
         assert books.attachments()[0].result == {}
-
-
-def test_a_closed_ledger_tells_nothing(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        begin(books, DEVICES[0])
-    with pytest.raises(LedgerError, match="is closed"):
-        books.attachments()
-    with pytest.raises(LedgerError, match="is closed"):
-        books.granted_resource(DEVICES[0])

@@ -64,44 +64,36 @@ async def parts_on(folder: Path, conditions: Conditions, *resources: Resource) -
 
 
 @pytest.mark.parametrize("resources", [(), (Resource("rdma/hca", "hca"),)])
-def test_grants_are_settled_once_there_is_an_offer_even_of_nothing(
+async def test_grants_are_settled_once_there_is_an_offer_even_of_nothing(
     short_folder: Path, resources: tuple[Resource, ...]
 ) -> None:
     """Else kubelet would be asked each second for as long as nothing is configured."""
-
-    async def scenario() -> None:
-        async with parts_on(short_folder, Conditions(), *resources) as (parts, offer, _):
+    async with parts_on(short_folder, Conditions(), *resources) as (parts, offer, _):
+        await reconcile_once(parts.reconciler)
+        assert not parts.settled.value
+        assert not (short_folder / "cni.sock.pods").exists()
+        serving = asyncio.create_task(parts.plugins.run())
+        try:
+            await until(lambda: offer.value.snapshot.generation > 0)
             await reconcile_once(parts.reconciler)
-            assert not parts.settled.value
-            assert not (short_folder / "cni.sock.pods").exists()
-            serving = asyncio.create_task(parts.plugins.run())
-            try:
-                await until(lambda: offer.value.snapshot.generation > 0)
-                await reconcile_once(parts.reconciler)
-                is_settled = parts.settled.value
-                assert (short_folder / "cni.sock.pods").read_text().endswith("\nunknown 0\nend\n")
-                await parts.plugins.close()
-                await serving
-            finally:
-                serving.cancel()
-            assert is_settled
-
-    asyncio.run(scenario())
+            is_settled = parts.settled.value
+            assert (short_folder / "cni.sock.pods").read_text().endswith("\nunknown 0\nend\n")
+            await parts.plugins.close()
+            await serving
+        finally:
+            serving.cancel()
+        assert is_settled
 
 
-def test_a_damaged_ledger_that_was_set_aside_is_told_and_keeps_nobody_from_anything(short_folder: Path) -> None:
+async def test_a_damaged_ledger_that_was_set_aside_is_told_and_keeps_nobody_from_anything(short_folder: Path) -> None:
     conditions = Conditions()
-
-    async def scenario() -> None:
-        async with parts_on(short_folder, conditions) as (parts, _, _):
-            await reconcile_once(parts.reconciler)
-            assert "damage" not in conditions.found
-        (damaged := short_folder / "ledger.db.damaged-1").touch()
-        (short_folder / "ledger.db.damaged-1-wal").touch()
-        shutil.rmtree(short_folder / "node")
-        async with parts_on(short_folder, conditions) as (parts, _, _):
-            await reconcile_once(parts.reconciler)
-            assert f"is kept as {damaged}: see to the disk" in conditions.found["damage"]
-            assert conditions.first(besides=("starting", "kubelet", *NO_POD_NEEDS)) is None
-
-    asyncio.run(scenario())
+    async with parts_on(short_folder, conditions) as (parts, _, _):
+        await reconcile_once(parts.reconciler)
+        assert "damage" not in conditions.found
+    (damaged := short_folder / "ledger.db.damaged-1").touch()
+    (short_folder / "ledger.db.damaged-1-wal").touch()
+    shutil.rmtree(short_folder / "node")
+    async with parts_on(short_folder, conditions) as (parts, _, _):
+        await reconcile_once(parts.reconciler)
+        assert f"is kept as {damaged}: see to the disk" in conditions.found["damage"]
+        assert conditions.first(besides=("starting", "kubelet", *NO_POD_NEEDS)) is None

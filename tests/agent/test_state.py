@@ -12,11 +12,6 @@ from agent.state import Latest
 DEADLINE = 30.0
 
 
-def test_a_cell_begins_with_its_first_value_and_no_version() -> None:
-    cell = Latest("a")
-    assert (cell.value, cell.version) == ("a", 0)
-
-
 def test_only_another_object_is_news() -> None:
     first, told = ["a"], []
     cell = Latest(first)
@@ -27,58 +22,49 @@ def test_only_another_object_is_news() -> None:
     assert (cell.value, cell.version, told) == (["b"], 1, [["b"]])
 
 
-def test_all_who_wait_wake_at_another_value() -> None:
-    async def scenario() -> None:
-        cell = Latest(0)
-        waiting = [asyncio.create_task(cell.other_than(0)) for _ in range(50)]
-        await asyncio.sleep(0)
-        cell.set(7)
-        late = asyncio.create_task(cell.other_than(7))
-        async with asyncio.timeout(DEADLINE):
-            assert await asyncio.gather(*waiting) == [7] * 50
-        assert not late.done()
-        late.cancel()
-        assert await cell.other_than(0) == 7
-
-    asyncio.run(scenario())
+async def test_all_who_wait_wake_at_another_value() -> None:
+    cell = Latest(0)
+    waiting = [asyncio.create_task(cell.other_than(0)) for _ in range(50)]
+    await asyncio.sleep(0)
+    cell.set(7)
+    late = asyncio.create_task(cell.other_than(7))
+    async with asyncio.timeout(DEADLINE):
+        assert await asyncio.gather(*waiting) == [7] * 50
+    assert not late.done()
+    late.cancel()
+    assert await cell.other_than(0) == 7
 
 
-def test_no_follower_misses_the_last_of_many_values_from_another_thread() -> None:
-    async def scenario() -> None:
-        cell = Latest(0)
+async def test_no_follower_misses_the_last_of_many_values_from_another_thread() -> None:
+    cell = Latest(0)
 
-        async def follow() -> int:
-            value = cell.value
-            while value < 1000:
-                value = await cell.other_than(value)
-                await asyncio.sleep(0)
-            return value
+    async def follow() -> int:
+        value = cell.value
+        while value < 1000:
+            value = await cell.other_than(value)
+            await asyncio.sleep(0)
+        return value
 
-        def count() -> None:
-            for number in range(1, 1001):
-                cell.set(number)
+    def count() -> None:
+        for number in range(1, 1001):
+            cell.set(number)
 
-        followers = [asyncio.create_task(follow()) for _ in range(5)]
-        await asyncio.sleep(0)
-        setting = threading.Thread(target=count)
-        setting.start()
-        async with asyncio.timeout(DEADLINE):
-            assert await asyncio.gather(*followers) == [1000] * 5
-        setting.join()
-
-    asyncio.run(scenario())
+    followers = [asyncio.create_task(follow()) for _ in range(5)]
+    await asyncio.sleep(0)
+    setting = threading.Thread(target=count)
+    setting.start()
+    async with asyncio.timeout(DEADLINE):
+        assert await asyncio.gather(*followers) == [1000] * 5
+    setting.join()
 
 
-def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
-    async def scenario() -> None:
-        cell = Latest("a")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await cell.other_than("a")
-        cell.set("b")
-        assert await cell.other_than("a") == "b"
-
-    asyncio.run(scenario())
+async def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
+    cell = Latest("a")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await cell.other_than("a")
+    cell.set("b")
+    assert await cell.other_than("a") == "b"
 
 
 def test_a_loop_that_has_ended_holds_nobody_up() -> None:

@@ -84,15 +84,6 @@ def test_a_wrong_configuration_without_an_agent_is_told(
     assert f"{path}: " in capsys.readouterr().err
 
 
-def test_of_a_configuration_that_cannot_be_read_all_is_as_by_default(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    for wrong in ("endpoints: {port: 1}\n\ta: *b", '{"resourceList": 7}'):
-        path.write_text(wrong)
-        found, error = configuration.load_legible(path)
-        assert error is not None
-        assert found == configuration.Config(source=str(path))
-
-
 def test_an_agent_that_waits_for_its_configuration_has_no_status_to_show(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

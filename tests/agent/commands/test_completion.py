@@ -84,20 +84,6 @@ def test_fish_completes_the_same(folder: Path) -> None:
     assert fish(folder, "nodefabric completion z") == ["zsh"]
 
 
-def test_zsh_is_given_each_command_and_its_options(folder: Path) -> None:
-    stubs = (
-        'compdef() { }; _describe() { print -rl -- "${(P@)2}" }; _arguments() { print -rl -- "$@" };'
-        "source ./zsh; _shtab_nodefabric_commands; print -rl -- $_shtab_nodefabric_status_options"
-    )
-    shown = run(folder, "zsh", "-f", "-c", stubs)
-    assert shown.stderr == ""
-    lines = shown.stdout.splitlines()
-    assert {line.partition(":")[0] for line in lines} >= set(COMMANDS)
-    text = "tables for people, or JSON for programs (default\\: text)"
-    assert f"--output[{text}]:output:(text json)" in lines
-    assert any(line.startswith("--config[") and line.endswith(":FILE:_files") for line in lines)
-
-
 @pytest.mark.parametrize("shell", SHELLS)
 def test_each_script_is_sound(folder: Path, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, shell, "-n", shell).returncode == 0

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -25,11 +24,6 @@ def test_text_for_people_is_shown_as_it_is(text: str, capsys: pytest.CaptureFixt
 def test_a_name_gives_no_orders_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     show(argparse.Namespace(output="text"), {}, f"interface {NAME}\nis down")
     assert capsys.readouterr().out == "interface eth\\x1b]0;x\\x07\\udcff\\x9b2J\nis down\n"
-
-
-def test_a_name_is_whole_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    show(argparse.Namespace(output="json"), {"name": NAME}, "")
-    assert json.loads(capsys.readouterr().out) == {"name": NAME}
 
 
 def api_server_of_a_host(tmp_path: Path) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from agent.errors import LedgerError
 from agent.model.device import Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from agent.offer.offer import Unit
-from agent.report.status import CachedStatus, served
+from agent.report.status import CachedStatus
 from tests.agent.report.told_node import ToldNode
 from tests.node import POD, VF, attach, open_books, owner
 
@@ -43,21 +42,6 @@ def test_a_document_is_made_again_only_when_something_changed() -> None:
     assert json.loads(second.plain) == {"version": 1}
     assert second.tag != first.tag
     assert gzip.decompress(second.compressed) == second.plain
-
-
-def test_the_same_document_has_the_same_tag_in_every_agent() -> None:
-    assert served({"a": 1}).tag == served({"a": 1}).tag != served({"a": 2}).tag
-
-
-def test_a_crowd_shares_one_document() -> None:
-    source = Source()
-    cached = CachedStatus(lambda: source.version, source.build)
-    threads = [threading.Thread(target=cached.get) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert source.made == 1
 
 
 def test_a_failure_is_not_kept() -> None:

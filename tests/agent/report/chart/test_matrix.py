@@ -27,20 +27,6 @@ def test_each_gpu_of_a_rail_host_has_its_own_nearest_nic(node_snapshot: Snapshot
     assert [[nic.rdma_devices[0].name for nic in nics] for nics in nearest] == [[f"mlx5_{i}"] for i in range(8)]
 
 
-def test_a_nic_without_rdma_is_not_nearest_while_there_are_others(node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot("efa")
-    assert [[nic.address for nic in nics] for _, nics, _ in rails(snapshot)[:3]] == [
-        ["0000:10:1b.0"],
-        ["0000:10:1b.0"],
-        ["0000:20:1b.0"],
-    ]
-
-
-def test_vfs_and_gpus_are_no_rows_of_nics(node_snapshot: Snapshots) -> None:
-    labels = [row.label for row in rows(node_snapshot("h100-8gpu"))]
-    assert labels == [*(f"GPU{i}" for i in range(8)), *(f"NIC{i}" for i in range(10))]
-
-
 def test_the_table_reads_like_the_familiar_one(node_snapshot: Snapshots) -> None:
     lines = as_text(node_snapshot("ib-dual-port")).splitlines()
     assert lines[:8] == [
@@ -105,11 +91,6 @@ def test_nvlinks_stand_where_two_gpus_have_them_and_are_explained_only_then(node
     assert text.splitlines()[1].split()[:3] == ["GPU0", "X", "NV18"]
     assert "NV#   over # NVLinks" in text
     assert "NVLinks" not in as_text(node_snapshot("one-nic"))
-
-
-def test_the_cpus_beside_a_device_are_told(node_snapshot: Snapshots) -> None:
-    first = as_document(node_snapshot("h100-8gpu"))["devices"][0]
-    assert (first["numa_node"], first["cpus"]) == (0, "0-55,112-167")
 
 
 def test_devices_of_a_host_without_numa_are_on_one_node(node_snapshot: Snapshots) -> None:

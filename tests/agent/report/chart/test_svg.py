@@ -53,18 +53,7 @@ def test_a_gpu_names_its_nearest_nic(node_snapshot: Snapshots) -> None:
 
 def test_names_from_outside_cannot_break_out(node_snapshot: Snapshots) -> None:
     snapshot = node_snapshot("h100-8gpu")
-    hostile = replace(snapshot, gpus=tuple(replace(gpu, name='<script>"&') for gpu in snapshot.gpus))
+    hostile = replace(snapshot, gpus=tuple(replace(gpu, name='<script>"&\x1b\x00\udc80') for gpu in snapshot.gpus))
     drawing = draw(hostile, '"><script>')
     assert not list(ET.fromstring(drawing).iter(f"{SVG}script"))
     assert "http" not in drawing.replace("http://www.w3.org/2000/svg", "")
-
-
-def test_names_that_xml_has_no_place_for_are_drawn(node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot("h100-8gpu")
-    odd = replace(snapshot, gpus=tuple(replace(gpu, name="\x1b[2J\x00\udc80") for gpu in snapshot.gpus))
-    drawing = draw(odd, "\x07")
-    assert "\N{REPLACEMENT CHARACTER}[2J" in "".join(ET.fromstring(drawing).itertext())
-
-
-def test_an_empty_node_says_so() -> None:
-    assert "neither GPUs nor NICs" in draw(Snapshot(), "n")

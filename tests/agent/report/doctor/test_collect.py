@@ -50,12 +50,6 @@ def test_modules_are_loaded_or_built_in(tmp_path: Path) -> None:
     assert modules(tmp_path) == frozenset({"ib_uverbs", "vfio_pci", "rdma_ucm", "b_c", "mlx5_core"})
 
 
-@pytest.mark.parametrize("text", ["topologyManagerPolicy: !!timestamp no", "[" * 20_000, "- a list"])
-def test_a_broken_configuration_of_kubelet_is_passed_over(tmp_path: Path, text: str) -> None:
-    write(tmp_path, {"var/lib/kubelet/config.yaml": text})
-    assert collect(tmp_path, Snapshot(), None, Path("c")).topology_policy is None
-
-
 def test_kubelets_policy_is_that_of_its_drop_ins_and_of_the_file_that_is_named(tmp_path: Path) -> None:
     write(
         tmp_path,
@@ -296,17 +290,6 @@ def test_sockets_of_the_driver_are_tried_and_those_of_others_are_not(short_folde
         found = looked_at(short_folder, OFFERED, ask_agent=False)
     assert found.folders == ((str(registry), None),)
     assert found.sockets == ((f"{registry}/nodefabric.io-0-reg.sock", "Connection refused"), (str(living), None))
-
-
-def test_kubelets_folder_that_is_not_there_is_said(short_folder: Path) -> None:
-    found = looked_at(short_folder, OFFERED, ask_agent=False)
-    assert found.folders == ((f"{short_folder}/k/plugins_registry", "is not there"),)
-
-
-def test_a_node_that_offers_nothing_to_claims_is_not_looked_at_for_them(tmp_path: Path) -> None:
-    config = Config((Resource("rdma/vf", "vf"),))
-    assert collect(tmp_path, Snapshot(), config, Path("c"), ask_agent=False).claims is None
-    assert collect(tmp_path, Snapshot(), OFFERED, Path("c"), ask_agent=False).claims is not None
 
 
 def test_doctor_says_what_claims_lack_without_a_cluster_to_ask(
