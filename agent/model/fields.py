@@ -21,8 +21,6 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half of a letter beyond the basic plane, as JSON may spell it."""
 T = TypeVar("T")
 _WORDS: Mapping[type, str] = {str: "a text", int: "a whole number", dict: "an object", list: "a list"}
-Check = Callable[[Any], bool]
-"""Tells whether a value is as it should be."""
 
 
 class NotJson(RequestInvalid):
@@ -176,53 +174,6 @@ def join(path: str, key: str | int) -> str:
         return f"{path}[{key}]"
     text = shortened(key if key.isprintable() else ascii(key))
     return f"{path}.{text}" if path else text
-
-
-class Fields:
-    """Typed access to one JSON object. None stands for an absent key: Go writes null for both."""
-
-    def __init__(self, document: Any, path: str = "", *, what: str = "the document") -> None:
-        self.path = path
-        if not isinstance(document, dict):
-            raise RequestInvalid(f"{path or what} must be an object, is {shown(document)}")
-        self.document: dict[str, Any] = document
-
-    def take(self, key: str, ok: Check, want: str) -> Any:
-        """Return a value that is as it should be, or None. Raises RequestInvalid for another, with its path."""
-        value = self.document.get(key)
-        if value is not None and not ok(value):
-            raise RequestInvalid(f"{join(self.path, key)} must be {want}, is {shown(value)}")
-        return value
-
-    def inside(self, key: str) -> Fields:
-        """Read an object within this one; an absent one is empty."""
-        return Fields(self.mapping(key) or {}, join(self.path, key))
-
-    def mapping(self, key: str) -> dict[str, Any] | None:
-        value: dict[str, Any] | None = self.take(key, is_object, "an object")
-        return value
-
-    def flag(self, key: str) -> bool | None:
-        value: bool | None = self.take(key, _is_flag, "true or false")
-        return value
-
-    def word(self, key: str, words: tuple[str, ...]) -> str | None:
-        value = self.take(key, ("", *words).__contains__, " or ".join(words))
-        return value or None
-
-
-def is_list(value: Any) -> bool:
-    """Tell whether a value is a list."""
-    return isinstance(value, list)
-
-
-def is_object(value: Any) -> bool:
-    """Tell whether a value is a JSON object."""
-    return isinstance(value, dict)
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
 
 
 def unicast_mac(text: str) -> str | None:

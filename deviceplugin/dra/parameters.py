@@ -31,7 +31,7 @@ from agent.config.sections import CLAIM_KEYS
 from agent.config.template import SAMPLE, filled, misunderstood, words_of
 from agent.errors import ClaimInvalid, RequestInvalid
 from agent.model.printable import unknown
-from deviceplugin.dra.allocation import Opaque, Result
+from deviceplugin.dra.allocated_claim import Opaque, Result
 
 API_VERSION = "nodefabric.io/v1alpha1"
 KIND = "Network"

@@ -26,7 +26,7 @@ from agent.model.vf_identity import addresses, identities
 from agent.offer.offer import Offer, Unit
 from agent.placement import Distances, Group, for_pairs, match_groups, match_nics
 from agent.state import Latest
-from deviceplugin.dra.allocation import Allocation, Result
+from deviceplugin.dra.allocated_claim import Allocation, Result
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.parameters import Setting, settings_of
 from deviceplugin.dra.pods import NO_GPUS, GpuAsker, Objects, PodGpus, container_names, container_of, names_all_of

@@ -26,8 +26,8 @@ from agent.kubelet.podresources import AsksKubelet
 from agent.model.allocation import PodRef
 from agent.model.fields import at
 from agent.placement import Distances
-from deviceplugin.dra import allocation
-from deviceplugin.dra.allocation import Allocation, Result
+from deviceplugin.dra import allocated_claim
+from deviceplugin.dra.allocated_claim import Allocation, Result
 from deviceplugin.dra.attributes import BUS_ID, UUID
 
 MOST_PODS = 8
@@ -124,7 +124,7 @@ class GpuAsker:
             for name in names[:MOST_CLAIMS]:
                 found = self._objects.claim(pod.namespace, name)
                 if found is not None:
-                    yield from allocation.results_of(found)
+                    yield from allocated_claim.results_of(found)
         except (AgentError, ClaimInvalid) as error:
             log.warning("what pod %s has by other claims is not known: %s", pod, error)
 

@@ -33,7 +33,7 @@ from agent.kubelet.podresources import AsksKubelet
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
 from agent.state import Latest
-from deviceplugin.dra.allocation import Allocation, ours
+from deviceplugin.dra.allocated_claim import Allocation, ours
 from deviceplugin.dra.attributes import Attributes, Facts, attributes_of
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.planner import Planner, PodFacts

@@ -12,7 +12,7 @@ from cel_expr_python import cel
 
 from agent import config
 from agent.config import Config
-from deviceplugin.dra.allocation import Opaque, Result
+from deviceplugin.dra.allocated_claim import Opaque, Result
 from deviceplugin.dra.attributes import Attributes
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.parameters import settings_of

@@ -18,7 +18,7 @@ from agent.config.sections import CLAIM_KEYS, SAFE_KEYS
 from agent.hardware.lldp import Neighbour
 from agent.model.health import Reason
 from agent.offer.units import plain_offer
-from deviceplugin.dra.allocation import Opaque, Result
+from deviceplugin.dra.allocated_claim import Opaque, Result
 from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import devices_of
 from deviceplugin.dra.parameters import settings_of

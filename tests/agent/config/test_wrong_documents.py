@@ -12,7 +12,7 @@ import yaml
 from agent.config import Config, Dra, Resource, parse
 from agent.errors import ClaimInvalid, ConfigError, RequestInvalid
 from cni import netconf
-from deviceplugin.dra.allocation import Opaque, Result
+from deviceplugin.dra.allocated_claim import Opaque, Result
 from deviceplugin.dra.parameters import settings_of
 from tests.cni.networks import network
 

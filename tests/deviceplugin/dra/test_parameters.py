@@ -16,10 +16,10 @@ from agent.config.networks import network_of_keys
 from agent.config.sections import CLAIM_KEYS
 from agent.config.template import Place
 from agent.errors import ClaimInvalid, RequestInvalid
-from deviceplugin.dra.allocation import Opaque, Result
+from deviceplugin.dra.allocated_claim import Opaque, Result
 from deviceplugin.dra.parameters import Setting, settings_of
 from tests.cni.networks import network
-from tests.deviceplugin.dra.test_allocation import JSON
+from tests.deviceplugin.dra.test_allocated_claim import JSON
 
 VF = Resource("rdma/vf", "vf", Select(), offer="dra", network="rails")
 PLAIN = Resource("rdma/plain", "vf", Select(), offer="dra")

@@ -22,7 +22,7 @@ from agent.model.health import HEALTHY
 from agent.model.topology import Locality
 from agent.offer.offer import Unit
 from agent.placement import Distances
-from deviceplugin.dra.allocation import ours
+from deviceplugin.dra.allocated_claim import ours
 from deviceplugin.dra.planner import LateWish, choose_late
 from deviceplugin.dra.pods import MOST_READ, NO_GPUS, GpuAsker, PodGroups
 from tests.deviceplugin.dra.claim_documents import NODE, POD, REF, claim, result

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deviceplugin.dra.pods import claim_names, container_names, container_of, named_gpus, names_all_of
-from tests.deviceplugin.dra.test_allocation import JSON
+from tests.deviceplugin.dra.test_allocated_claim import JSON
 
 
 @pytest.mark.parametrize(

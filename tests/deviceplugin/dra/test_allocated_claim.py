@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.errors import ClaimInvalid
 from agent.model.allocation import PodRef
-from deviceplugin.dra.allocation import Allocation, Opaque, Result, ours
+from deviceplugin.dra.allocated_claim import Allocation, Opaque, Result, ours
 from tests.deviceplugin.dra.claim_documents import DRIVER, NODE, POD, REF, claim, network, result
 
 GPU = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": NODE, "device": "gpu-3"}
@@ -133,15 +133,19 @@ def test_of_preferred_devices_those_are_pinned_that_the_constraint_is_about() ->
         (changed("status", {}), "not allocated"),
         (changed("status.allocation.devices.results.0.pool", "node-2"), "pool 'node-2', not of 'node-1'"),
         (changed("status.allocation.devices.results", []), "no device of the driver"),
-        (changed("status.allocation.devices.results.0.request", ""), "results[0].request is missing"),
+        (
+            changed("status.allocation.devices.results.0.request", ""),
+            "results[0].request must be the name of",
+        ),
         (changed("status.allocation.devices.results.0.device", 7), "results[0].device must be a text"),
         (changed("status.allocation.devices.results.0.consumedCapacity", {"x": 1}), "consumedCapacity.x"),
         (changed("status.allocation.devices.results", [GPU] * 65), "at most 64"),
         (changed("status.allocation.devices.config.0.requests", "nic"), "config[0].requests must be a list"),
         (changed("status.reservedFor.0.uid", "u" * 600), "reservedFor[0].uid must be a text of at most"),
         (claim(result("nic", "vf-0"), result("nic", "vf-0")), "vf-0 twice"),
-        ([], "the claim must be an object"),
-        (None, "the claim must be an object"),
+        (changed("status.allocation.devices.results.0.pool", None), "results[0].pool is missing"),
+        ([], "must be an object, is []"),
+        (None, "must be an object, is None"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused_with_a_reason(document: Any, problem: str) -> None:
