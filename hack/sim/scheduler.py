@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from agent.errors import AgentError
-from hack.sim.stage import NODE, Stage, wait
+from hack.sim.stage import CONFIG, NODE, Stage, wait
 
 SLICES = f"/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.nodeName%3D{NODE}"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
@@ -34,6 +34,17 @@ def start_api_server(stage: Stage) -> int:
 def kubelet_options(port: int) -> tuple[str, ...]:
     """Say to the kubelet stand-in where the API server is."""
     return "--api-server", f"http://127.0.0.1:{port}", "--node", NODE
+
+
+def play_claims(stage: Stage, document: Mapping[str, Any] = CONFIG, node: str = "h100-8gpu") -> int:
+    """Play a node with its VFs and shares for claims, and an API server, whose port is returned."""
+    stage.build_node(node)
+    stage.write_config(by_claims(document))
+    stage.write_conflist()
+    port = start_api_server(stage)
+    stage.start_kubelet(*kubelet_options(port))
+    stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"))
+    return port
 
 
 def by_claims(document: Mapping[str, Any]) -> dict[str, Any]:

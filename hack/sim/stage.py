@@ -97,12 +97,23 @@ class Stage:
     ) -> SimulatedMachine:
         """Build a node, start kubelet and an agent with these options, and wait until the agent is ready."""
         machine = self.build_node(node, with_links=with_links)
+        self.run(config, *options, conflist=conflist, seed=seed)
+        return machine
+
+    def run(
+        self,
+        config: Mapping[str, Any] = CONFIG,
+        *options: str,
+        conflist: Sequence[Mapping[str, Any]] | None = None,
+        seed: int = 7,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start kubelet and an agent with these options on the node that was built, and wait until it is ready."""
         self.write_config(config)
         self.write_conflist(conflist)
         self.start_kubelet("--seed", str(seed))
-        self.start_agent(*options)
+        self.start_agent(*options, env=env)
         self.await_ready()
-        return machine
 
     @property
     def machine(self) -> SimulatedMachine:

@@ -1,4 +1,4 @@
-"""The books lost, damaged, full or read by others, while pods run on the real agent."""
+"""The books lost or damaged while pods run on the real agent, and the commands as an operator runs them beside it."""
 
 from __future__ import annotations
 
@@ -107,3 +107,20 @@ def test_the_running_agent_releases_by_force(small: Stage) -> None:
     assert 'nodefabric_reconcile_actions_total{action="release",reason="forced"} 1.0' in small.fetch("/metrics")
     assert "by force of the operator: a test" in small.log("agent")
     small.end_pods("a")
+
+
+def test_status_events_and_doctor_tell_of_a_running_agent(node: Stage) -> None:
+    node.run_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
+    status, shown, _ = nodefabric(node, "status")
+    assert status == 0
+    assert "default/a" in shown
+    status, shown, _ = nodefabric(node, "events", "--output", "json")
+    kinds = {event["kind"] for event in json.loads(shown)["events"]}
+    assert {"grant", "attach", "agent"} <= kinds
+    status, shown, _ = nodefabric(node, "doctor", "--simulate", str(node.folder / "node"), "--output", "json")
+    found = {finding["check"]: finding for finding in json.loads(shown)["findings"]}
+    assert found["agent"]["severity"] == "fine"
+    assert found["config"]["severity"] == "fine"
+    assert found["gpus"]["text"].startswith("8 GPUs")
+    assert (status == 0) == json.loads(shown)["sound"]
+    node.end_pods("a")

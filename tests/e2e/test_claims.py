@@ -1,11 +1,10 @@
-"""Pods that get their devices by claims (DRA), from the slice to the way back."""
+"""Pods that get their devices by claims (DRA), from the slice to the way back, and what people see of it."""
 
 from __future__ import annotations
 
 import json
 import signal
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,19 @@ import yaml
 from agent.model.topology import Locality
 from agent.placement import Distances
 from hack.sim.demo import not_back, still_attached
-from hack.sim.scheduler import CLAIMS, by_claims, call, claim, create, devices, kubelet_options, start_api_server
+from hack.sim.scheduler import (
+    CLAIMS,
+    SLICES,
+    call,
+    claim,
+    create,
+    devices,
+    kubelet_options,
+    play_claims,
+    start_api_server,
+)
 from hack.sim.stage import CONFIG, Stage, settled, wait
 from tests.e2e.test_pods import in_pod
-
-
-def start(stage: Stage, config: Mapping[str, Any] = CONFIG) -> int:
-    """Play with an API server, and return its port."""
-    stage.build_node("h100-8gpu")
-    stage.write_config(by_claims(config))
-    stage.write_conflist()
-    port = start_api_server(stage)
-    stage.start_kubelet(*kubelet_options(port))
-    stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"))
-    return port
 
 
 def specs(stage: Stage) -> list[Path]:
@@ -35,7 +33,7 @@ def specs(stage: Stage) -> list[Path]:
 
 
 def test_a_pod_gets_the_vf_of_its_claim_into_its_namespace_and_leaves_nothing_behind(stage: Stage) -> None:
-    port = start(stage)
+    port = play_claims(stage)
     wait("the slices", lambda: devices(port) or None)
     machine = stage.machine
     before = machine.links.by_device()
@@ -67,7 +65,7 @@ def test_a_pod_gets_the_vf_of_its_claim_into_its_namespace_and_leaves_nothing_be
 
 
 def test_a_vf_goes_from_claim_to_claim_also_through_the_death_of_the_agent(stage: Stage) -> None:
-    port = start(stage)
+    port = play_claims(stage)
     wait("the slices", lambda: devices(port) or None)
     machine = stage.machine
     before = machine.links.by_device()
@@ -96,7 +94,7 @@ def test_a_vf_goes_from_claim_to_claim_also_through_the_death_of_the_agent(stage
 
 def test_an_unchanged_pod_gets_the_vfs_beside_its_gpus_through_a_claim_for_extended_resources(stage: Stage) -> None:
     vfs = {"name": "rdma/vf", "kind": "vf", "binding": "late", "select": {"vendors": ["15b3"]}, "network": "rails"}
-    port = start(stage, {**CONFIG, "resources": [vfs, {"name": "nvidia.com/gpu", "kind": "gpu"}]})
+    port = play_claims(stage, {**CONFIG, "resources": [vfs, {"name": "nvidia.com/gpu", "kind": "gpu"}]})
     places = wait("the slices", lambda: [device["name"] for device in devices(port)] or None)
     machine = stage.machine
     snapshot, before = machine.scan(), machine.links.by_device()
@@ -163,3 +161,62 @@ def test_a_node_that_offers_nothing_to_claims_loads_no_driver_opens_no_socket_an
     counts = call(port, "GET", "/_sim/counts")
     assert (counts["watches"], counts["lists"], counts["applies"]) == (0, 0, 0)
     assert specs(stage) == []
+
+
+A = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}
+B = {"name": "b", "uid": "22222222-2222-4333-8444-555555555555"}
+
+
+def events(stage: Stage) -> list[tuple[str, str, bool]]:
+    """List the events about claims, oldest first: which, what, and whether it is a warning."""
+    found = [e for e in reversed(stage.status()["events"]) if e["kind"] == "claim"]
+    return [(e["subject"], e["text"].partition(":")[0], e["warning"]) for e in found]
+
+
+def test_a_claim_is_told_by_status_metrics_and_events_until_it_is_gone(stage: Stage) -> None:
+    port = play_claims(stage)
+    wait("the slices", lambda: devices(port) or None)
+    driver = wait("kubelet to have the driver, and all slices to be there", lambda: _registered(stage, port))
+    assert (driver["problem"], driver["dropped"]) == (None, [])
+    assert sum(found["count"] for found in driver["devices"]) == len(devices(port))
+    vf = next(device for device in devices(port) if device["name"].startswith("vf-"))
+
+    claim(port, "nics", A, {"request": "nic", "device": vf["name"]})
+    create(stage, A, ["nics"])
+    stage.await_pod("a")
+    (told,) = stage.status()["claims"]
+    assert (told["namespace"], told["name"], told["state"], told["pods"]) == (
+        "default",
+        "nics",
+        "prepared",
+        ["default/a"],
+    )
+    (found,) = told["devices"]
+    assert (found["request"], found["name"], found["state"]) == ("nic", vf["name"], "attached")
+    lines = stage.fetch("/metrics").splitlines()
+    assert 'nodefabric_dra_registered{driver="nodefabric.io"} 1.0' in lines
+    assert 'nodefabric_dra_claims{resource="rdma/vf",state="attached"} 1.0' in lines
+    assert any(
+        line.startswith('nodefabric_rpc_duration_milliseconds_count{operation="NodePrepareResources",outcome="ok"')
+        for line in lines
+    )
+
+    claim(port, "rival", B, {"request": "nic", "device": vf["name"], "pool": "another-node"})
+    create(stage, B, ["rival"])
+    refused = wait("the refusal", lambda: next((e for e in events(stage) if e[2]), None))
+    assert refused == ("default/rival", "not prepared", True)
+    stage.delete_pod("b")
+    stage.delete_pod("a")
+    stage.await_no_pod("a", "b")
+    assert events(stage) == [
+        ("default/nics", "prepared for default/a", False),
+        ("default/rival", "not prepared", True),
+        ("default/nics", "unprepared", False),
+    ]
+    assert stage.status()["claims"] == []
+
+
+def _registered(stage: Stage, port: int) -> dict[str, Any] | None:
+    driver: dict[str, Any] = stage.status().get("dra") or {}
+    published = len(call(port, "GET", SLICES)["items"])
+    return driver if driver.get("registered") and driver["slices"] == published else None

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hack.sim import uevents
-from hack.sim.scheduler import by_claims, devices, kubelet_options, start_api_server
+from hack.sim.scheduler import devices, play_claims
 from hack.sim.stage import CONFIG, Stage, wait
 
 GPU_BESIDE = {
@@ -41,11 +41,7 @@ WAYS: Mapping[str, tuple[list[Any], dict[str, int]]] = {
 def start(stage: Stage, resources: list[Any], before: Callable[[Stage], None] = lambda _: None) -> None:
     stage.build_node("gb300-4gpu")
     before(stage)
-    stage.write_config({**CONFIG, "resources": resources})
-    stage.write_conflist()
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
+    stage.run({**CONFIG, "resources": resources})
 
 
 def nearness(stage: Stage) -> dict[str, Any]:
@@ -104,12 +100,7 @@ def test_all_pairs_are_those_that_nvidia_documents(stage: Stage, way: str) -> No
 
 
 def test_claims_find_the_root_and_the_gpu_of_the_function(stage: Stage) -> None:
-    stage.build_node("gb300-4gpu")
-    stage.write_config(by_claims({**CONFIG, "resources": [VF]}))
-    stage.write_conflist()
-    port = start_api_server(stage)
-    stage.start_kubelet(*kubelet_options(port))
-    stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"))
+    port = play_claims(stage, {**CONFIG, "resources": [VF]}, "gb300-4gpu")
     gpus = {gpu.uuid: gpu.pci_address for gpu in stage.machine.gpus}
 
     def told() -> dict[str, tuple[str, str, str]]:

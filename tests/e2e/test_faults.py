@@ -177,11 +177,8 @@ def test_a_full_disk_under_the_ledger_stops_grants_is_said_and_loses_no_pods_end
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "state", str(stage.folder / "state")], check=True)
     try:
         stage.build_node("h100-8gpu")
-        stage.write_config()
-        stage.write_conflist()
-        stage.start_kubelet()
-        process = stage.start_agent()
-        stage.await_ready()
+        stage.run()
+        process = stage.processes["agent"]
         stage.run_pod("former", {"rdma/vf": 1})
         filler = stage.folder / "state/filler"
         with pytest.raises(OSError, match="No space left"):

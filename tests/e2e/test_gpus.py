@@ -34,11 +34,7 @@ class Node:
         resources = [r if r["name"] != NAME else {**r, **resource} for r in CONFIG["resources"]]
         self.stage.build_node("h100-8gpu")
         (self.stage.folder / "node/gpus.live").write_text(json.dumps({"quick": 0.2, "apart": 0.1, "overdue": 1.0}))
-        self.stage.write_config({"resources": resources, "rescanSeconds": 3600})
-        self.stage.write_conflist()
-        self.stage.start_kubelet("--seed", "7")
-        self.stage.start_agent(env=environment(self.library, self.driver))
-        self.stage.await_ready()
+        self.stage.run({"resources": resources, "rescanSeconds": 3600}, env=environment(self.library, self.driver))
 
     def kubelets(self) -> dict[str, tuple[int, int]]:
         """Return what kubelet counts of GPUs: all, and those it may hand out."""

@@ -72,11 +72,7 @@ def runtime(stage: Stage) -> Iterator[Runtime]:
     machine = stage.build_node("h100-8gpu")
     snapshot = machine.scan()
     pf = next(n.name for d in snapshot.devices if d.is_vf and (n := snapshot.pf_netdev(d)) is not None)
-    stage.write_config({**CONFIG, "resources": [{"name": "nvidia.com/gpu", "kind": "gpu"}], "networks": []})
-    stage.write_conflist()
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
+    stage.run({**CONFIG, "resources": [{"name": "nvidia.com/gpu", "kind": "gpu"}], "networks": []})
     made = Runtime(stage, pf)
     try:
         yield made

@@ -172,11 +172,7 @@ def test_a_device_that_no_interface_shows_goes_to_no_second_pod_when_the_books_a
     for n, vf in enumerate(vfs):
         hand_to_programs(hardware.root / "sys/bus/pci/devices" / vf, 70 + n)
     select = {"pciAddresses": vfs, "drivers": ["vfio-pci"]}
-    stage.write_config({"resources": [{"name": "dpdk/vf", "kind": "vf", "binding": "late", "select": select}]})
-    stage.write_conflist()
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
+    stage.run({"resources": [{"name": "dpdk/vf", "kind": "vf", "binding": "late", "select": select}]})
     (slot,) = slots_of(stage.run_pod("a", {"dpdk/vf": 1}))
     before = specs(stage)
     assert stage.status()["attachments"] == []
@@ -205,3 +201,43 @@ def hand_to_programs(function: Path, group: int) -> None:
     (function / "driver").symlink_to("../../../../bus/pci/drivers/vfio-pci")
     (function / "iommu_group").unlink(missing_ok=True)
     (function / "iommu_group").symlink_to(f"../../../../kernel/iommu_groups/{group}")
+
+
+ADAPTERS = ("0000:10:1b.0", "0000:20:1b.0", "0000:90:1b.0", "0000:a0:1b.0")
+
+
+def spec_of(stage: Stage, kind: str) -> list[tuple[list[str], list[str]]]:
+    """List variables and device files of each spec of a kind."""
+    found = []
+    for path in (stage.folder / "cdi-specs").glob("nodefabric-slot-*.json"):
+        document = json.loads(path.read_text())
+        if document["kind"] == f"nodefabric.io/{kind}":
+            edits = document["devices"][0]["containerEdits"]
+            found.append((edits["env"], [node["path"] for node in edits["deviceNodes"]]))
+    return found
+
+
+def test_the_files_of_the_adapters_beside_the_gpus_come_into_the_pod_and_no_interface(stage: Stage) -> None:
+    stage.build_node("efa")
+    resources = [
+        {"name": "ex.com/hca", "kind": "hca", "shares": 1, "binding": "late", "select": {"pciAddresses": ADAPTERS[:2]}},
+        {"name": "ex.com/nic", "kind": "nic", "binding": "late", "select": {"pciAddresses": ADAPTERS[2:3]}},
+        {"name": "ex.com/early", "kind": "nic", "select": {"pciAddresses": ADAPTERS[3:]}},
+        {"name": "nvidia.com/gpu", "kind": "gpu"},
+    ]
+    stage.run({**CONFIG, "resources": resources, "networks": []})
+    snapshot = stage.machine.scan()
+    pod = stage.run_pod("a", {"ex.com/hca": 1, "nvidia.com/gpu": 1})
+    (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
+    [(env, files)] = spec_of(stage, "hca")
+    [device] = [d for d in snapshot.devices for r in d.rdma_devices if r.char_device("uverbs")[0].path in files]
+    distances = Distances(snapshot)
+    assert distances.distance(gpu, device.address) == min(distances.distance(gpu, a) for a in ADAPTERS) < Locality.NODE
+    assert f"PCIDEVICE_EX_COM_HCA={device.address}" in env
+    stage.run_pod("b", {"ex.com/nic": 1, "ex.com/early": 1})
+    [(env, _)] = spec_of(stage, "nic")
+    assert f"PCIDEVICE_EX_COM_NIC={ADAPTERS[2]}" in env
+    assert stage.status()["attachments"] == []
+    for name in ("a", "b"):
+        stage.end_pods(name)
+    assert settled(lambda: list(map(str, (*spec_of(stage, "hca"), *spec_of(stage, "nic"))))) == []

@@ -74,20 +74,6 @@ def test_pods_get_their_devices_and_leave_nothing_behind(node: Stage) -> None:
     assert [resource["granted"] for resource in node.status()["resources"]] == [0, 0, 0]
 
 
-def test_vf_and_gpu_of_a_pod_are_below_one_switch(node: Stage) -> None:
-    from agent.model.topology import Locality, locality
-
-    machine = node.machine
-    snapshot = machine.scan()
-    for n in range(4):
-        node.create_pod(f"p{n}", {"nvidia.com/gpu": 1, "rdma/vf": 1})
-    for n in range(4):
-        pod = node.await_pod(f"p{n}")
-        gpu = snapshot.gpu_by_uuid[units(pod, "nvidia.com/gpu")[0]]
-        vf = snapshot.by_address[units(pod, "rdma/vf")[0]]
-        assert locality(snapshot.by_address[gpu.pci_address], vf) is Locality.PIX
-
-
 def test_the_variable_lists_vfs_in_the_order_of_interfaces_and_a_share_brings_one_adapters_files(
     node: Stage,
 ) -> None:

@@ -14,11 +14,7 @@ def test_a_pod_gets_a_vf_beside_its_gpu_that_no_resource_offers(stage: Stage) ->
     snapshot = machine.scan()
     pfs = sorted({netdev.name for d in snapshot.devices if d.is_vf and (netdev := snapshot.pf_netdev(d)) is not None})
     offered = {"name": "rdma/vf", "kind": "vf", "select": {"pf": [f"{pf}#0-2" for pf in pfs]}}
-    stage.write_config({**CONFIG, "resources": [offered, {"name": "nvidia.com/gpu", "kind": "gpu"}]})
-    stage.write_conflist()
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
+    stage.run({**CONFIG, "resources": [offered, {"name": "nvidia.com/gpu", "kind": "gpu"}]})
     pod = stage.run_pod("a", {"nvidia.com/gpu": 1})
     (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
 

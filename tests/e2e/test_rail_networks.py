@@ -11,7 +11,7 @@ import pytest
 
 from agent.model.device import Snapshot
 from hack.sim.demo import not_back, still_attached
-from hack.sim.scheduler import by_claims, claim, create, devices, kubelet_options, start_api_server
+from hack.sim.scheduler import claim, create, devices, play_claims
 from hack.sim.stage import Stage, in_pod, settled, wait
 
 GPU_BESIDE = {
@@ -149,12 +149,7 @@ def test_planes_of_one_adapter_come_together_each_with_its_own_network(stage: St
 
 
 def test_a_claims_devices_join_the_networks_of_their_rails(stage: Stage) -> None:
-    stage.build_node("h100-8gpu")
-    stage.write_config(by_claims(configuration(stage, "early")))
-    stage.write_conflist()
-    port = start_api_server(stage)
-    stage.start_kubelet(*kubelet_options(port))
-    stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"))
+    port = play_claims(stage, configuration(stage, "early"), "h100-8gpu")
     offered = wait("the slices", lambda: [d for d in devices(port) if d["attributes"].get("vf") == {"int": 0}] or None)
     chosen = [device for device in offered if device["attributes"]["rail"]["int"] in (1, 6)]
     pod = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}

@@ -30,11 +30,7 @@ def begin(stage: Stage, **more: object) -> None:
     hardware = stage.build_node(NODE, with_links=False)
     for address, group in VFIO.items():
         hand_to_programs(hardware.root / "sys/bus/pci/devices" / address, group)
-    stage.write_config({**DOCUMENT, **more})
-    stage.write_conflist()
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
+    stage.run({**DOCUMENT, **more})
 
 
 def reboot(stage: Stage) -> Snapshot:

@@ -25,11 +25,7 @@ def test_a_pod_with_shares_gets_one_interface_for_each_adapter(stage: Stage) -> 
     hca = {"name": "rdma/hca", "kind": "hca", "select": {"rdmaDevices": ["mlx5_0"]}, "network": "shared"}
     netdev = stage_netdev(stage)
     subprocess.run(["ip", "link", "set", netdev, "up"], check=True)
-    stage.write_config({**CONFIG, "resources": [hca], "networks": [shared]})
-    stage.write_conflist()
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
+    stage.run({**CONFIG, "resources": [hca], "networks": [shared]})
     stage.create_pod("a", {"rdma/hca": 2})
 
     def settled() -> dict[str, Any] | None:

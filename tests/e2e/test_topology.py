@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from hack.sim.scheduler import start_api_server
 from hack.sim.stage import CONFIG, Stage, settled, wait
 
 OBJECT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/sim-node"
@@ -25,16 +26,9 @@ def start(stage: Stage) -> int:
         "settleSeconds": 1,
         "startSpreadSeconds": 0,
     }
-    stage.write_config({**CONFIG, "topology": topology})
-    stage.write_conflist()
-    port_file, kubeconfig = stage.folder / "port", stage.folder / "kubeconfig"
-    options = ["--port-file", str(port_file), "--kubeconfig", str(kubeconfig), "--node", "sim-node"]
-    stage.spawn("apiserver", ["-m", "hack.sim.cluster.apiserver", *options], {})
-    wait("the API server", lambda: port_file.exists() or None)
-    stage.start_kubelet()
-    stage.start_agent("--kubeconfig", str(kubeconfig))
-    stage.await_ready()
-    return int(port_file.read_text())
+    port = start_api_server(stage)
+    stage.run({**CONFIG, "topology": topology}, "--kubeconfig", str(stage.folder / "kubeconfig"))
+    return port
 
 
 def get(port: int, path: str) -> Any:
@@ -102,11 +96,7 @@ def test_a_dead_api_server_holds_up_no_pod(stage: Stage) -> None:
 
 def test_an_agent_without_an_account_at_the_api_server_serves_pods_all_the_same(stage: Stage) -> None:
     stage.build_node("one-nic")
-    stage.write_config({**CONFIG, "topology": {"publish": True}})
-    stage.write_conflist()
-    stage.start_kubelet()
-    stage.start_agent("--kubeconfig", str(stage.folder / "missing"))
-    stage.await_ready()
+    stage.run({**CONFIG, "topology": {"publish": True}}, "--kubeconfig", str(stage.folder / "missing"))
     wait(
         "the agent to tell",
         lambda: "is not a usable kubeconfig" in stage.status()["obstacles"].get("publishing", "") or None,

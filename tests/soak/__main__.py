@@ -22,10 +22,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from hack.sim.stage import CNI_FOLDERS
 from tests import sandbox
 from tests.soak import churn, crash
-from tests.soak.claim_life import life_on
 from tests.soak.crash import Limits, Outcome
 from tests.soak.scenarios import SCENARIOS
-from tests.soak.state_machine import Nodes
+from tests.soak.state_machine import Nodes, life_on
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FUZZER = CHECKOUT / "hack/fuzz-shim"

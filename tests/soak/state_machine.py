@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.cni.tiny_node import PF
-from tests.soak.calls import Call, Pod
+from tests.soak.agent import Agent
+from tests.soak.calls import Answer, Call, Pod
 from tests.soak.kubelet import AWAY
 from tests.soak.node import Node
-from tests.soak.scenarios import SETTINGS
+from tests.soak.scenarios import BY_CLAIM, SETTINGS
+
+T = TypeVar("T")
 
 MOST_PODS = 4
 REST_SECONDS = 30.0
 RECONCILE_SECONDS = 0.5
 TRY_AGAIN_LATER = 11
+TRIES = 60
+"""An Unprepare waits 0.3 s for devices on their way back."""
 POINTS = st.integers(1, 1500)
+CRASH = st.one_of(st.none(), POINTS)
+"""At which point the agent dies, if at all."""
 NUMBER = st.integers(0, 99)
 POOLED = 80
 """From this number on a pod names no VF, and gets whichever is free."""
@@ -70,6 +78,8 @@ class Life(RuleBasedStateMachine):
         self.confs: dict[str, Mapping[str, Any]] = {}
         self.dead: list[Pod] = []
         """Ended. DELs may come for them for ever."""
+        self.claims: dict[str, Pod] = {}
+        """All that were ever handed to kubelet."""
         self.is_clean = False
 
     @initialize()
@@ -83,20 +93,10 @@ class Life(RuleBasedStateMachine):
 
     # --------------------------------------------------------------------- pods
 
-    @rule(number=NUMBER, kind=KINDS)
+    @rule(number=NUMBER, kind=KINDS, point=CRASH)
     @precondition(lambda self: len(self.pods) < MOST_PODS)
-    def add(self, number: int, kind: str) -> None:
-        pod, conf = self._new_pod(number, kind)
-        self._add(pod, conf)
-
-    @rule(number=NUMBER, kind=KINDS, point=POINTS)
-    @precondition(lambda self: len(self.pods) < MOST_PODS)
-    def add_amid_a_crash(self, number: int, kind: str, point: int) -> None:
-        pod, conf = self._new_pod(number, kind)
-        self.node.running().order("arm", at=point)
-        call = self.node.call("ADD", pod, conf)
-        self._carry_on(call)
-        self.node.take_answer(call, pod, conf)
+    def add(self, number: int, kind: str, point: int | None) -> None:
+        self._add(*self._new_pod(number, kind), point)
 
     @rule(number=NUMBER)
     @precondition(lambda self: len(self.pods) < MOST_PODS)
@@ -148,7 +148,7 @@ class Life(RuleBasedStateMachine):
     @rule(which=NUMBER, times=st.integers(1, 3), netns=st.booleans())
     @precondition(lambda self: self.pods)
     def delete(self, which: int, times: int, netns: bool) -> None:
-        pod = self._one(which)
+        pod = _one_of(self.pods, which)
         for _ in range(times):
             answer = self.node.delete(pod, self.confs[pod.container_id], netns=netns)
             assert answer.succeeded, answer
@@ -156,23 +156,23 @@ class Life(RuleBasedStateMachine):
     @rule(which=NUMBER, netns=st.booleans(), point=POINTS)
     @precondition(lambda self: self.pods)
     def delete_amid_a_crash(self, which: int, netns: bool, point: int) -> None:
-        pod = self._one(which)
-        self.node.running().order("arm", at=point)
-        call = self.node.begin_delete(pod, self.confs[pod.container_id], netns=netns)
-        self._carry_on(call)
+        pod = _one_of(self.pods, which)
+        with self._armed(point):
+            call = self.node.begin_delete(pod, self.confs[pod.container_id], netns=netns)
+            self._await(call)
         assert call.finish().succeeded
 
     @rule(which=NUMBER)
     @precondition(lambda self: self.dead)
     def delete_late(self, which: int) -> None:
-        pod = self.dead[which % len(self.dead)]
+        pod = _one_of(self.dead, which)
         assert self.node.delete(pod, self.confs[pod.container_id], netns=False).succeeded
 
     @rule(which=NUMBER)
     @precondition(lambda self: self.pods)
     def end_a_pod(self, which: int) -> None:
         """Its namespace goes, whether there was a DEL or not."""
-        pod = self._one(which)
+        pod = _one_of(self.pods, which)
         self.pods.remove(pod)
         self.dead.append(pod)
         self.node.end_pod(pod)
@@ -198,28 +198,80 @@ class Life(RuleBasedStateMachine):
         self.node.tell_granted({pod.name: [(device, network)]})
         self._add(pod, conf)
 
+    # ------------------------------------------------------------------- claims
+
+    @rule(early=st.booleans(), late=st.integers(0, 2), point=CRASH)
+    @precondition(lambda self: len(self.pods) < MOST_PODS)
+    def claim_and_prepare(self, early: bool, late: int, point: int | None) -> None:
+        uid = self._new_claim(early, late)
+        with self._armed(point) as agent:
+            self.node.claims.prepare(agent, uid)
+
+    @rule(which=NUMBER)
+    @precondition(lambda self: self._reserved())
+    def prepare_once_more(self, which: int) -> None:
+        """kubelet does after its own restart, and when another driver of the claim has failed."""
+        uid = _one_of(self._reserved(), which)
+        was_prepared = uid in self.node.claims.prepared
+        is_prepared = self.node.claims.prepare(self.node.running(), uid)
+        assert is_prepared or not was_prepared, f"claim {uid} is not prepared once more"
+
+    @rule(which=NUMBER, point=CRASH)
+    @precondition(lambda self: self._ready())
+    def add_by_claim(self, which: int, point: int | None) -> None:
+        answer = self._add(_one_of(self._ready(), which), BY_CLAIM, point)
+        is_ill = point or self.node.unplugged or self.node.void or self.node.look().quarantine
+        assert answer.succeeded or is_ill or answer.document["code"] == TRY_AGAIN_LATER, answer
+
+    @rule(which=NUMBER, point=CRASH)
+    @precondition(lambda self: self.claims)
+    def unprepare(self, which: int, point: int | None) -> None:
+        """Whether or not its pod lives, and however often."""
+        with self._armed(point) as agent:
+            self.node.claims.unprepare(agent, _one_of(list(self.claims), which))
+
+    @rule(which=NUMBER, forgotten=st.booleans())
+    @precondition(lambda self: self._reserved())
+    def delete_by_force(self, which: int, forgotten: bool) -> None:
+        """The scheduler may hand the devices out at once; kubelet may know nothing of the pod any more."""
+        uid = _one_of(self._reserved(), which)
+        self.node.claims.delete(uid)
+        if forgotten:
+            self.node.claims.unlist(self.claims[uid])
+
+    @rule(away=st.booleans())
+    def api_server_goes_or_comes(self, away: bool) -> None:
+        self.node.claims.api_is_away(away)
+
+    @rule()
+    @precondition(lambda self: self.claims)
+    def lose_specs(self) -> None:
+        self.node.lose_specs()
+        self.node.start_agent()
+
+    @rule(point=st.one_of(st.none(), POINTS))
+    @precondition(lambda self: self.claims)
+    def lose_books(self, point: int | None) -> None:
+        """While nothing else is in them: what books alone can know is lost for good."""
+        world = self.node.look()
+        if not (world.rows or world.owed or world.quarantine or world.spool):
+            self.node.lose_books()
+            self.node.start_agent(die_at=point)
+            self.node.running()
+
     # ------------------------------------------------------------ agent and node
 
-    @rule()
-    def crash(self) -> None:
+    @rule(point=CRASH)
+    def crash(self, point: int | None) -> None:
+        """Perhaps once more, at the next start."""
         self.node.kill_agent()
+        if point is not None:
+            self.node.start_agent(die_at=point)
 
-    @rule(point=POINTS)
-    def crash_at_the_start(self, point: int) -> None:
-        self.node.kill_agent()
-        self.node.start_agent(die_at=point)
-
-    @rule()
-    def reconcile(self) -> None:
-        self.node.reconcile()
-
-    @rule(point=POINTS)
-    def reconcile_amid_a_crash(self, point: int) -> None:
-        agent = self.node.running()
-        agent.order("arm", at=point)
-        self.node.reconcile()
-        if agent.lives:
-            agent.points()
+    @rule(point=CRASH)
+    def reconcile(self, point: int | None) -> None:
+        with self._armed(point):
+            self.node.reconcile()
 
     @rule(away=st.booleans())
     def kubelet_restarts(self, away: bool) -> None:
@@ -229,9 +281,9 @@ class Life(RuleBasedStateMachine):
         (self.node.folder / AWAY).touch() if away else (self.node.folder / AWAY).unlink(missing_ok=True)
         self.node.history.note("kubelet is away" if away else "kubelet knows no pods")
 
-    @rule()
-    def reboot(self) -> None:
-        self.node.reboot()
+    @rule(renumbers=st.booleans())
+    def reboot(self, renumbers: bool) -> None:
+        self.node.reboot(renumbers=renumbers and bool(self.claims) and not self.node.unplugged)
         self.dead += self.pods
         self.pods.clear()
 
@@ -317,34 +369,72 @@ class Life(RuleBasedStateMachine):
         if self.node.agent is not None and self.node.agent.lives:
             self.node.reconcile()
 
-    def _add(self, pod: Pod, conf: Mapping[str, Any]) -> Any:
-        self.node.running()
-        return self.node.add(pod, conf)
+    def _add(self, pod: Pod, conf: Mapping[str, Any], point: int | None = None) -> Answer:
+        with self._armed(point):
+            call = self.node.call("ADD", pod, conf)
+            if point is not None:
+                self._await(call)
+        return self.node.take_answer(call, pod, conf)
 
-    def _carry_on(self, call: Call) -> None:
-        agent = self.node.agent
-        assert agent is not None
-        agent.await_death(call.process)
-        if agent.lives:
-            agent.points()
+    @contextmanager
+    def _armed(self, point: int | None) -> Iterator[Agent]:
+        """Have an agent that runs die at a point, if it comes there. Then the next one starts."""
+        agent = self.node.running()
+        if point is not None:
+            agent.order("arm", at=point)
+        yield agent
+        if point is None:
             return
-        self.node.history.note(f"the agent is killed at {agent.place_of_death}")
-        self.node.start_agent()
+        if agent.answers():
+            agent.points()
+        else:
+            self.node.history.note(f"the agent is killed at {agent.place_of_death}")
+            self.node.start_agent()
 
-    def _let_go(self) -> None:
-        """Have all pods' claims unprepared."""
-
-    def _may_be_added(self, pod: Pod) -> bool:
-        """Tell whether kubelet would have the pod's sandbox made."""
-        return True
-
-    def _one(self, which: int) -> Pod:
-        return self.pods[which % len(self.pods)]
+    def _await(self, call: Call) -> None:
+        """Wait until a call has its answer, or the agent is dead."""
+        assert self.node.agent is not None
+        self.node.agent.await_death(call.process)
 
     def _one_with_a_promise(self, which: int) -> Pod:
-        held = [pod for pod in self.pods if (pod.container_id, "net1") in self.node.promises]
-        return held[which % len(held)]
+        return _one_of([pod for pod in self.pods if (pod.container_id, "net1") in self.node.promises], which)
+
+    def _new_claim(self, early: bool, late: int) -> str:
+        pod = self.node.make_pod()
+        self.pods.append(pod)
+        self.confs[pod.container_id] = BY_CLAIM
+        uid = self.node.claims.allocate(pod, self.node.devices[: early or not late], late)
+        self.claims[uid] = pod
+        return uid
+
+    def _reserved(self) -> list[str]:
+        """List the claims that the API server has for pods that live."""
+        return [uid for uid in self.node.claims.uids if self.claims[uid] in self.pods]
+
+    def _ready(self) -> list[Pod]:
+        """List the pods whose claims are all prepared: others get no sandbox."""
+        return [pod for pod in self.pods if pod in self.claims.values() and self._may_be_added(pod)]
+
+    def _may_be_added(self, pod: Pod) -> bool:
+        mine = [uid for uid, of in self.claims.items() if of == pod]
+        return all(uid in self.node.claims.prepared and uid in self.node.claims.uids for uid in mine)
+
+    def _let_go(self) -> None:
+        self.node.claims.api_is_away(False)
+        for uid in self.claims:
+            agent = self.node.running()
+            ended = any(self.node.claims.unprepare(agent, uid) for _ in range(TRIES))
+            assert ended, f"claim {uid} cannot be unprepared"
+
+
+def _one_of(listed: Sequence[T], which: int) -> T:
+    return listed[which % len(listed)]
 
 
 def _mac(number: int) -> str:
     return f"02:00:00:00:77:{number:02x}"
+
+
+def life_on(nodes: Nodes) -> type[Life]:
+    """Make the class that hypothesis wants: one that needs no argument."""
+    return type("LifeOnThese", (Life,), {"__init__": lambda self: Life.__init__(self, nodes)})

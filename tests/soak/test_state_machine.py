@@ -6,8 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.soak.claim_life import life_on
-from tests.soak.state_machine import Nodes
+from tests.soak.state_machine import Nodes, life_on
 
 
 @pytest.mark.usefixtures("own_network")

@@ -96,7 +96,7 @@ def settled(reader: AdapterIds, found: Snapshot) -> Snapshot:
 def test_each_pf_finds_its_function(node: Node) -> None:
     found = settled(node.reader(), node.scan())
     assert known(found) == (PAIRS, set())
-    assert with_adapter_ids(node.scan(), node.root) == found
+    assert with_adapter_ids(node.scan(), node.root, SECONDS) == found
     assert Change(frozenset({PF})) in node.told
 
 
@@ -107,7 +107,7 @@ def test_nothing_is_read_on_a_host_without_data_direct_functions(tmp_path: Path)
     assert len(fifos) > 8
     reader = AdapterIds(partial(read_adapter_id, tmp_path))
     assert reader.added_to(found) is found
-    assert with_adapter_ids(found, tmp_path) is found
+    assert with_adapter_ids(found, tmp_path, SECONDS) is found
     assert not any(map(is_read, fifos))
 
 
@@ -161,7 +161,7 @@ class Failing:
     def __post_init__(self) -> None:
         self.whole = self.node.scan()
         told = self.node.told.append
-        self.reader = AdapterIds(self.read, lambda _, change: told(change), clock=lambda: self.now)
+        self.reader = AdapterIds(self.read, lambda _, change: told(change), lambda: self.now, SECONDS)
 
     def read(self, address: str) -> str:
         if address == FUNCTION:

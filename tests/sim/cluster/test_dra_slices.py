@@ -82,50 +82,23 @@ def test_what_keeps_to_the_rules_is_taken(document: dict[str, Any]) -> None:
         (resource_slice(driver=""), "spec.driver: Required value"),
         (resource_slice(pool={"name": "", "resourceSliceCount": 1}), "spec.pool.name: Required value"),
         (resource_slice(pool={"name": "A", "resourceSliceCount": 1}), 'spec.pool.name: Invalid value: "A"'),
-        (
-            resource_slice(pool={"name": "n", "resourceSliceCount": 0}),
-            "spec.pool.resourceSliceCount: Invalid value: 0: must be greater than zero",
-        ),
+        (resource_slice(pool={"name": "n", "resourceSliceCount": 0}), "spec.pool.resourceSliceCount: Invalid value"),
         (resource_slice(nodeName=None), f"spec: Required value: {WHERE}"),
         (resource_slice(devices=devices(129)), "spec.devices: Too many: 129: must have at most 128 items"),
-        (
-            resource_slice(devices=devices(65, taints=[TAINT])),
-            "spec.devices: Too many: 65: must have at most 64 items",
-        ),
-        (
-            resource_slice(devices=devices(65, attributes={"a": {"strings": ["x"]}})),
-            "spec.devices: Too many: 65: must have at most 64 items",
-        ),
+        (resource_slice(devices=devices(65, taints=[TAINT])), "spec.devices: Too many: 65: must have at most 64 items"),
+        (resource_slice(devices=devices(65, attributes={"a": {"strings": ["x"]}})), "spec.devices: Too many: 65"),
         (resource_slice(devices=[device("a"), device("a")]), 'spec.devices[1]: Duplicate value: "a"'),
         (with_device(name="VF"), 'spec.devices[0].name: Invalid value: "VF": a lowercase RFC 1123 label'),
         (with_device(name="v" * 64), "spec.devices[0].name: Invalid value"),
-        (
-            with_device(attributes={f"a{number}": {"int": number} for number in range(33)}),
-            "spec.devices[0]: Invalid value: 33: the total number of attributes and capacities must not exceed 32",
-        ),
-        (
-            with_device(attributes={"a": {"ints": list(range(49))}}),
-            "spec.devices[0]: Invalid value: 49: the total number of attribute values must not exceed 48",
-        ),
-        (
-            with_device(attributes={"a-b": {"int": 1}}),
-            'spec.devices[0].attributes: Invalid value: "a-b": a valid C identifier',
-        ),
-        (
-            with_device(attributes={"n" * 33: {"int": 1}}),
-            "spec.devices[0].attributes: Too long: may not be more than 32 bytes",
-        ),
-        (
-            with_device(attributes={f"{'d' * 64}/a": {"int": 1}}),
-            "spec.devices[0].attributes: Too long: may not be more than 63 bytes",
-        ),
+        (with_device(attributes={f"a{number}": {"int": number} for number in range(33)}), "spec.devices[0]: Invalid"),
+        (with_device(attributes={"a": {"ints": list(range(49))}}), "spec.devices[0]: Invalid value: 49: the total"),
+        (with_device(attributes={"a-b": {"int": 1}}), 'spec.devices[0].attributes: Invalid value: "a-b": a valid C'),
+        (with_device(attributes={"n" * 33: {"int": 1}}), "spec.devices[0].attributes: Too long: may not be more than"),
+        (with_device(attributes={f"{'d' * 64}/a": {"int": 1}}), "spec.devices[0].attributes: Too long: may not be"),
         (attribute(), 'spec.devices[0].attributes[a]: Invalid value: "": exactly one value must be specified'),
         (attribute(int=1, string="x"), "spec.devices[0].attributes[a]: Invalid value: {"),
         (attribute(string="x" * 65), "spec.devices[0].attributes[a].string: Too long: may not be more than 64 bytes"),
-        (
-            attribute(version="28.39"),
-            'spec.devices[0].attributes[a].version: Invalid value: "28.39": must be a string compatible with semver',
-        ),
+        (attribute(version="28.39"), 'spec.devices[0].attributes[a].version: Invalid value: "28.39": must be a'),
         (attribute(strings=[]), "spec.devices[0].attributes[a].strings: Invalid value: []: must not be empty"),
         (attribute(strings=["x", "y" * 65]), "spec.devices[0].attributes[a].strings[1]: Too long"),
         (with_device(taints=[TAINT] * 17), "spec.devices[0].taints: Too many: 17: must have at most 16 items"),
@@ -137,22 +110,13 @@ def test_what_keeps_to_the_rules_is_taken(document: dict[str, Any]) -> None:
                 ', "None"'
             ),
         ),
-        (
-            with_device(capacity={"s": {"value": "1", "requestPolicy": {"default": "1"}}}),
-            "spec.devices[0].capacity[s].requestPolicy: Forbidden: allowMultipleAllocations must be true",
-        ),
+        (with_device(capacity={"s": {"value": "1", "requestPolicy": {"default": "1"}}}), "spec.devices[0].capacity[s]"),
         (shared(validRange={"min": "1"}), f"{SHARES}.default: Required value: required when validRange is defined"),
         (in_range(step="1"), f"{SHARES}.validRange.min: Required value: required when validRange is defined"),
         (in_range(min="64", default="64"), f"{SHARES}.validRange.min: Invalid value"),
         (in_range(min="2"), f'{SHARES}.validRange.min: Invalid value: "1": default is less than min: 2'),
-        (
-            in_range(value="1", min="1", step="1"),
-            f'{SHARES}.validRange.step: Invalid value: "1": one step 2 is larger than capacity value: 1',
-        ),
-        (
-            in_range(min="1", step="2", default="2"),
-            f'{SHARES}.validRange.step: Invalid value: "2": value is not a multiple of a given step (2) from (1)',
-        ),
+        (in_range(value="1", min="1", step="1"), f'{SHARES}.validRange.step: Invalid value: "1": one step 2 is'),
+        (in_range(min="1", step="2", default="2"), f'{SHARES}.validRange.step: Invalid value: "2": value is not a'),
     ],
 )
 def test_what_breaks_a_rule_is_refused_with_its_path(document: dict[str, Any], problem: str) -> None:
