@@ -15,8 +15,7 @@ from typing import Any
 
 from tests.soak.points import Point
 from tests.soak.small_agent import Options
-
-SECONDS = 30.0
+from tests.waiting import SECONDS
 
 
 class Agent:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.soak.agent import SECONDS
 from tests.soak.world import Promise, Settings
+from tests.waiting import SECONDS
 
 RELAY = Path(__file__).resolve().parents[2] / "build/shim/native/nodefabric-cni"
 NETWORK = "rails"

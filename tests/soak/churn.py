@@ -294,8 +294,8 @@ class Churn:
             leases=(*leases("rails"), *leases("claims")),
             spool=tuple(name for name in observe.spool(self._stage.folder / "state/spool") if name.endswith(".del")),
             damage=books.damage,
-            claims=books.claims,
-            claim_specs=observe.claim_specs(self._stage.folder / "cdi-specs"),
+            holds=books.holds,
+            specs=observe.specs(self._stage.folder / "cdi-specs"),
         )
 
     def _settings(self, device: str) -> dict[str, object]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 
-from tests.soak.world import HOST, Claimed, Expected, Promise, Row, Shape, Violation, World
+from tests.soak.world import HOST, Expected, Hold, Promise, Row, Shape, Violation, World
 
 History = Callable[[str], tuple[str, ...]]
 Finding = tuple[str, str]
@@ -23,10 +23,11 @@ def violations(
 ) -> tuple[Violation, ...]:
     """Name all that must not be. `history` tells what happened to a device or container so far."""
     found = [*_books(world), *_devices(world, expected), *_promises(world, expected), *_leases(world, expected)]
-    found += [*_slots(world, expected), *_claims(world, expected), *_left_out(expected)]
+    found += [*_holds(world, expected), *_slots(world, expected), *_left_out(expected)]
+    if not expected.damaged:
+        found += _claims(world, expected)
     if settled:
-        found += [*_at_rest(world, expected), *_leases_at_rest(world, expected), *_slots_at_rest(world, expected)]
-        found += _claims_at_rest(world, expected)
+        found += [*_at_rest(world, expected), *_leases_at_rest(world, expected), *_holds_at_rest(world, expected)]
     return tuple(Violation(what, text, history(what)) for what, text in dict.fromkeys(found))
 
 
@@ -121,78 +122,64 @@ def _in_the_pod(world: World, promise: Promise) -> Iterator[Finding]:
             yield device, f"has {name} {now!r} on its PF, and {_of(promise)} was told {value!r}"
 
 
+def _holds(world: World, expected: Expected) -> Iterator[Finding]:
+    """A device that a claim has is in no other hands."""
+    owners: dict[str, Hold] = {}
+    for hold in world.holds:  # those of claims come first
+        owner = owners.setdefault(hold.device, hold) if hold.via == "claim" else owners.get(hold.device)
+        # A claim of an earlier boot has followed its device before kubelet was heard of the grants; it comes into no
+        # pod until it is prepared anew, which asks for them.
+        is_void = owner is not None and hold.via == "unit" and owner.boot_id != expected.boot_id
+        if hold.device and owner is not None and owner is not hold and not is_void:
+            yield hold.device, f"is in claim {owner.key}, and {hold.via} {hold.key} has it"
+    for row in world.rows:
+        owner = owners.get(row.device)
+        if owner is not None and row.claim_uid != owner.key and f"pod-of-{row.container_id}" not in owner.pods:
+            yield row.device, f"is in claim {owner.key}, and {row.state} for {_owner(row)}, who has no right to it"
+        is_ours = owner is not None and row.claim_uid == owner.key
+        if row.claim_uid and row.state != "detaching" and row.device not in world.quarantine and not is_ours:
+            yield row.device, f"is {row.state} by claim {row.claim_uid}, which is not in the books with it"
+
+
 def _slots(world: World, expected: Expected) -> Iterator[Finding]:
     """A container that is promised devices through slots finds these devices behind its CDI names."""
     for promise in expected.promises:
-        mine = [bound for bound in world.bound if bound.container_id == promise.container_id]
+        mine = [hold for hold in world.holds if hold.via == "slot" and hold.container_id == promise.container_id]
         if not mine or promise.netns not in world.pods or promise.device in expected.unplugged | expected.promises_void:
             continue
-        of_device = [bound for bound in mine if bound.device == promise.device]
+        of_device = [hold for hold in mine if hold.device == promise.device]
         if not of_device:
             yield promise.device, f"was promised to {_of(promise)}, whose slots are bound to others"
-        for bound in of_device:
-            if bound.slot in world.specs and promise.device not in world.specs[bound.slot]:
-                yield bound.slot, f"stands for {promise.device} of {_of(promise)}, and its spec says otherwise"
-
-
-def _slots_at_rest(world: World, expected: Expected) -> Iterator[Finding]:
-    living = {promise.container_id for promise in expected.promises}
-    for bound in world.bound:
-        if bound.container_id not in living:
-            yield bound.slot, f"is still bound for {bound.container_id}, which has no right to it any more"
-        if bound.device not in world.specs.get(bound.slot, ""):
-            yield bound.slot, f"is bound to {bound.device}, and its spec does not say so"
-    for slot in world.specs.keys() - {bound.slot for bound in world.bound}:
-        yield slot, "has a spec, and nobody has it"
+        for hold in of_device:
+            if hold.key in world.specs and promise.device not in world.specs[hold.key]:
+                yield hold.key, f"stands for {promise.device} of {_of(promise)}, and its spec says otherwise"
 
 
 def _claims(world: World, expected: Expected) -> Iterator[Finding]:
-    """A device that a claim has is in no other hands, and what kubelet was answered holds."""
-    owners: dict[str, Claimed] = {}
-    for claim in world.claims:
-        for device, _ in claim.devices:
-            if device in owners:
-                yield device, f"is in two claims: {owners[device].uid} and {claim.uid}"
-            owners[device] = claim
-    for device, resource in world.granted:
-        # A claim of an earlier boot has followed its device before kubelet was heard of the grants; it comes into no
-        # pod until it is prepared anew, which asks for them.
-        if device in owners and owners[device].boot_id == expected.boot_id:
-            yield device, f"is in claim {owners[device].uid}, and granted as a unit of {resource}"
-    for bound in world.bound:
-        if bound.device in owners:
-            yield bound.device, f"is in claim {owners[bound.device].uid}, and bound to {bound.slot}"
-    for row in world.rows:
-        owner = owners.get(row.device)
-        if owner is not None and row.claim_uid != owner.uid and f"pod-of-{row.container_id}" not in owner.pods:
-            yield row.device, f"is in claim {owner.uid}, and {row.state} for {_owner(row)}, who has no right to it"
-        is_ours = owner is not None and row.claim_uid == owner.uid
-        if row.claim_uid and row.state != "detaching" and row.device not in world.quarantine and not is_ours:
-            yield row.device, f"is {row.state} by claim {row.claim_uid}, which is not in the books with it"
-    if not expected.damaged:
-        yield from _claims_promised(world, expected)
-
-
-def _claims_promised(world: World, expected: Expected) -> Iterator[Finding]:
-    books = {claim.uid: claim for claim in world.claims}
-    for uid in world.claim_specs.keys() - books.keys():
-        yield uid, "has a CDI spec, and is not in the books"
-    for claim in world.claims:
-        names = tuple(name for _, name in claim.devices)
-        if claim.uid in world.claim_specs and _cdi_names(world.claim_specs[claim.uid]) != names:
-            yield claim.uid, f"has the CDI devices {names} in the books, and its spec says otherwise"
-    for uid, names in expected.prepared.items():
-        if uid not in books or books[uid].state != "prepared":
-            found = f"is {books[uid].state} in the books" if uid in books else "is not in the books"
-            yield uid, f"was told to be prepared, and {found}"
-        elif uid not in world.claim_specs or _cdi_names(world.claim_specs[uid]) != names:
-            yield uid, f"was told to be prepared with {names}, which no CDI spec has"
+    """What kubelet was answered about claims holds."""
+    names: dict[str, tuple[str, ...]] = {}
+    states = {hold.key: hold.state for hold in world.holds if hold.via == "claim"}
+    for hold in world.holds:
+        if hold.via == "claim":
+            names[hold.key] = (*names.get(hold.key, ()), hold.cdi_name)
+    for uid, text in world.specs.items():
+        if uid.startswith("slot-"):
+            continue
+        if uid not in states:
+            yield uid, "has a CDI spec, and is not in the books"
+        elif _cdi_names(text) != names[uid]:
+            yield uid, f"has the CDI devices {names[uid]} in the books, and its spec says otherwise"
+    for uid, told in expected.prepared.items():
+        if states.get(uid) != "prepared":
+            yield uid, f"was told to be prepared, and is {states.get(uid, 'not')} in the books"
+        elif uid not in world.specs or _cdi_names(world.specs[uid]) != told:
+            yield uid, f"was told to be prepared with {told}, which no CDI spec has"
         elif uid not in expected.untold:
-            for path in _told_by(world.claim_specs[uid]):
-                if not _tells_of(uid, world.claim_files.get(path, "")):
+            for path in _told_by(world.specs[uid]):
+                if not _tells_of(uid, world.files.get(path, "")):
                     yield uid, f"was told to be prepared, and {path} tells its containers nothing of it"
-    for uid in expected.unprepared & books.keys():
-        yield uid, f"was told to be unprepared, and is {books[uid].state} in the books"
+    for uid in expected.unprepared & states.keys():
+        yield uid, f"was told to be unprepared, and is {states[uid]} in the books"
 
 
 def _cdi_names(text: str) -> tuple[str, ...]:
@@ -213,18 +200,20 @@ def _tells_of(uid: str, text: str) -> bool:
     return bool(document["metadata"]["uid"] == uid and document["requests"])
 
 
-def _claims_at_rest(world: World, expected: Expected) -> Iterator[Finding]:
-    uids = {claim.uid for claim in world.claims}
-    for path in world.claim_files:
-        if path.removeprefix("nodefabric-claim-").partition(".")[0] not in uids:
+def _holds_at_rest(world: World, expected: Expected) -> Iterator[Finding]:
+    living = {promise.container_id for promise in expected.promises}
+    lasting = [hold for hold in world.holds if hold.via != "unit"]
+    for hold in lasting:
+        if hold.key not in expected.prepared and hold.container_id not in living:
+            yield hold.key, f"still has {hold.device} for {hold.container_id or 'its claim'}, and nobody has it"
+        if hold.device not in world.specs.get(hold.key, ""):
+            yield hold.key, f"has {hold.device}, and its CDI spec does not say so"
+    keys = {hold.key for hold in lasting}
+    for key in world.specs.keys() - keys:
+        yield key, "has a spec, and nobody has it"
+    for path in world.files:
+        if path.removeprefix("nodefabric-claim-").partition(".")[0] not in keys:
             yield path, "tells of a claim that is not in the books"
-    for claim in world.claims:
-        if claim.uid not in expected.prepared:
-            yield claim.uid, f"is still {claim.state} in the books, and nobody has it"
-        spec = world.claim_specs.get(claim.uid, "")
-        for device, _ in claim.devices:
-            if device not in spec:
-                yield claim.uid, f"has {device}, and its CDI spec does not say so"
 
 
 def _leases(world: World, expected: Expected) -> Iterator[Finding]:

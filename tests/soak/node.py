@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from hack.sim.machine import SimulatedMachine
 from tests import sandbox
 from tests.cni import tiny_node
 from tests.soak import observe
-from tests.soak.agent import SECONDS, Agent
+from tests.soak.agent import Agent
 from tests.soak.calls import Answer, Call, Pod, names, promised, start
 from tests.soak.claims import SPECS, ipam
 from tests.soak.invariants import violations
@@ -29,6 +29,7 @@ from tests.soak.kubelet import FILE, Cluster
 from tests.soak.node_claims import NodeClaims
 from tests.soak.small_agent import SOCKET, Options
 from tests.soak.world import HOST, Expected, History, Promise, Settings, Shape, Violation, World
+from tests.waiting import SECONDS, until
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST_LOCAL = "/usr/lib/cni/host-local"
@@ -272,13 +273,7 @@ class Node:
                 if ours and (path.parent / "exe").readlink().name == "sleep":
                     os.kill(int(path.parent.name), signal.SIGKILL)
 
-    @staticmethod
-    def until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-        """Wait for something that must come true."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come true in time"
-            time.sleep(0.005)
+    until = staticmethod(until)
 
     def unplug(self, device: str) -> None:
         """Take a VF off the bus, with its interface, wherever that is."""
@@ -346,12 +341,9 @@ class Node:
             leases=observe.leases(self.folder / "leases"),
             spool=observe.spool(self.folder / "spool"),
             damage=books.damage,
-            bound=books.bound,
+            holds=books.holds,
             specs=observe.specs(self.folder / SPECS),
-            granted=books.granted,
-            claims=books.claims,
-            claim_specs=observe.claim_specs(self.folder / SPECS),
-            claim_files=observe.claim_files(self.folder / SPECS),
+            files=observe.claim_files(self.folder / SPECS),
         )
 
     def expected(self) -> Expected:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 
-from tests.soak.world import HOST, Bound, Claimed, Lease, Row, Seen, Shape
+from tests.soak.world import HOST, Hold, Lease, Row, Seen, Shape
 
 
 def links(pods: Mapping[str, int]) -> dict[str, tuple[Seen, ...]]:
@@ -54,9 +56,7 @@ class Books:
         self.rows: tuple[Row, ...] = ()
         self.quarantine: dict[str, str] = {}
         self.owed: tuple[tuple[str, str], ...] = ()
-        self.bound: tuple[Bound, ...] = ()
-        self.granted: tuple[tuple[str, str], ...] = ()
-        self.claims: tuple[Claimed, ...] = ()
+        self.holds: tuple[Hold, ...] = ()
         self.damage: str | None = None
         if not path.exists():
             return
@@ -72,39 +72,22 @@ class Books:
         self.damage = None if state == "ok" else str(state)
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'attachments'").fetchone():
             return
-        self.rows = tuple(
-            Row(
-                r["device"],
-                r["container_id"],
-                r["cni_ifname"],
-                r["ifname"],
-                r["state"],
-                r["netns_inode"],
-                r["boot_id"],
-                r["claim_uid"],
-            )
-            for r in db.execute("SELECT * FROM attachments ORDER BY attachment_id")
-        )
+        rows = db.execute("SELECT * FROM attachments ORDER BY attachment_id")
+        self.rows = tuple(Row(*(row[field.name] for field in fields(Row))) for row in rows)
         self.quarantine = {r["device"]: r["reason"] for r in db.execute("SELECT * FROM quarantine")}
         self.owed = tuple((r["container_id"], r["ifname"]) for r in db.execute("SELECT * FROM owed_leases"))
-        self.bound = tuple(
-            Bound(r["unit_id"], r["device"], r["container_id"])
+        units = [Hold("unit", r["resource_name"], r["device"]) for r in db.execute("SELECT * FROM grants")]
+        slots = [
+            Hold("slot", r["unit_id"], r["device"], r["container_id"])
             for r in db.execute("SELECT * FROM bindings ORDER BY unit_id")
-        )
-        self.granted = tuple((r["device"], r["resource_name"]) for r in db.execute("SELECT * FROM grants"))
-        of_claims: dict[str, list[tuple[str, str]]] = {}
-        for r in db.execute("SELECT * FROM claim_devices ORDER BY rowid"):
-            of_claims.setdefault(r["claim_uid"], []).append((r["device"], r["cdi_name"]))
-        self.claims = tuple(
-            Claimed(
-                r["claim_uid"],
-                r["state"],
-                frozenset(pod["name"] for pod in json.loads(r["pods"])),
-                tuple(of_claims.get(r["claim_uid"], ())),
-                r["boot_id"],
-            )
-            for r in db.execute("SELECT * FROM claims ORDER BY claim_uid")
-        )
+        ]
+        joined = "claims LEFT JOIN claim_devices d USING (claim_uid)"
+        claims = [
+            Hold("claim", r["claim_uid"], r["device"] or "", "", r["cdi_name"] or "", r["state"], pods, r["boot_id"])
+            for r in db.execute(f"SELECT * FROM {joined} ORDER BY claim_uid, d.rowid")
+            for pods in (frozenset(pod["name"] for pod in json.loads(r["pods"])),)
+        ]
+        self.holds = (*claims, *slots, *units)
 
 
 @contextmanager
@@ -132,23 +115,14 @@ def leases(folder: Path) -> tuple[Lease, ...]:
 
 
 def specs(folder: Path) -> dict[str, str]:
-    """Read our CDI specs of slots: slot → text."""
-    return _specs(folder, "nodefabric-", "slot-")
-
-
-def claim_specs(folder: Path) -> dict[str, str]:
-    """Read our CDI specs of claims: UID → text."""
-    return _specs(folder, "nodefabric-claim-")
+    """Read our CDI specs: slot, or UID of a claim → text."""
+    paths = [*folder.glob("nodefabric-slot-*.json"), *folder.glob("nodefabric-claim-*.json")]
+    return {re.sub("^nodefabric-(claim-)?", "", path.stem): path.read_text() for path in paths}
 
 
 def claim_files(folder: Path) -> dict[str, str]:
     """Read the files that tell containers of their claims' devices: name → text."""
     return {path.name: path.read_text() for path in folder.glob("nodefabric-claim-*.metadata")}
-
-
-def _specs(folder: Path, prefix: str, start: str = "") -> dict[str, str]:
-    paths = folder.glob(f"{prefix}{start}*.json")
-    return {path.name.removeprefix(prefix).removesuffix(".json"): path.read_text() for path in paths}
 
 
 def spool(folder: Path) -> tuple[str, ...]:

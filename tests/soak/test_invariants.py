@@ -18,7 +18,7 @@ from tests.soak.calls import Pod
 from tests.soak.invariants import violations
 from tests.soak.node import Node
 from tests.soak.scenarios import everything, plain
-from tests.soak.world import HOST, Bound, Claimed, Expected, Lease, Promise, Row, Seen, Shape, World
+from tests.soak.world import HOST, Expected, Hold, Lease, Promise, Row, Seen, Shape, World
 
 VF, OTHER, NETNS = "0000:3b:00.2", "0000:3b:00.3", "/pods/c1.netns"
 SHAPE = Shape("ens1f0v0", "02:00:00:00:01:00", 1500, False)
@@ -46,7 +46,7 @@ def test_nothing_is_wrong_with_a_node_that_keeps_its_promises() -> None:
     assert found(WORLD) == []
 
 
-CLAIM = Claimed("uid-1", "prepared", frozenset({"pod-of-c1"}), ((VF, "uid-1-0-vf"),))
+CLAIM = Hold("claim", "uid-1", VF, "", "uid-1-0-vf", "prepared", frozenset({"pod-of-c1"}))
 FILE, OTHERS = "nodefabric-claim-uid-1.vf.metadata", "nodefabric-claim-uid-2.vf.metadata"
 TOLD = json.dumps({"metadata": {"uid": "uid-1"}, "requests": [{"name": "vf"}]})
 EDITS = {"env": [f"PCIDEVICE_CLAIMED_VF={VF}"], "mounts": [{"hostPath": f"/var/run/cdi/{FILE}", "containerPath": "/x"}]}
@@ -54,9 +54,9 @@ SPEC = json.dumps({"devices": [{"name": "uid-1-0-vf", "containerEdits": EDITS}]}
 BY_CLAIM = replace(
     WORLD,
     rows=(replace(ROW, claim_uid="uid-1"),),
-    claims=(CLAIM,),
-    claim_specs={"uid-1": SPEC},
-    claim_files={FILE: TOLD},
+    holds=(CLAIM,),
+    specs={"uid-1": SPEC},
+    files={FILE: TOLD},
 )
 PREPARED = replace(EXPECTED, prepared={"uid-1": ("uid-1-0-vf",)})
 
@@ -64,25 +64,31 @@ PREPARED = replace(EXPECTED, prepared={"uid-1": ("uid-1-0-vf",)})
 @pytest.mark.parametrize(
     ("world", "text"),
     [
-        (replace(BY_CLAIM, claims=(CLAIM, replace(CLAIM, uid="uid-2"))), f"{VF}: is in two claims: uid-1 and uid-2"),
-        (replace(BY_CLAIM, granted=((VF, "rdma/vf"),)), f"{VF}: is in claim uid-1, and granted as a unit of rdma/vf"),
-        (replace(BY_CLAIM, bound=(Bound("slot-1", VF, "c2"),)), f"{VF}: is in claim uid-1, and bound to slot-1"),
-        (replace(BY_CLAIM, claims=()), f"{VF}: is attached by claim uid-1, which is not in the books with it"),
-        (replace(BY_CLAIM, claims=()), "uid-1: was told to be prepared, and is not in the books"),
-        (replace(BY_CLAIM, claims=()), "uid-1: has a CDI spec, and is not in the books"),
-        (replace(BY_CLAIM, claims=(replace(CLAIM, state="preparing"),)), "uid-1: was told to be prepared, and is prep"),
-        (replace(BY_CLAIM, claim_specs={}), "uid-1: was told to be prepared with ('uid-1-0-vf',), which no CDI spec"),
-        (replace(BY_CLAIM, claim_specs={"uid-1": SPEC.replace("0-vf", "1-vf")}), "uid-1: has the CDI devices ("),
-        (replace(BY_CLAIM, claim_specs={"uid-1": SPEC.replace(VF, OTHER)}), f"uid-1: has {VF}, and its CDI spec does"),
-        (replace(BY_CLAIM, claim_files={}), f"uid-1: was told to be prepared, and {FILE} tells its containers nothing"),
-        (replace(BY_CLAIM, claim_files={FILE: TOLD[:9]}), f"uid-1: was told to be prepared, and {FILE} tells its"),
         (
-            replace(BY_CLAIM, claim_files={FILE: TOLD.replace("uid-1", "uid-2")}),
+            replace(BY_CLAIM, holds=(CLAIM, replace(CLAIM, key="uid-2"))),
+            f"{VF}: is in claim uid-1, and claim uid-2 has it",
+        ),
+        (replace(BY_CLAIM, holds=(CLAIM, Hold("unit", "a/vf", VF))), f"{VF}: is in claim uid-1, and unit a/vf has it"),
+        (
+            replace(BY_CLAIM, holds=(CLAIM, Hold("slot", "slot-1", VF, "c2"))),
+            f"{VF}: is in claim uid-1, and slot slot-1 has it",
+        ),
+        (replace(BY_CLAIM, holds=()), f"{VF}: is attached by claim uid-1, which is not in the books with it"),
+        (replace(BY_CLAIM, holds=()), "uid-1: was told to be prepared, and is not in the books"),
+        (replace(BY_CLAIM, holds=()), "uid-1: has a CDI spec, and is not in the books"),
+        (replace(BY_CLAIM, holds=(replace(CLAIM, state="preparing"),)), "uid-1: was told to be prepared, and is prep"),
+        (replace(BY_CLAIM, specs={}), "uid-1: was told to be prepared with ('uid-1-0-vf',), which no CDI spec"),
+        (replace(BY_CLAIM, specs={"uid-1": SPEC.replace("0-vf", "1-vf")}), "uid-1: has the CDI devices ("),
+        (replace(BY_CLAIM, specs={"uid-1": SPEC.replace(VF, OTHER)}), f"uid-1: has {VF}, and its CDI spec does"),
+        (replace(BY_CLAIM, files={}), f"uid-1: was told to be prepared, and {FILE} tells its containers nothing"),
+        (replace(BY_CLAIM, files={FILE: TOLD[:9]}), f"uid-1: was told to be prepared, and {FILE} tells its"),
+        (
+            replace(BY_CLAIM, files={FILE: TOLD.replace("uid-1", "uid-2")}),
             f"uid-1: was told to be prepared, and {FILE}",
         ),
-        (replace(BY_CLAIM, claim_files={FILE: TOLD, OTHERS: TOLD}), f"{OTHERS}: tells of a claim that is not in"),
+        (replace(BY_CLAIM, files={FILE: TOLD, OTHERS: TOLD}), f"{OTHERS}: tells of a claim that is not in"),
         (
-            replace(BY_CLAIM, rows=(ROW,), claims=(replace(CLAIM, pods=frozenset()),)),
+            replace(BY_CLAIM, rows=(ROW,), holds=(replace(CLAIM, pods=frozenset()),)),
             f"{VF}: is in claim uid-1, and attached for container c1 net1, who has no right to it",
         ),
     ],
@@ -95,21 +101,24 @@ def test_a_broken_promise_about_a_claim_is_found(world: World, text: str) -> Non
 def test_a_claim_that_was_unprepared_and_is_there_all_the_same_is_found() -> None:
     ended = replace(EXPECTED, unprepared=frozenset({"uid-1"}))
     assert "uid-1: was told to be unprepared, and is prepared in the books" in found(BY_CLAIM, ended)
-    assert "uid-1: is still prepared in the books, and nobody has it" in found(BY_CLAIM, ended)
+    assert f"uid-1: still has {VF} for its claim, and nobody has it" in found(BY_CLAIM, ended)
 
 
 SLOT, OTHER_SLOT = "slot-late:vf-0-0", "slot-late:vf-0-1"
-LATE = replace(WORLD, bound=(Bound(SLOT, VF, "c1"),), specs={SLOT: f"PCIDEVICE_LATE_VF={VF}"})
+LATE = replace(WORLD, holds=(Hold("slot", SLOT, VF, "c1"),), specs={SLOT: f"PCIDEVICE_LATE_VF={VF}"})
 
 
 @pytest.mark.parametrize(
     ("world", "text"),
     [
         (replace(LATE, specs={SLOT: OTHER}), f"{SLOT}: stands for {VF} of container c1 net1, and its spec says"),
-        (replace(LATE, bound=(Bound(SLOT, OTHER, "c1"),)), f"{VF}: was promised to container c1 net1, whose slots"),
-        (replace(LATE, specs={}), f"{SLOT}: is bound to {VF}, and its spec does not say so"),
+        (
+            replace(LATE, holds=(Hold("slot", SLOT, OTHER, "c1"),)),
+            f"{VF}: was promised to container c1 net1, whose slots",
+        ),
+        (replace(LATE, specs={}), f"{SLOT}: has {VF}, and its CDI spec does not say so"),
         (replace(LATE, specs={**LATE.specs, OTHER_SLOT: ""}), f"{OTHER_SLOT}: has a spec, and nobody has it"),
-        (replace(LATE, bound=(*LATE.bound, Bound(OTHER_SLOT, OTHER, "c2"))), f"{OTHER_SLOT}: is still bound for c2"),
+        (replace(LATE, holds=(Hold("slot", OTHER_SLOT, OTHER, "c2"),)), f"{OTHER_SLOT}: still has {OTHER} for c2"),
     ],
 )
 def test_what_is_wrong_with_a_slot_is_found(world: World, text: str) -> None:

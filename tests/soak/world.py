@@ -55,25 +55,24 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """The device of one slot in the ledger."""
+class Hold:
+    """A device that somebody was given, by the ledger: before, while and after it is attached."""
 
-    slot: str
+    via: str
+    """unit, slot or claim."""
+    key: str
+    """The unit's resource, the slot's ID, or the claim's UID."""
     device: str
-    container_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """One DRA claim in the ledger."""
-
-    uid: str
-    state: str
-    pods: frozenset[str]
-    """Names of those that it is for."""
-    devices: tuple[tuple[str, str], ...]
-    """Device and CDI name of each result."""
+    container_id: str = ""
+    """For which a slot was bound."""
+    cdi_name: str = ""
+    """Of a claim's device."""
+    state: str = ""
+    """Of the claim."""
+    pods: frozenset[str] = frozenset()
+    """Names of those that the claim is for."""
     boot_id: str = "boot"
+    """Of the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +92,10 @@ class World:
     spool: tuple[str, ...] = ()
     damage: str | None = None
     """What is wrong with the ledger's file."""
-    bound: tuple[Bound, ...] = ()
+    holds: tuple[Hold, ...] = ()
     specs: Mapping[str, str] = field(default_factory=dict)
-    """Slot → what its CDI spec says."""
-    granted: tuple[tuple[str, str], ...] = ()
-    """Device and resource of each unit that a device plugin has given away."""
-    claims: tuple[Claimed, ...] = ()
-    claim_specs: Mapping[str, str] = field(default_factory=dict)
-    """Claim → what its CDI spec says."""
-    claim_files: Mapping[str, str] = field(default_factory=dict)
+    """Slot, or UID of a claim → what its CDI spec says."""
+    files: Mapping[str, str] = field(default_factory=dict)
     """Name of a file that tells a claim's containers of their devices → what it says."""
 
 
