@@ -2,8 +2,8 @@
 
 Only root (or whoever runs the agent, in a user namespace) is heard; frames and time are bounded.
 Each connection has a thread to itself (`agent.process.sockets`): what a request does is kernel and disk work that
-blocks. What may take long is counted where it begins to: `cni.attach` has places for ADDs
-that have a device, `cni.held` for those that ask kubelet, and this module for CHECK and GC. All these together are
+blocks. What may take long is counted where it begins to: `cni.attach` limits ADDs
+that have a device, `cni.held` those that ask kubelet, and this module CHECK and GC. All these together are
 far fewer than connections, so STATUS, DEL and the ADD of a pod that has nothing of ours find one at any time.
 """
 
@@ -194,5 +194,5 @@ class _Beats:
 
 def _has_hung_up(connection: socket.socket) -> bool:
     poll = select.poll()
-    poll.register(connection, 0)  # a hang-up is told in any case
+    poll.register(connection, 0)  # a hang-up is reported in any case
     return bool(poll.poll(0))

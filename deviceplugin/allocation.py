@@ -150,12 +150,12 @@ class Allocator:
         return unit
 
     def _note_nodes(self, units: Sequence[Unit], answer: ContainerEdits, snapshot: Snapshot) -> None:
-        told = {node.path for node in answer.devices}
+        paths = {node.path for node in answer.devices}
         for address in (address for unit in units for address in unit.devices):
             self.verbs_nodes.pop(address, None)
             device = snapshot.by_address.get(address)
             nodes = [c.path for r in device.rdma_devices for c in r.char_device("uverbs")] if device is not None else []
-            if len(nodes) == 1 and nodes[0] in told:
+            if len(nodes) == 1 and nodes[0] in paths:
                 self.verbs_nodes[address] = nodes[0]
 
     async def _record(self, resource_name: str, granted: Mapping[str, Devices], specs: Mapping[str, UnitSpec]) -> None:

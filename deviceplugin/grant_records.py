@@ -45,7 +45,7 @@ class GrantRecords:
         self._guard = threading.Lock()
 
     def go_by(self, resources: Iterable[Resource]) -> None:
-        """Take a configuration's resources. What a slot stands for is told by its attachment, once that is known."""
+        """Take a configuration's resources. The attachment of a slot says what it stands for, once there is one."""
         early = (r for r in resources if r.kind in ("vf", "nic") and r.binding == "early")
         self._resource_names = frozenset(r.name for r in early)
 

@@ -72,7 +72,7 @@ class ResourceStatus:
 
     @property
     def registered(self) -> bool:
-        """Tell whether kubelet holds an open stream."""
+        """Return whether kubelet holds an open stream."""
         return self.registration.streams_open > 0
 
 
@@ -129,11 +129,11 @@ class DevicePlugins:
 
     @property
     def ready(self) -> bool:
-        """Tell whether kubelet holds an open stream for every resource."""
+        """Return whether kubelet holds an open stream for every resource."""
         return all(self._servers[resource.name].status.streams_open for resource in self._served)
 
     def status(self) -> tuple[ResourceStatus, ...]:
-        """Tell how every resource that kubelet is offered stands, in the order of the configuration."""
+        """Return how every resource that kubelet is offered stands, in the order of the configuration."""
         return tuple(
             ResourceStatus(
                 resource_name=resource.name,
@@ -180,7 +180,7 @@ class DevicePlugins:
 
     @property
     def specs_problem(self) -> str | None:
-        """Tell why the CDI specs of pools are not as they should be."""
+        """Return why the CDI specs of pools are not as they should be."""
         return self._pool_specs.problem
 
     def look_again(self) -> None:
@@ -251,7 +251,7 @@ class DevicePlugins:
                 snapshot = newer
 
     def _seconds_to_files(self, snapshot: Snapshot, looked_at: float) -> float | None:
-        """Tell in how many seconds a look at the GPUs' files is due; None if nobody is granted GPUs here."""
+        """Return in how many seconds a look at the GPUs' files is due; None if nobody is granted GPUs here."""
         if not snapshot.gpus or all(resource.kind not in ("gpu", "rail") for resource in self._resources):
             return None
         return max(0.0, looked_at + self._files_seconds - self._clock())

@@ -130,7 +130,7 @@ class Preference:
         return [unit for unit in healthy if not self._in_use(unit)]
 
     def _in_use(self, unit: Unit) -> bool:
-        """Tell whether a pod has a unit. Of slots the books know more than kubelet says: devices are back with DEL."""
+        """Return whether a pod has a unit. Of slots the books know more than kubelet: devices are back with DEL."""
         since = self._occupancy.since(unit.resource_name, unit.unit_id)
         if unit.is_slot and not unit.device:
             return since is not None and since > self._clock() - ADMISSION_SECONDS
@@ -152,7 +152,7 @@ class Occupancy:
         self._since: dict[tuple[str, str], float] = {}
         """Resource and unit in use → since when that is known."""
         self._pods: dict[tuple[str, str], tuple[str, str]] = {}
-        """The same, also of other plugins' units → the pod's namespace and name, as PodResources told last."""
+        """The same, also of other plugins' units → the pod's namespace and name, as PodResources said last."""
         self._others: frozenset[tuple[str, str]] = frozenset()
 
     def take(self, resource_name: str, unit_ids: Iterable[str], now: float) -> None:
@@ -193,7 +193,7 @@ class Occupancy:
         self._others = frozenset(key for key in held if key[0] not in resource_names)
 
     def since(self, resource_name: str, unit_id: str) -> float | None:
-        """Tell since when a unit of ours is known to be in use; None if it is not."""
+        """Return since when a unit of ours is known to be in use; None if it is not."""
         return self._since.get((resource_name, unit_id))
 
     @property
@@ -211,7 +211,7 @@ class _Granted:
 
 
 class Pairing:
-    """The last grants of one container, as far as can be told: kubelet never says for whom it asks.
+    """The last grants of one container, as far as is known: kubelet never says for whom it asks.
 
     It admits one pod after the other, and asks for each resource of a container once, in random order. So
     grants in close succession are one container's until a resource comes up for the second time, or until
@@ -219,7 +219,7 @@ class Pairing:
     """
 
     def __init__(self, clock: Callable[[], float], pod_of: Callable[[str], PodRef | None], ratios: Ratios) -> None:
-        """`pod_of` tells which pod a unit was granted to, if that is known; `ratios` is told of containers that are
+        """`pod_of` tells which pod a unit was granted to, if that is known; `ratios` gets the containers that are
         complete."""
         self._clock = clock
         self._pod_of = pod_of
@@ -269,7 +269,7 @@ class Pairing:
         return run[same[-1] + 1 :] if fits else ()
 
     def _fit(self, resource: Resource, size: int, other: _Granted) -> bool:
-        """Tell whether containers have such numbers. Most ask for as many GPUs as NICs."""
+        """Return whether containers have such numbers. Most ask for as many GPUs as NICs."""
         nics, gpus = (len(other.units), size) if is_gpu(resource) else (size, len(other.units))
         name = other.resource.name if is_gpu(resource) else resource.name
         return (self._ratios.gpus(name, nics) or nics) == gpus
@@ -282,19 +282,19 @@ class Ratios:
     """
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[str, int, int]] = deque(maxlen=REMEMBERED)
+        self._containers: deque[tuple[str, int, int]] = deque(maxlen=REMEMBERED)
         """Resource of the NICs, their number, that of the GPUs; the newest last."""
         self._guessed: deque[tuple[str, int, int]] = deque(maxlen=REMEMBERED)
-        """The same of containers that PodResources have yet to tell of."""
+        """The same of containers that PodResources have yet to list."""
         self._listed: frozenset[tuple[PodRef, str]] = frozenset()
-        """Pod and name of the containers that PodResources told of last."""
+        """Pod and name of the containers that PodResources listed last."""
 
     def note(self, resource_name: str, nics: int, gpus: int) -> None:
         """Take in what was granted in close succession: one container's, it seems. PodResources know better."""
         self._guessed.append((resource_name, nics, gpus))
 
     def read(self, pods: Sequence[PodDevices], resources: Mapping[str, Resource], distances: Distances) -> None:
-        """Take in the containers that PodResources did not tell of before."""
+        """Take in the containers that PodResources did not list before."""
         own = {name for name, resource in resources.items() if is_gpu(resource)}
         found = {(pod.pod, c.name): c for pod in pods for c in pod.containers}
         for key in (key for key in found if key not in self._listed):
@@ -304,31 +304,31 @@ class Ratios:
             others = [unit for unit in found[key].units if unit[0] in own or unit[0] not in resources]
             gpus = len(distances.gpus_of(others, own, found[key].numa_nodes))
             for name in (name for name in units if gpus and name in resources and name not in own):
-                self._seen.append((name, units[name], gpus))
+                self._containers.append((name, units[name], gpus))
         self._listed = frozenset(found)
         self._guessed.clear()
 
     def gpus(self, resource_name: str, nics: int) -> int | None:
-        """Tell how many GPUs come with so many NICs of a resource; None if nothing is known that says it."""
+        """Return how many GPUs come with so many NICs of a resource; None if nothing is known that says it."""
         return _scaled(nics, [(n, gpus) for name, n, gpus in self._newest() if name == resource_name])
 
     def nics(self, gpus: int) -> int | None:
-        """Tell how many NICs come with so many GPUs; None if nothing is known that says it."""
+        """Return how many NICs come with so many GPUs; None if nothing is known that says it."""
         return _scaled(gpus, [(n, nics) for _, nics, n in self._newest()])
 
     def _newest(self) -> Iterator[tuple[str, int, int]]:
         yield from reversed(self._guessed)
-        yield from reversed(self._seen)
+        yield from reversed(self._containers)
 
 
 def _devices(grants: Iterable[_Granted]) -> tuple[str, ...]:
     return tuple(device for grant in grants for device in grant.devices if device)
 
 
-def _scaled(count: int, seen: Sequence[tuple[int, int]]) -> int | None:
-    """Tell what goes with a number: what went with it last, else as much as with others in their ratio."""
-    same = (b for a, b in seen if a == count)
-    return next(same, next((count * b // a for a, b in seen if count * b % a == 0), None))
+def _scaled(count: int, known: Sequence[tuple[int, int]]) -> int | None:
+    """Return what goes with a number: what went with it last, else as much as with others in their ratio."""
+    same = (b for a, b in known if a == count)
+    return next(same, next((count * b // a for a, b in known if count * b % a == 0), None))
 
 
 def _usual_gpus(layout: Layout, nics: int, free_gpus: int) -> int:
@@ -338,7 +338,7 @@ def _usual_gpus(layout: Layout, nics: int, free_gpus: int) -> int:
 
 
 def is_gpu(resource: Resource) -> bool:
-    """Tell whether a resource's units are GPUs."""
+    """Return whether a resource's units are GPUs."""
     return resource.kind == "gpu"
 
 

@@ -4,7 +4,7 @@ Serving comes first, then Register: kubelet dials back inside the call. Register
 kubelet holds an open ListAndWatch stream; nothing else shows whether it still knows us. The server
 is closed and opened again, under a new socket name, when
 
-- kubelet.sock is another file (kubelet started anew, and deleted every socket of the folder),
+- kubelet.sock is another file (kubelet started again, and deleted every socket of the folder),
 - our own socket file is gone,
 - the stream ended, or kubelet opened none.
 
@@ -45,7 +45,7 @@ MAX_SOCKET_PATH = 107
 """sun_path of sockaddr_un is 108 bytes, with a zero at the end (unix(7))."""
 
 # A channel of gRPC shares its connection, and that connection's back-off, with others to the same
-# address unless told otherwise: a retry would then not even try.
+# address unless configured otherwise: a retry would then not even try.
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class ResourceServer:
 
     @property
     def status(self) -> RegistrationStatus:
-        """Tell how things stand."""
+        """Return how things stand."""
         return RegistrationStatus(
             resource_name=self.resource_name,
             socket=self._socket.name if self._socket else "",

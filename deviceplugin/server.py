@@ -49,13 +49,12 @@ Units = Latest[tuple[Unit, ...]]
 
 
 def post(units: Units, newer: tuple[Unit, ...]) -> None:
-    """Replace a list if the newer one tells kubelet something else: a slot that is bound does not."""
-    if list(map(_told, newer)) != list(map(_told, units.value)):
+    """Replace a list if kubelet would read something else in the newer one: a slot that is bound changes nothing."""
+    if list(map(_as_listed, newer)) != list(map(_as_listed, units.value)):
         units.set(newer)
 
 
-def _told(unit: Unit) -> tuple[str, bool, int]:
-    """Return what kubelet hears of a unit."""
+def _as_listed(unit: Unit) -> tuple[str, bool, int]:
     return unit.unit_id, unit.health.healthy, unit.numa_node
 
 
@@ -68,7 +67,7 @@ class Streams:
 
 
 class ResourceService(api_pb2_grpc.DevicePluginServicer):
-    """Serves one resource on one socket. Made anew whenever the socket is."""
+    """Serves one resource on one socket. Made again whenever the socket is."""
 
     def __init__(self, resource_name: str, units: Units, allocator: Allocator, observe: Observe) -> None:
         self.resource_name = resource_name

@@ -72,11 +72,11 @@ def _published(kubeconfig: Path | None, node_name: str) -> Published:
 
 
 def _uninstall(options: argparse.Namespace) -> int:
-    from agent.operator.uninstall import Places, uninstall
+    from agent.operator.uninstall import Folders, uninstall
 
     if not options.root.is_dir():  # "there was nothing" would be taken for a clean host
         raise ConfigError(str(options.root), ["is no folder: name the one where the host's own / is with --root"])
-    places = Places(
+    folders = Folders(
         root=options.root,
         plugins=options.target,
         networks=options.conf_dir,
@@ -89,7 +89,7 @@ def _uninstall(options: argparse.Namespace) -> int:
     )
     published = _published(options.kubeconfig, options.slices_of) if options.slices_of else None
     try:
-        removed = uninstall(places, instance=options.instance, force=options.force, published=published)
+        removed = uninstall(folders, instance=options.instance, force=options.force, published=published)
     finally:
         if published is not None:
             published.api.close()

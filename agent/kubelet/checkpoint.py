@@ -89,7 +89,7 @@ class Answer:
 
     @property
     def names_ours(self) -> bool:
-        """Tell whether it has CDI names of ours."""
+        """Return whether it has CDI names of ours."""
         return any(name.startswith(f"{CDI_VENDOR}/") for name in self.cdi_names)
 
 
@@ -103,7 +103,7 @@ def answer_of(text: str) -> Answer | None:
 
 
 def containers_of(kubelet_dir: Path, pod_uid: str) -> tuple[Held, ...]:
-    """Tell what the containers of a pod were given, by the pod's UID. Nothing if that cannot be told.
+    """List what the containers of a pod were given, by the pod's UID. Nothing if that is not known.
 
     Each ADD asks: a pod that the file does not name costs no more than reading it.
     """
@@ -123,7 +123,7 @@ def containers_of(kubelet_dir: Path, pod_uid: str) -> tuple[Held, ...]:
 
 
 def entries(kubelet_dir: Path) -> tuple[Entry, ...] | None:
-    """List what the containers of all pods were given; None if that cannot be told."""
+    """List what the containers of all pods were given; None if that is not known."""
     text = _read(kubelet_dir)
     return _parsed(kubelet_dir, text) if text is not None else None
 

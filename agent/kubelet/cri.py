@@ -101,12 +101,12 @@ def resolves_cdi(config: str) -> bool | None:
     containerd before 1.7 has neither key; where it can only be on, there are folders.
     """
     try:
-        told = json.loads(config)
+        said = json.loads(config)
     except ValueError:
         return None
-    if not isinstance(told, dict) or "containerd" not in told:
+    if not isinstance(said, dict) or "containerd" not in said:
         return None
-    return bool(told.get("enableCDI", "cdiSpecDirs" in told))
+    return bool(said.get("enableCDI", "cdiSpecDirs" in said))
 
 
 def _sandbox(item: api_pb2.PodSandbox) -> Sandbox:

@@ -1,7 +1,7 @@
 """What kubelet's configuration says about NUMA: policies, scope and reserved resources.
 
 Reads the file (`config.yaml` of kubeadm) and, where a folder of drop-ins is named (kubelet's `--config-dir`), its
-`*.conf` files in order of their names; kubelet's command-line flags are not seen. A field that is absent has kubelet's
+`*.conf` files in order of their names; kubelet's command-line flags are not known. A field that is absent has kubelet's
 own default. What is missing or cannot be read gives the defaults and a problem to report, since `none` never makes a
 scheduler reject a pod.
 """
@@ -57,15 +57,15 @@ class KubeletConfigFile:
         self._path = path
         self._drop_ins = drop_ins
         self._said: str | None = None
-        self._seen: object = None
+        self._stamps: object = None
         self._settings = KubeletSettings()
 
     def read(self) -> KubeletSettings:
         """Return what the configuration says now."""
         files = files_of(self._path, self._drop_ins)
-        seen = [(path, _stamp(path)) for path in files]
-        if seen != self._seen:
-            self._settings, self._seen = read(*files), seen
+        stamps = [(path, _stamp(path)) for path in files]
+        if stamps != self._stamps:
+            self._settings, self._stamps = read(*files), stamps
         settings = self._settings
         if settings.problem is not None and settings.problem != self._said:
             log.warning("%s", settings.problem)

@@ -71,7 +71,7 @@ class ClaimedDevice:
 
     namespace: str
     claim: str
-    """Name of the claim. Its UID is not told."""
+    """Name of the claim. kubelet does not say its UID."""
     driver: str
     pool: str
     device_name: str
@@ -95,7 +95,7 @@ class ContainerDevices:
 
     @property
     def numa_nodes(self) -> Mapping[tuple[str, str], int]:
-        """Map resource name and ID of units to their NUMA node, as far as their plugins told kubelet of one."""
+        """Map resource name and ID of units to their NUMA node, as far as their plugins reported one to kubelet."""
         return {
             (d.resource_name, i): d.numa_nodes[0] for d in self.devices if len(d.numa_nodes) == 1 for i in d.device_ids
         }
@@ -107,7 +107,7 @@ class ContainerDevices:
 
 @dataclass(frozen=True, slots=True)
 class PodDevices:
-    """What kubelet gave to the app containers of one pod. An init container's units and claims are not told."""
+    """What kubelet gave to the app containers of one pod. An init container's units and claims are not listed."""
 
     pod: PodRef
     containers: tuple[ContainerDevices, ...] = ()
@@ -143,7 +143,7 @@ class HeldUnit:
 
 
 def held_units(pods: Iterable[PodDevices]) -> tuple[HeldUnit, ...]:
-    """List all that kubelet told, one for each unit and container that has it."""
+    """List all that kubelet listed, one for each unit and container that has it."""
     return tuple(
         HeldUnit(pod.pod, device.resource_name, unit, container.name)
         for pod in pods
@@ -168,7 +168,7 @@ class Listing:
 
     @cached_property
     def containers(self) -> Mapping[str, str]:
-        """Unit → the container that has it. An init container's units are not told."""
+        """Unit → the container that has it. An init container's units are not listed."""
         return {held.unit_id: held.container for held in held_units(self.pods)}
 
 
@@ -216,7 +216,7 @@ class PodResources:
             await channel.close(None)
 
     async def get(self, pod: PodRef) -> PodDevices | None:
-        """Tell what one pod holds; None for a pod that kubelet does not know.
+        """Return what one pod holds; None for a pod that kubelet does not know.
 
         Asks for the list where kubelet has no such call (before 1.27, or switched off).
         Raises Unavailable.
@@ -236,7 +236,7 @@ class PodResources:
         return PodDevices(pod, found.containers) if found else None
 
     async def listing(self, not_before: float | None = None) -> Listing:
-        """Tell what every pod of the node holds, not older than a moment by `clock`: than this call, if none is given.
+        """Return what all pods hold, not older than a moment by `clock`: than this call, if none is given.
 
         The one rule of staleness: an answer is as old as its question, and serves whoever wants none that is older. So
         the newest one is looked at, then the one that is being waited for; only where neither will do is kubelet asked,
@@ -266,7 +266,7 @@ class PodResources:
         return tuple(_pod_devices(p) for p in answer.pod_resources)
 
     async def allocatable(self) -> Allocatable:
-        """Tell what kubelet could give to pods. Raises Unavailable."""
+        """Return what kubelet could give to pods. Raises Unavailable."""
         request = api_pb2.AllocatableResourcesRequest()
         answer = await self._call(
             "GetAllocatableResources", lambda stub, left: stub.GetAllocatableResources(request, timeout=left)

@@ -34,12 +34,12 @@ Answer = Callable[[Mapping[str, Any]], str]
 
 
 class RequestRefused(AgentError):
-    """The agent did not do what it was asked for. `told_reason` is its word for why."""
+    """The agent did not do what it was asked for. `cause` is its word for why."""
 
     reason = "RequestRefused"
 
-    def __init__(self, text: str, told_reason: str) -> None:
-        self.told_reason = told_reason
+    def __init__(self, text: str, cause: str) -> None:
+        self.cause = cause
         super().__init__(text)
 
 

@@ -1,7 +1,7 @@
 """`nodefabric pause-gpus`: lets go of the NVIDIA driver for a while, so that GPUs can be reset.
 
 The driver resets no GPU that a program has open, and the agent is one. Once the pause is over the GPUs
-that were named are looked at as if found anew: what counted against them is over, unless they show it.
+that were named are looked at as if newly found: what counted against them is over, unless they show it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def pause(config: Config, gpus: Sequence[str], seconds: float) -> str:
     try:
         return admin.ask(config.admin_socket, {"command": COMMAND, "gpus": list(gpus), "seconds": seconds})
     except admin.RequestRefused as error:
-        raise (RequestInvalid(str(error)) if error.told_reason == RequestInvalid.reason else error) from error
+        raise (RequestInvalid(str(error)) if error.cause == RequestInvalid.reason else error) from error
 
 
 def answering(let_go: LetGo, snapshot: Latest[Snapshot], otherwise: admin.Answer) -> admin.Answer:

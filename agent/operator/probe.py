@@ -3,7 +3,7 @@
     python3 -I -S agent/operator/probe.py healthz|readyz
 
 A program by itself, which imports nothing of the agent and little else: it is started every few seconds. The same
-questions over HTTP are for people: any user of the host can take a port while the agent starts anew, and kubelet
+questions over HTTP are for people: any user of the host can take a port while the agent starts again, and kubelet
 would end each agent that it does not find there.
 """
 

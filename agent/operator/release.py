@@ -99,7 +99,7 @@ def release(
         if not config.ledger_path.exists() and not is_locked(config.state_dir):
             raise UnknownDevice(f"no agent has been here: {config.ledger_path} is not there, and {error}") from error
     except admin.RequestRefused as error:
-        raise (InUse(str(error)) if error.told_reason == InUse.reason else error) from error
+        raise (InUse(str(error)) if error.cause == InUse.reason else error) from error
     try:
         lock = lock_folder(config.state_dir)
     except LedgerInUse as error:

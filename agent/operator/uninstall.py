@@ -55,7 +55,7 @@ MADE_FOR_MOUNTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Folders:
     """Where things are on the host; `root` is where the host's own / is seen."""
 
     root: Path
@@ -68,7 +68,7 @@ class Places:
     dra_driver: str = DRIVER
     """Name of the driver that hands out claims, which is that of its folder in kubelet's."""
     boot_id: str = ""
-    """Of the running kernel; empty if it cannot be told."""
+    """Of the running kernel; empty if it is not known."""
 
     def inside(self, path: Path) -> Path:
         """Return where a path of the host is found here.
@@ -93,14 +93,14 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What the scheduler has been told of a node, and where."""
+    """What is published of a node, and where."""
 
     api: ApiServer
     node_name: str
 
 
 def uninstall(
-    places: Places, *, instance: str, force: bool = False, published: Published | None = None
+    folders: Folders, *, instance: str, force: bool = False, published: Published | None = None
 ) -> tuple[str, ...]:
     """Remove plugin, networks' entries, sockets and state. Returns what was removed, as paths of the host.
 
@@ -112,19 +112,19 @@ def uninstall(
     pod end. Raises InstallFailed if another instance's plugin is there, or something cannot be removed, and Unavailable
     or Refused if the API server does not do what it is asked for.
     """
-    state = places.inside(places.state)
+    state = folders.inside(folders.state)
     if is_locked(state):
-        raise InUse(f"an agent works with {places.state}: delete its DaemonSet first")
+        raise InUse(f"an agent works with {folders.state}: delete its DaemonSet first")
     resource_names: set[str] = set()
     try:
         books = read_books(state / LEDGER)
         resource_names = {grant.resource_name for grant in books.grants}
         # A reboot has taken every device back from its pod, but kubelet still asks for its claims to be unprepared.
-        held = [f"{a.device} in {a.owner.pod}" for a in books.attachments if places.boot_id in ("", a.boot_id)]
+        held = [f"{a.device} in {a.owner.pod}" for a in books.attachments if folders.boot_id in ("", a.boot_id)]
         claims = [str(claim.ref) for claim in books.claims]
         # One that could not be prepared is in no books, and its pod ends no sooner.
         if not force:
-            claims += checkpoint.claims_of(places.inside(places.kubelet), places.dra_driver)
+            claims += checkpoint.claims_of(folders.inside(folders.kubelet), folders.dra_driver)
         held += [f"claim {claim}" for claim in dict.fromkeys(claims)]
     except LedgerError as error:
         if not force:
@@ -134,7 +134,7 @@ def uninstall(
         held = []
     except Unavailable as error:
         raise InUse(
-            f"{error}; a pod that has a claim of {places.dra_driver} could not end without the agent. {WAY_OUT}"
+            f"{error}; a pod that has a claim of {folders.dra_driver} could not end without the agent. {WAY_OUT}"
             " (kubectl get resourceclaims --all-namespaces shows them), then use --force"
         ) from error
     if held and not force:
@@ -144,59 +144,54 @@ def uninstall(
         )
     withdrawn: tuple[str, ...] = ()
     if published is not None and (
-        count := slices.remove_all(published.api, Pool(places.dra_driver, published.node_name))
+        count := slices.remove_all(published.api, Pool(folders.dra_driver, published.node_name))
     ):
         withdrawn = (f"{count} ResourceSlices of {published.node_name}",)
-    return (*withdrawn, *_remove_plugin(places, instance, force=force), *_remove_files(places, resource_names))
+    return (*withdrawn, *_remove_plugin(folders, instance, force=force), *_remove_files(folders, resource_names))
 
 
-def _remove_plugin(places: Places, instance: str, *, force: bool) -> Iterator[str]:
-    plugins, networks = places.inside(places.plugins), places.inside(places.networks)
+def _remove_plugin(folders: Folders, instance: str, *, force: bool) -> Iterator[str]:
+    plugins, networks = folders.inside(folders.plugins), folders.inside(folders.networks)
     install.see_owner(plugins, instance=instance, force=force)  # the networks are that one's too
     if networks.is_dir():
-        yield from (f"the plugin in {places.networks / name}" for name in chain.unchain(networks))
-    remembered = chain.unchain_remembered(places.inside(LIBCNI))
+        yield from (f"the plugin in {folders.networks / name}" for name in chain.unchain(networks))
+    remembered = chain.unchain_remembered(folders.inside(LIBCNI))
     yield from (f"the plugin in {LIBCNI / 'results' / name}" for name in remembered)
-    yield from (str(places.plugins / name) for name in install.remove(plugins, instance=instance, force=force))
+    yield from (str(folders.plugins / name) for name in install.remove(plugins, instance=instance, force=force))
 
 
-def _remove_files(places: Places, resource_names: Iterable[str]) -> Iterator[str]:
+def _remove_files(folders: Folders, resource_names: Iterable[str]) -> Iterator[str]:
     granted = "|".join(re.escape(name.replace("/", "-")) for name in resource_names)
     for folder, pattern in (
-        (places.kubelet / "device-plugins", SOCKET),
-        (places.kubelet / "plugins_registry", re.compile(rf"{re.escape(places.dra_driver)}-[0-9a-f]{{8}}-reg\.sock")),
-        (places.kubelet / "plugins" / places.dra_driver, DRA_SOCKET),
-        (places.cdi, CDI_SPEC),
+        (folders.kubelet / "device-plugins", SOCKET),
+        (folders.kubelet / "plugins_registry", re.compile(rf"{re.escape(folders.dra_driver)}-[0-9a-f]{{8}}-reg\.sock")),
+        (folders.kubelet / "plugins" / folders.dra_driver, DRA_SOCKET),
+        (folders.cdi, CDI_SPEC),
         (FEATURES, re.compile(r"nodefabric|\.nodefabric\.new")),
         (DEVICE_INFO, re.compile(rf"({granted})-.+-device\.json")),
-        (places.run, OWN_SOCKETS),
-        (places.state / SPOOL, spool.OWN),
+        (folders.run, OWN_SOCKETS),
+        (folders.state / SPOOL, spool.OWN),
         # Last: whoever is interrupted before it finds the books again.
-        (places.state, BOOKS),
+        (folders.state, BOOKS),
     ):
-        yield from _remove_matching(places, folder, pattern)
-    own = (places.run, places.state / SPOOL, places.state, places.kubelet / "plugins" / places.dra_driver)
+        yield from _remove_matching(folders, folder, pattern)
+    own = (folders.run, folders.state / SPOOL, folders.state, folders.kubelet / "plugins" / folders.dra_driver)
     for folder in (*own, FEATURES, *MADE_FOR_MOUNTS):
         # Is not there, not empty, or a link: then what it leads to is the host's own, and would be missed.
         with contextlib.suppress(OSError):
-            (places.inside(folder.parent) / folder.name).rmdir()
+            (folders.inside(folder.parent) / folder.name).rmdir()
             yield str(folder)
 
 
-def _remove_matching(places: Places, folder: Path, pattern: re.Pattern[str]) -> Iterator[str]:
-    inside = places.inside(folder)
+def _remove_matching(folders: Folders, folder: Path, pattern: re.Pattern[str]) -> Iterator[str]:
+    inside = folders.inside(folder)
     for found in sorted(inside.iterdir()) if inside.is_dir() else ():
-        if pattern.fullmatch(found.name):
-            with _told(folder / found.name):
-                found.unlink(missing_ok=True)
-            yield str(folder / found.name)
-
-
-@contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InstallFailed(
-            f"{path} cannot be removed: {error.strerror}: run this as root, with the host's /"
-        ) from error
+        if not pattern.fullmatch(found.name):
+            continue
+        path = folder / found.name
+        try:
+            found.unlink(missing_ok=True)
+        except OSError as error:
+            text = f"{path} cannot be removed: {error.strerror}: run this as root, with the host's /"
+            raise InstallFailed(text) from error
+        yield str(path)

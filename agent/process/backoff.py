@@ -39,7 +39,7 @@ class Retries:
         """Name → how often it failed, and when it is due again."""
 
     def is_due(self, name: str) -> bool:
-        """Tell whether it may be tried now."""
+        """Return whether it may be tried now."""
         return self._left(self._failures.get(name, (0, 0.0))[1]) == 0
 
     def failed(self, name: str) -> None:

@@ -26,7 +26,7 @@ NO_STANDBY_NEEDS = frozenset({"starting", "kubelet", "endpoints"})
 log = logging.getLogger(__name__)
 
 
-def _told_nobody(name: str, what: str | None) -> None:
+def _ignore(name: str, what: str | None) -> None:
     return None
 
 
@@ -34,7 +34,7 @@ class Conditions:
     """What keeps the agent from doing all its work: name → what is wrong. Shown by /readyz."""
 
     def __init__(
-        self, tell: Callable[[str, str | None], None] = _told_nobody, clock: Callable[[], float] = time.monotonic
+        self, tell: Callable[[str, str | None], None] = _ignore, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`tell` is called with each change: the condition's name, and what it is or None."""
         self._tell = tell

@@ -1,11 +1,11 @@
-"""What Python itself is told, so that a large or a full node does not hold the agent up: threads and garbage collector.
+"""Settings of Python itself, so that a large or a full node does not hold the agent up: threads, garbage collector.
 
 Threads for work that blocks are all there from the start. An executor starts its threads as they are needed: on a node
 that has run out of them (pids.max, kernel.threads-max: a pod that forks too much is enough) the first moment that needs
 one more would end the agent, and Allocate would fail a pod for good.
 
 The garbage collector does not walk through all that the agent knows of a large node. A full collection visits every
-object there is: 70 to 130 ms on a node with 1,024 VFs, in which nobody gets an answer and no lost link is told. What is
+object there is: 70 to 130 ms on a node with 1,024 VFs, in which nobody gets an answer. What is
 there once all parts run lives as long as the agent, or is freed by its count of references, so it need not be visited.
 What is made later still is.
 """

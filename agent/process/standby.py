@@ -91,7 +91,7 @@ async def claim_books(
 
 
 def has_successor(folder: Path) -> bool:
-    """Tell whether an agent waits for the books that this process has."""
+    """Return whether an agent waits for the books that this process has."""
     return is_locked(folder, NEXT_LOCK)
 
 

@@ -243,8 +243,8 @@ class OpenedEndpoints:
                 self._server = EndpointServer.open(self._settings.address, self._settings.port, self._pages)
             except ConfigError as error:
                 # The agent that has the books has the port, too.
-                told = None if self._conditions.stands_by else "; ".join(error.problems)
-                self._conditions.expect("endpoints", told, ENDPOINTS_SECONDS)
+                problem = None if self._conditions.stands_by else "; ".join(error.problems)
+                self._conditions.expect("endpoints", problem, ENDPOINTS_SECONDS)
                 await asyncio.sleep(ENDPOINTS_RETRY_SECONDS)
             else:
                 self._conditions.set("endpoints", None)

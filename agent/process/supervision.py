@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 async def supervised(run: Callable[[], Awaitable[None]], what: str, *, again_seconds: float = AGAIN_SECONDS) -> None:
-    """Run what no pod needs until cancelled or until `run` returns. Should it fail, say so, and begin anew later."""
+    """Run what no pod needs until cancelled or until `run` returns. Should it fail, say so, and begin again later."""
     while True:
         try:
             return await run()
@@ -80,7 +80,7 @@ class Heartbeat:
             self._watchdog(None)
 
     def stopped(self) -> str | None:
-        """Tell for how long the loop has stood still, if that is too long. It has not before the first beat."""
+        """Return for how long the loop has stood still, if that is too long. It has not before the first beat."""
         still = self._clock() - self._at if self._at is not None else 0.0
         return f"the event loop has stood still for {still:.0f} s" if still > STUCK_SECONDS else None
 

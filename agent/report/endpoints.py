@@ -190,7 +190,7 @@ def text(status: HTTPStatus, text: str) -> Reply:
 
 
 def is_from_here(reader: str, reached: str) -> bool:
-    """Tell whether a connection is of this machine, by the IP addresses of its two ends.
+    """Return whether a connection is of this machine, by the IP addresses of its two ends.
 
     The kernel lets nothing in that only claims to come from an address of its own (accept_local,
     Documentation/networking/ip-sysctl.rst).
@@ -200,7 +200,7 @@ def is_from_here(reader: str, reached: str) -> bool:
 
 
 def names_this_machine(host: str) -> bool:
-    """Tell whether a Host header names localhost or an address; an HTTP/1.0 client may send none."""
+    """Return whether a Host header names localhost or an address; an HTTP/1.0 client may send none."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     name = name.strip("[]").lower()
     if not name or name == "localhost" or name.endswith(".localhost"):

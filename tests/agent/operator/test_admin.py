@@ -67,7 +67,7 @@ def test_an_error_is_told_with_its_reason_and_ends_one_request_only(
     door.error = error
     with pytest.raises(RequestRefused, match=text) as caught:
         ask(door.path, {})
-    assert caught.value.told_reason == reason
+    assert caught.value.cause == reason
     door.error = None
     assert ask(door.path, {}) == "it is done"
 
