@@ -14,11 +14,12 @@ from agent.cluster.apiserver import ApiServer
 from agent.model.allocation import ClaimRef
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.dra.rights import Caller
-from tests.agent.cluster.test_claims import ATTACHED, DEVICE, QUICK, Writing, api, server
+from tests.agent.cluster.conftest import api, open_api, server
+from tests.agent.cluster.test_claims import ATTACHED, DEVICE, QUICK, Writing
 from tests.awaiting import until
 from tests.sim.cluster.dra_documents import allocated
 
-__all__ = ["api", "server"]
+__all__ = ["api", "open_api", "server"]
 
 UNSORTED = {
     "network": {"mtu": 9000, "addresses": ["192.0.2.7/24"]},
@@ -40,19 +41,17 @@ def put(server: ApiServerStandIn, name: str = "c", *devices: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["compact", "with blanks, as Python's"])
-def test_the_status_of_such_a_claim_is_written(
+async def test_the_status_of_such_a_claim_is_written(
     server: ApiServerStandIn, api: ApiServer, separators: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = put(server, "c", OTHERS)
     server.state.separators, server.state.caller = separators, CALLER
     before = server.state.get("ResourceClaim", "ns/c")
 
-    async def scenario(writing: Writing) -> None:
+    writing = Writing(server, api)
+    async with writing:
         writing.writer.attached(ref, ATTACHED)
         await until(lambda: len(writing.devices()) == 2)
-
-    writing = Writing(server, api)
-    writing.play(scenario)
     after = server.state.get("ResourceClaim", "ns/c")
     assert before is not None
     assert after is not None
@@ -65,7 +64,9 @@ def test_the_status_of_such_a_claim_is_written(
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
-def test_a_claim_that_others_change_at_the_same_time_is_read_again(server: ApiServerStandIn, api: ApiServer) -> None:
+async def test_a_claim_that_others_change_at_the_same_time_is_read_again(
+    server: ApiServerStandIn, api: ApiServer
+) -> None:
     ref = put(server)
     calls: list[None] = []
 
@@ -81,24 +82,22 @@ def test_a_claim_that_others_change_at_the_same_time_is_read_again(server: ApiSe
 
     server.state.before = change
 
-    async def scenario(writing: Writing) -> None:
+    async with Writing(server, api) as writing:
         writing.writer.attached(ref, ATTACHED)
         await until(writing.devices)
-
-    Writing(server, api).play(scenario)
     assert server.state.counts.conflicts == 1
     found = server.state.get("ResourceClaim", "ns/c")
     assert found is not None
     assert [pod["name"] for pod in found["status"]["reservedFor"]] == ["other", "pod"]
 
 
-def test_where_that_is_refused_too_it_is_shown_once_and_tried_rarely(
+async def test_where_that_is_refused_too_it_is_shown_once_and_tried_rarely(
     server: ApiServerStandIn, api: ApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     refs = [put(server, name) for name in ("c", "d")]
     server.state.separators = (" ,", " :")  # as nobody writes it
 
-    async def scenario(writing: Writing) -> None:
+    async with Writing(server, api, retry=replace(QUICK, longest=600.0)) as writing:
         for ref in refs:
             writing.writer.attached(ref, ATTACHED)
         await until(lambda: writing.refusals("Refused") == 2)
@@ -112,8 +111,6 @@ def test_where_that_is_refused_too_it_is_shown_once_and_tried_rarely(
         for ref in refs:
             writing.writer.forget(ref.uid)
         assert "claim-status" not in writing.conditions.found
-
-    Writing(server, api, retry=replace(QUICK, longest=600.0)).play(scenario)
     said = [record for record in caplog.records if record.name == "agent.cluster.claims"]
     assert len(said) == 2, "once for each claim"
 

@@ -24,8 +24,6 @@ SETTLE_SECONDS = 90.0
 MAX_NICS = 4096
 MAX_SPEAKERS = 8
 """Of one link; so many within the time to settle are too many in any case."""
-REST_SECONDS = 1.0
-"""After frames were heard nobody listens for so long; meanwhile they wait in the kernel, or are dropped."""
 FLOOD = 8
 """A switch sends a frame in 30 s, and a few in a row when the link comes up (802.1AB, txFast and txCreditMax). So many
 within a rest must neither keep the agent busy nor be believed: what the switch said may have been dropped for them."""
@@ -87,7 +85,7 @@ class LeafListener:
     def _hear(self, sockets: LldpSockets) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(sockets.fileno())
-        self._resting = loop.call_later(REST_SECONDS, self._listen, sockets)
+        self._resting = loop.call_later(self._view.intervals.rest, self._listen, sockets)
         heard: dict[str, list[bytes]] = {}
         for nic, frame in sockets.read():
             heard.setdefault(nic, []).append(frame)

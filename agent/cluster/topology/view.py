@@ -120,6 +120,8 @@ class Intervals:
     """Between readings of the ports' counters."""
     annotation: float = 600.0
     """The annotation shows the mean of so long, and is written at most once in so long."""
+    rest: float = 1.0
+    """After LLDP frames were heard nobody listens for so long; meanwhile they wait in the kernel, or are dropped."""
     clock: Callable[[], float] = time.monotonic
 
 

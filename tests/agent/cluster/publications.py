@@ -41,7 +41,7 @@ QUICK = Topology(
     fingerprint=Fingerprint("dedicated"),
 )
 """With the watch of pods, which is more than the default."""
-BRISK = Intervals(coalesce=0.02, shared=0.01)
+BRISK = Intervals(coalesce=0.02, shared=0.01, rest=0.05)
 
 
 NOTHING_HELD: Mapping[str, str] = MappingProxyType({})

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
@@ -38,20 +36,12 @@ QUICK = SliceTimes(
 QUIET_SECONDS = 0.4
 
 
-@pytest.fixture
-def server() -> Iterator[ApiServerStandIn]:
-    with ApiServerStandIn(bookmark_seconds=0.05) as running:
-        running.state.add_node("n")
-        yield running
-
-
 class Rig:
     """A publisher with its cells, and what is at the server."""
 
-    def __init__(self, server: ApiServerStandIn, folder: Path, times: SliceTimes = QUICK) -> None:
+    def __init__(self, server: ApiServerStandIn, api: ApiServer, times: SliceTimes = QUICK) -> None:
         self.server = server
-        (folder / "kubeconfig").write_text(server.kubeconfig())
-        self.api = ApiServer.from_kubeconfig(folder / "kubeconfig")
+        self.api = api
         self.slices: Latest[Any] = Latest(None)
         self.dropped: Latest[frozenset[str]] = Latest(frozenset())
         self.conditions = Conditions()
@@ -62,14 +52,22 @@ class Rig:
         self.publisher = SlicePublisher(self.api, OURS, cells, report, times)
 
     @asynccontextmanager
-    async def running(self) -> Any:
+    async def running(self) -> AsyncIterator[Rig]:
         task = asyncio.create_task(self.publisher.run())
         try:
             yield self
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            self.api.close()
+
+    @asynccontextmanager
+    async def stepping(self) -> AsyncIterator[Rig]:
+        """For a test that calls the publisher's `step` itself, with times of its own: none passes by itself."""
+        self.publisher._watch.start()
+        try:
+            yield self
+        finally:
+            self.publisher._watch.stop()
 
     @property
     def writes(self) -> int:
@@ -98,25 +96,3 @@ class Rig:
         await asyncio.sleep(QUIET_SECONDS)
         after = self.server.state.counts
         assert (after.applies, after.deletes) == (before.applies, before.deletes)
-
-
-def play(rig: Rig, scenario: Callable[[Rig], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with rig.running():
-            await scenario(rig)
-
-    asyncio.run(whole())
-
-
-def step(rig: Rig, scenario: Callable[[Rig], Awaitable[None]]) -> None:
-    """Play a scenario that calls the publisher's `step` itself, with times of its own: none passes by itself."""
-
-    async def whole() -> None:
-        rig.publisher._watch.start()
-        try:
-            await scenario(rig)
-        finally:
-            rig.publisher._watch.stop()
-            rig.api.close()
-
-    asyncio.run(whole())

@@ -5,17 +5,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.cluster.apiserver import CLAIM, ITEMS_PER_PAGE, NODE, POD, SLICE, ApiServer
+from agent.cluster.apiserver import ITEMS_PER_PAGE, NODE, POD, SLICE, ApiServer
 from agent.cluster.apiserver import TOPOLOGY as KIND
 from agent.errors import ConfigError, Conflicted, Refused, Unavailable
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
-from tests.sim.cluster.dra_documents import allocated, resource_slice
+from tests.sim.cluster.dra_documents import resource_slice
 from tests.waiting import until
 
 HERE = {"spec.nodeName": "worker-1"}
@@ -31,90 +30,61 @@ def name_of(pod: dict[str, Any]) -> str:
     return str(pod["metadata"]["name"])
 
 
-@pytest.fixture
-def server() -> Iterator[ApiServerStandIn]:
-    with ApiServerStandIn() as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: ApiServerStandIn, tmp_path: Path) -> Iterator[ApiServer]:
-    path = tmp_path / "kubeconfig"
-    path.write_text(server.kubeconfig())
-    opened = ApiServer.from_kubeconfig(path)
-    yield opened
-    opened.close()
-
-
-def test_of_the_node_only_the_metadata_is_asked(server: ApiServerStandIn, client: ApiServer) -> None:
+def test_of_the_node_only_the_metadata_is_asked(server: ApiServerStandIn, api: ApiServer) -> None:
     uid = server.state.add_node("worker-1", {"zone": "a"})
-    found = client.metadata(NODE, "worker-1")
+    found = api.metadata(NODE, "worker-1")
     assert found["uid"] == uid
     assert found["labels"]["zone"] == "a"
     assert "status" not in found
 
 
-def test_an_object_is_applied_as_nodefabric_and_read(server: ApiServerStandIn, client: ApiServer) -> None:
-    assert client.get(KIND, "worker-1") is None
-    answer = client.apply(KIND, TOPOLOGY, force=False)
-    assert client.get(KIND, "worker-1") == answer
+def test_an_object_is_applied_as_nodefabric_and_read(server: ApiServerStandIn, api: ApiServer) -> None:
+    assert api.get(KIND, "worker-1") is None
+    answer = api.apply(KIND, TOPOLOGY, force=False)
+    assert api.get(KIND, "worker-1") == answer
     assert answer["zones"] == TOPOLOGY["zones"]
     assert answer["metadata"]["managedFields"][0]["manager"] == "nodefabric"
 
 
-def test_what_is_not_applied_any_more_goes_away(server: ApiServerStandIn, client: ApiServer) -> None:
-    server.state.add_node("worker-1")
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-1"}}
-    client.apply(NODE, {**node, "metadata": {"name": "worker-1", "labels": {"a.b/c": "d"}}}, force=False)
-    assert client.metadata(NODE, "worker-1")["labels"]["a.b/c"] == "d"
-    client.apply(NODE, node, force=False)
-    assert client.metadata(NODE, "worker-1")["labels"] == {"kubernetes.io/hostname": "worker-1"}
-
-
 def test_another_writers_fields_are_a_conflict_that_names_both_and_force_takes_them(
-    server: ApiServerStandIn, client: ApiServer
+    server: ApiServerStandIn, api: ApiServer
 ) -> None:
     server.state.apply("NodeResourceTopology", "worker-1", {**TOPOLOGY, "zones": []}, "nfd", force=False)
     with pytest.raises(Conflicted, match="409 Apply failed with 1 conflict") as caught:
-        client.apply(KIND, TOPOLOGY, force=False)
+        api.apply(KIND, TOPOLOGY, force=False)
     assert caught.value.owners == ((".zones", "nfd"),)
-    assert client.apply(KIND, TOPOLOGY, force=True)["zones"] == TOPOLOGY["zones"]
+    assert api.apply(KIND, TOPOLOGY, force=True)["zones"] == TOPOLOGY["zones"]
 
 
-def test_a_field_that_the_definition_does_not_know_is_named(client: ApiServer) -> None:
+def test_a_field_that_the_definition_does_not_know_is_named(api: ApiServer) -> None:
     with pytest.raises(Unavailable, match=r"\.colour: field not declared in schema"):
-        client.apply(KIND, {**TOPOLOGY, "colour": "red"}, force=False)
+        api.apply(KIND, {**TOPOLOGY, "colour": "red"}, force=False)
 
 
-def test_an_event_is_created(server: ApiServerStandIn, client: ApiServer) -> None:
-    assert client.create("/api/v1/namespaces/default/events", {"kind": "Event", "metadata": {}})["kind"] == "Event"
-    assert server.state.counts.created == 1
-
-
-def test_pods_of_the_node_are_listed_and_watched(server: ApiServerStandIn, client: ApiServer) -> None:
+def test_pods_of_the_node_are_listed_and_watched(server: ApiServerStandIn, api: ApiServer) -> None:
     server.state.put_pod("worker-1", "ns", "a")
     server.state.put_pod("worker-2", "ns", "elsewhere")
-    version, listed = client.list_of(POD, HERE, name_of)
+    version, listed = api.list_of(POD, HERE, name_of)
     assert listed == ["a"]
     server.state.put_pod("worker-1", "ns", "b")
     server.state.put_pod("worker-2", "ns", "c")
     server.state.delete_pod("ns", "a")
-    seen = client.watch(POD, HERE, version, 30)
+    seen = api.watch(POD, HERE, version, 30)
     events = [next(seen), next(seen)]
     assert [(e["type"], name_of(e["object"])) for e in events] == [("ADDED", "b"), ("DELETED", "a")]
     seen.close()  # type: ignore[attr-defined]  # a generator
 
 
-def test_pods_are_listed_page_by_page(server: ApiServerStandIn, client: ApiServer) -> None:
+def test_pods_are_listed_page_by_page(server: ApiServerStandIn, api: ApiServer) -> None:
     for number in range(2 * ITEMS_PER_PAGE + 1):
         server.state.put_pod("worker-1", "ns", f"p{number:03}")
-    version, listed = client.list_of(POD, HERE, name_of)
+    version, listed = api.list_of(POD, HERE, name_of)
     assert listed == [f"p{number:03}" for number in range(2 * ITEMS_PER_PAGE + 1)]
     assert server.state.counts.lists == 3
     assert version == str(server.state.history.version)
 
 
-def test_a_list_that_is_forgotten_before_its_last_page_is_gone(server: ApiServerStandIn, client: ApiServer) -> None:
+def test_a_list_that_is_forgotten_before_its_last_page_is_gone(server: ApiServerStandIn, api: ApiServer) -> None:
     for number in range(ITEMS_PER_PAGE + 1):
         server.state.put_pod("worker-1", "ns", f"p{number:03}")
 
@@ -123,12 +93,12 @@ def test_a_list_that_is_forgotten_before_its_last_page_is_gone(server: ApiServer
         server.state.compact()
 
     with pytest.raises(Refused, match="continue") as caught:
-        client.list_of(POD, HERE, forget)
+        api.list_of(POD, HERE, forget)
     assert caught.value.status == 410
 
 
 def test_the_connection_of_a_watch_is_probed_while_nobody_says_anything(
-    server: ApiServerStandIn, client: ApiServer
+    server: ApiServerStandIn, api: ApiServer
 ) -> None:
     """A server that lost its power says nothing more: unprobed, its watch is taken for a quiet one for ten minutes."""
 
@@ -138,70 +108,43 @@ def test_the_connection_of_a_watch_is_probed_while_nobody_says_anything(
         mine = [row for row in rows if row[3] == "01" and int(row[2].rpartition(":")[2], 16) == server.port]
         return bool(mine) and all(row[5].startswith("02:") for row in mine)
 
-    seen = client.watch(POD, HERE, "0", 30)
+    seen = api.watch(POD, HERE, "0", 30)
     server.state.put_pod("worker-1", "ns", "a")
     next(seen)
     until(probed)
     seen.close()  # type: ignore[attr-defined]  # a generator
 
 
-def test_a_watch_ends_when_its_time_is_over(client: ApiServer) -> None:
-    assert [event["type"] for event in client.watch(POD, HERE, "1", 0)] in ([], ["BOOKMARK"])
+def test_a_watch_ends_when_its_time_is_over(api: ApiServer) -> None:
+    assert [event["type"] for event in api.watch(POD, HERE, "1", 0)] in ([], ["BOOKMARK"])
 
 
-def test_a_watch_from_too_long_ago_is_gone(server: ApiServerStandIn, client: ApiServer) -> None:
+def test_a_watch_from_too_long_ago_is_gone(server: ApiServerStandIn, api: ApiServer) -> None:
     server.state.put_pod("worker-1", "ns", "a")
     server.state.compact()
     with pytest.raises(Refused, match="too old resource version") as caught:
-        list(client.watch(POD, HERE, "1", 30))
+        list(api.watch(POD, HERE, "1", 30))
     assert caught.value.status == 410
 
 
-def test_a_watch_that_is_cut_is_unavailable(server: ApiServerStandIn, client: ApiServer) -> None:
+def test_a_watch_that_is_cut_is_unavailable(server: ApiServerStandIn, api: ApiServer) -> None:
     server.state.put_pod("worker-1", "ns", "a")
-    seen = client.watch(POD, HERE, "1", 30)
+    seen = api.watch(POD, HERE, "1", 30)
     next(seen)
     server.state.break_watches()
     with pytest.raises(Unavailable, match="does not answer"):
         next(seen)
 
 
-def test_slices_of_the_node_are_listed_and_their_end_is_seen(server: ApiServerStandIn, client: ApiServer) -> None:
-    mine = {"spec.driver": "nodefabric.io", "spec.nodeName": "n"}
-    client.apply(SLICE, resource_slice("a"), force=True)
-    client.apply(SLICE, resource_slice("b", node="elsewhere"), force=True)
-    version, listed = client.list_of(SLICE, mine, name_of)
-    assert listed == ["a"]
-    server.state.delete("ResourceSlice", "a")
-    seen = client.watch(SLICE, mine, version, 30)
-    event = next(seen)
-    assert (event["type"], name_of(event["object"])) == ("DELETED", "a")
-    seen.close()  # type: ignore[attr-defined]  # a generator
-
-
-def test_an_object_is_deleted_if_it_is_still_that_one(server: ApiServerStandIn, client: ApiServer) -> None:
-    uid = client.apply(SLICE, resource_slice("a"), force=True)["metadata"]["uid"]
+def test_an_object_is_deleted_if_it_is_still_that_one(server: ApiServerStandIn, api: ApiServer) -> None:
+    uid = api.apply(SLICE, resource_slice("a"), force=True)["metadata"]["uid"]
     with pytest.raises(Conflicted, match="Precondition failed"):
-        client.delete(SLICE, "a", "another")
+        api.delete(SLICE, "a", "another")
     with pytest.raises(Conflicted):
-        client.delete(SLICE, "a", uid, version="1")
-    assert client.delete(SLICE, "a", uid)
-    assert not client.delete(SLICE, "a", uid)
+        api.delete(SLICE, "a", uid, version="1")
+    assert api.delete(SLICE, "a", uid)
+    assert not api.delete(SLICE, "a", uid)
     assert server.state.counts.deletes == 1
-
-
-def test_a_status_is_applied_and_its_refusal_is_told(server: ApiServerStandIn, client: ApiServer) -> None:
-    device = {"driver": "nodefabric.io", "pool": "n", "device": "vf-1"}
-    server.state.write("ResourceClaim", "ns/c", allocated(device), "kube-scheduler")
-    head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "ns"}}
-    claims = CLAIM.within("ns")
-    assert client.apply_status(claims, {**head, "status": {"devices": [device]}})["status"]["devices"] == [device]
-    wrong = {**device, "device": "vf-2"}
-    with pytest.raises(Refused, match="must be an allocated device in the claim") as caught:
-        client.apply_status(claims, {**head, "status": {"devices": [wrong]}})
-    assert caught.value.status == 422
-    with pytest.raises(Refused, match=r"404 [^(]*$"):
-        client.apply_status(CLAIM.within("other"), {**head, "status": {}})
 
 
 def test_requests_of_a_client_with_turns_are_under_way_together(server: ApiServerStandIn, tmp_path: Path) -> None:
@@ -220,48 +163,38 @@ def test_requests_of_a_client_with_turns_are_under_way_together(server: ApiServe
     opened.close()
 
 
-def test_without_dra_the_refusal_names_the_version_that_has_it(server: ApiServerStandIn, client: ApiServer) -> None:
-    server.state.set_fault(Fault(status=404))
-    with pytest.raises(Refused, match=r"Kubernetes 1\.34"):
-        client.list_of(SLICE, {}, name_of)
-
-
-def test_a_refusal_says_why(client: ApiServer) -> None:
-    with pytest.raises(Refused, match="404 /api/v1/nodes/worker-9 not found") as caught:
-        client.metadata(NODE, "worker-9")
-    assert caught.value.status == 404
-
-
-@pytest.mark.parametrize(("status", "remedy"), [(404, "CustomResourceDefinition"), (403, "permissions")])
-def test_a_refusal_names_the_remedy(server: ApiServerStandIn, client: ApiServer, status: int, remedy: str) -> None:
-    server.state.set_fault(Fault(status=status))
-    with pytest.raises(Refused, match=remedy):
-        client.apply(KIND, TOPOLOGY, force=False)
-
-
-def test_an_overloaded_server_says_when_to_come_back(server: ApiServerStandIn, client: ApiServer) -> None:
-    server.state.set_fault(Fault(status=429, retry_after=7))
-    with pytest.raises(Unavailable, match="429") as caught:
-        client.apply(KIND, TOPOLOGY, force=False)
-    assert caught.value.retry_after == 7
-    assert not isinstance(caught.value, Refused)
-
-
-@pytest.mark.parametrize("fault", [Fault(status=500), Fault(drop=True)])
-def test_a_failing_server_is_unavailable_and_asked_once_only(
-    server: ApiServerStandIn, client: ApiServer, fault: Fault
+@pytest.mark.parametrize(
+    ("fault", "kind", "words", "retry_after"),
+    [
+        (Fault(status=404), Refused, "CustomResourceDefinition", None),
+        (Fault(status=403), Refused, "permissions", None),
+        (Fault(status=429, retry_after=7), Unavailable, "429", 7),
+        (Fault(status=500), Unavailable, "500", None),
+        (Fault(drop=True), Unavailable, "does not answer", None),
+    ],
+)
+def test_a_failure_says_what_helps_is_not_repeated_and_leaves_the_client_usable(
+    server: ApiServerStandIn, api: ApiServer, fault: Fault, kind: type[Unavailable], words: str, retry_after: int | None
 ) -> None:
     server.state.set_fault(fault)
-    with pytest.raises(Unavailable):
-        client.apply(KIND, TOPOLOGY, force=False)
+    with pytest.raises(Unavailable, match=words) as caught:
+        api.apply(KIND, TOPOLOGY, force=False)
+    assert (type(caught.value), caught.value.retry_after) == (kind, retry_after)
     assert server.state.counts.failures == 1
+    server.state.set_fault(None)
+    api.apply(KIND, TOPOLOGY, force=False)
 
 
-def test_the_connection_works_again_after_a_drop(server: ApiServerStandIn, client: ApiServer) -> None:
-    server.state.set_fault(Fault(drop=True, times=1))
-    with pytest.raises(Unavailable):
-        client.apply(KIND, TOPOLOGY, force=False)
-    client.apply(KIND, TOPOLOGY, force=False)
+def test_without_dra_the_refusal_names_the_version_that_has_it(server: ApiServerStandIn, api: ApiServer) -> None:
+    server.state.set_fault(Fault(status=404))
+    with pytest.raises(Refused, match=r"Kubernetes 1\.34"):
+        api.list_of(SLICE, {}, name_of)
+
+
+def test_an_object_that_is_not_there_is_refused_by_its_name(api: ApiServer) -> None:
+    with pytest.raises(Refused, match=r"404 /api/v1/nodes/worker-9 not found$") as caught:
+        api.metadata(NODE, "worker-9")
+    assert caught.value.status == 404
 
 
 def test_nobody_listening_is_unavailable(tmp_path: Path) -> None:

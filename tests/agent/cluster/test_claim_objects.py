@@ -2,58 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.claims import ClaimObjects
-from agent.errors import Unavailable
-from agent.model.allocation import PodRef
+from agent.errors import Refused, Unavailable
+from agent.model.allocation import ClaimRef, PodRef
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 from tests.sim.cluster.dra_documents import allocated, resource_slice
 
 
-@pytest.fixture
-def server() -> Iterator[ApiServerStandIn]:
-    with ApiServerStandIn() as running:
-        yield running
-
-
-@pytest.fixture
-def objects(server: ApiServerStandIn, tmp_path: Path) -> Iterator[ClaimObjects]:
-    path = tmp_path / "kubeconfig"
-    path.write_text(server.kubeconfig())
-    api = ApiServer.from_kubeconfig(path)
-    yield ClaimObjects(api, "n")
-    api.close()
-
-
-def test_the_slices_are_those_of_a_driver_on_this_node(server: ApiServerStandIn, objects: ClaimObjects) -> None:
+def test_the_slices_are_those_of_a_driver_on_this_node(server: ApiServerStandIn, api: ApiServer) -> None:
     for name, driver, node in (("a", "gpu.example", "n"), ("b", "gpu.example", "m"), ("c", "nic.example", "n")):
         server.state.write("ResourceSlice", name, resource_slice(name, driver=driver, node=node), "a driver")
 
-    assert [found["metadata"]["name"] for found in objects.slices("gpu.example")] == ["a"]
+    assert [found["metadata"]["name"] for found in ClaimObjects(api, "n").slices("gpu.example")] == ["a"]
 
 
-def test_a_claim_is_found_by_its_name(server: ApiServerStandIn, objects: ClaimObjects) -> None:
-    server.state.write("ResourceClaim", "ns/c", allocated({"driver": "d.io", "pool": "n", "device": "x"}), "scheduler")
-
-    assert (objects.claim("ns", "c") or {})["metadata"]["name"] == "c"
+def test_a_claim_is_found_by_its_name_or_as_one_of_its_uid(server: ApiServerStandIn, api: ApiServer) -> None:
+    document = allocated({"driver": "d.io", "pool": "n", "device": "x"})
+    uid = server.state.write("ResourceClaim", "ns/c", document, "scheduler")["metadata"]["uid"]
+    objects, reads = ClaimObjects(api, "n"), server.state.counts.reads
+    found = objects.get(ClaimRef(uid, "ns", "c"))
+    assert (found or {})["status"]["allocation"] == document["status"]["allocation"]
+    assert server.state.counts.reads == reads + 1
+    assert objects.claim("ns", "c") == found
     assert objects.claim("ns", "other") is None
+    assert objects.get(ClaimRef("of-before", "ns", "c")) is None
+    server.state.delete("ResourceClaim", "ns/c")
+    assert objects.get(ClaimRef(uid, "ns", "c")) is None
 
 
-def test_a_pod_of_another_uid_is_none(server: ApiServerStandIn, objects: ClaimObjects) -> None:
+def test_a_pod_of_another_uid_is_none(server: ApiServerStandIn, api: ApiServer) -> None:
     document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "ns"}, "spec": {}}
     uid = server.state.write("Pod", "ns/p", document, "somebody")["metadata"]["uid"]
 
-    assert objects.pod(PodRef("ns", "p", uid)) is not None
-    assert objects.pod(PodRef("ns", "p", "another")) is None
-    assert objects.pod(PodRef("ns", "q", uid)) is None
+    assert ClaimObjects(api, "n").pod(PodRef("ns", "p", uid)) is not None
+    assert ClaimObjects(api, "n").pod(PodRef("ns", "p", "another")) is None
+    assert ClaimObjects(api, "n").pod(PodRef("ns", "q", uid)) is None
 
 
-def test_a_server_that_fails_is_no_answer(server: ApiServerStandIn, objects: ClaimObjects) -> None:
-    server.state.set_fault(Fault(status=503))
-    with pytest.raises(Unavailable):
-        objects.slices("gpu.example")
+@pytest.mark.parametrize(("status", "kind"), [(403, Refused), (500, Unavailable)])
+def test_a_server_that_fails_or_refuses_is_no_answer(
+    server: ApiServerStandIn, api: ApiServer, status: int, kind: type[Unavailable]
+) -> None:
+    server.state.set_fault(Fault(status=status))
+    with pytest.raises(kind):
+        ClaimObjects(api, "n").slices("gpu.example")
+    with pytest.raises(kind):
+        ClaimObjects(api, "n").get(ClaimRef("uid", "ns", "c"))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.claims import AttachedDevice, ClaimObjects, ClaimStatusWriter
+from agent.cluster.claims import AttachedDevice, ClaimStatusWriter
 from agent.config import HealthSettings
-from agent.errors import Refused, Unavailable
 from agent.health import HealthBook
 from agent.model.allocation import ClaimRef
 from agent.process.backoff import Backoff
@@ -31,56 +28,11 @@ from tests.sim.cluster.dra_documents import SHARE, allocated
 DEVICE = {"driver": "nodefabric.io", "pool": "n", "device": "vf-1"}
 
 
-@pytest.fixture
-def server() -> Iterator[ApiServerStandIn]:
-    with ApiServerStandIn() as running:
-        yield running
-
-
-@pytest.fixture
-def api(server: ApiServerStandIn, tmp_path: Path) -> Iterator[ApiServer]:
-    path = tmp_path / "kubeconfig"
-    path.write_text(server.kubeconfig())
-    opened = ApiServer.from_kubeconfig(path)
-    yield opened
-    opened.close()
-
-
 def put(server: ApiServerStandIn, name: str = "c", *results: dict[str, Any]) -> ClaimRef:
     """Have an allocated claim at the server."""
     document = allocated(*(results or (DEVICE,)), name=name)
     stored = server.state.write("ResourceClaim", f"ns/{name}", document, "kube-scheduler")
     return ClaimRef(stored["metadata"]["uid"], "ns", name)
-
-
-def test_a_claim_is_read_with_its_allocation_by_one_request(server: ApiServerStandIn, api: ApiServer) -> None:
-    ref = put(server)
-    found = ClaimObjects(api, "n").get(ref)
-    assert found is not None
-    assert found["metadata"]["uid"] == ref.uid
-    assert found["status"]["allocation"]["devices"]["results"] == [{"request": "nic", **DEVICE}]
-    assert server.state.counts.reads == 1
-
-
-def test_a_claim_that_is_gone_or_another_of_its_name_is_none(server: ApiServerStandIn, api: ApiServer) -> None:
-    ref = put(server)
-    reader = ClaimObjects(api, "n")
-    assert reader.get(ClaimRef("of-before", "ns", "c")) is None
-    assert reader.get(ClaimRef(ref.uid, "elsewhere", "c")) is None
-    server.state.delete("ResourceClaim", "ns/c")
-    assert reader.get(ref) is None
-
-
-def test_without_an_answer_or_the_right_nobody_is_told_that_there_is_no_claim(
-    server: ApiServerStandIn, api: ApiServer
-) -> None:
-    ref = put(server)
-    server.state.set_fault(Fault(status=403))
-    with pytest.raises(Refused, match="permissions"):
-        ClaimObjects(api, "n").get(ref)
-    server.state.set_fault(Fault(status=500))
-    with pytest.raises(Unavailable, match="500"):
-        ClaimObjects(api, "n").get(ref)
 
 
 ATTACHED = AttachedDevice(
@@ -135,30 +87,25 @@ class Writing:
         await asyncio.sleep(QUIET_SECONDS)
         assert self.server.state.counts.applies == before
 
-    def play(self, scenario: Callable[[Writing], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            running = asyncio.create_task(self.writer.run())
-            try:
-                await scenario(self)
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+    async def __aenter__(self) -> Writing:
+        self.running = asyncio.create_task(self.writer.run())
+        return self
 
-        asyncio.run(whole())
+    async def __aexit__(self, *exc: object) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
 
 
-def test_a_claim_is_told_of_its_device_once(server: ApiServerStandIn, api: ApiServer) -> None:
+async def test_a_claim_is_told_of_its_device_once(server: ApiServerStandIn, api: ApiServer) -> None:
     ref = put(server)
 
-    async def scenario(writing: Writing) -> None:
+    writing = Writing(server, api)
+    async with writing:
         writing.writer.attached(ref, ATTACHED)
         await until(writing.devices)
         writing.writer.attached(ref, ATTACHED)
         await writing.quiet()
         assert writing.writes == 1
-
-    writing = Writing(server, api)
-    writing.play(scenario)
     assert writing.devices() == [
         {
             **DEVICE,
@@ -181,11 +128,11 @@ def test_a_claim_is_told_of_its_device_once(server: ApiServerStandIn, api: ApiSe
     ]
 
 
-def test_devices_of_a_claim_that_come_together_are_one_write(server: ApiServerStandIn, api: ApiServer) -> None:
+async def test_devices_of_a_claim_that_come_together_are_one_write(server: ApiServerStandIn, api: ApiServer) -> None:
     names = [f"vf-{number}" for number in range(8)]
     ref = put(server, "c", *({**DEVICE, "device": name} for name in names))
 
-    async def scenario(writing: Writing) -> None:
+    async with Writing(server, api, coalesce=0.5) as writing:
         for name in names:
             writing.writer.attached(ref, replace(ATTACHED, device=name))
             await asyncio.sleep(0.002)
@@ -193,58 +140,33 @@ def test_devices_of_a_claim_that_come_together_are_one_write(server: ApiServerSt
         await writing.quiet()
         assert writing.writes == 1
 
-    Writing(server, api, coalesce=0.5).play(scenario)
 
-
-def test_a_device_that_comes_later_leaves_the_first_where_it_is(server: ApiServerStandIn, api: ApiServer) -> None:
+async def test_a_device_that_comes_later_leaves_the_first_where_it_is(server: ApiServerStandIn, api: ApiServer) -> None:
     ref = put(server, "c", DEVICE, {**DEVICE, "device": "vf-2"})
 
-    async def scenario(writing: Writing) -> None:
+    async with Writing(server, api) as writing:
         writing.writer.attached(ref, ATTACHED)
         await until(writing.devices)
         writing.writer.attached(ref, replace(ATTACHED, device="vf-2"))
         await until(lambda: [device["device"] for device in writing.devices()] == ["vf-1", "vf-2"])
         assert writing.writes == 2
 
-    Writing(server, api).play(scenario)
 
-
-def test_a_share_is_told_with_its_id_and_what_is_not_there_is_left_out(
-    server: ApiServerStandIn, api: ApiServer
-) -> None:
-    share = {"driver": "nodefabric.io", "pool": "n", "device": "hca-1", "shareID": SHARE}
-    ref = put(server, "c", share)
-
-    async def scenario(writing: Writing) -> None:
-        bare = AttachedDevice("nodefabric.io", "n", "hca-1", 0.0, share_id=SHARE, rdma_device="mlx5_0")
-        writing.writer.attached(ref, bare)
-        await until(writing.devices)
-        (device,) = writing.devices()
-        assert {key: device.get(key) for key in ("shareID", "networkData", "data")} == {
-            "shareID": SHARE,
-            "networkData": None,
-            "data": {"rdmaDevice": "mlx5_0"},
-        }
-
-    Writing(server, api).play(scenario)
-
-
-def test_more_addresses_than_a_status_takes_are_left_out(server: ApiServerStandIn, api: ApiServer) -> None:
-    ref = put(server)
+def test_what_is_not_there_and_more_addresses_than_a_status_takes_are_left_out() -> None:
+    share = AttachedDevice("nodefabric.io", "n", "hca-1", 0.0, share_id=SHARE, rdma_device="mlx5_0").status()
+    assert {key: share.get(key) for key in ("shareID", "networkData", "data")} == {
+        "shareID": SHARE,
+        "networkData": None,
+        "data": {"rdmaDevice": "mlx5_0"},
+    }
     many = tuple(f"10.0.0.{number}/24" for number in (1, 1, *range(2, 20)))
-
-    async def scenario(writing: Writing) -> None:
-        writing.writer.attached(ref, replace(ATTACHED, addresses=many))
-        await until(writing.devices)
-        assert writing.devices()[0]["networkData"]["ips"] == [f"10.0.0.{number}/24" for number in range(1, 17)]
-
-    Writing(server, api).play(scenario)
+    assert replace(ATTACHED, addresses=many).status()["networkData"]["ips"] == [f"10.0.0.{n}/24" for n in range(1, 17)]
 
 
-def test_a_server_that_is_away_is_waited_for(server: ApiServerStandIn, api: ApiServer) -> None:
+async def test_a_server_that_is_away_is_waited_for(server: ApiServerStandIn, api: ApiServer) -> None:
     refs = [put(server, name) for name in ("c", "d")]
 
-    async def scenario(writing: Writing) -> None:
+    async with Writing(server, api) as writing:
         server.state.set_fault(Fault(drop=True))
         for ref in refs:
             writing.writer.attached(ref, ATTACHED)
@@ -254,32 +176,28 @@ def test_a_server_that_is_away_is_waited_for(server: ApiServerStandIn, api: ApiS
         await writing.quiet()
         assert writing.writes == 2
 
-    Writing(server, api).play(scenario)
 
-
-def test_a_refusal_of_one_claim_is_said_once_tried_again_and_holds_up_no_other(
+async def test_a_refusal_of_one_claim_is_said_once_tried_again_and_holds_up_no_other(
     server: ApiServerStandIn, api: ApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref, other = put(server, "c"), put(server, "d")
     server.state.caller = Caller()
 
-    async def scenario(writing: Writing) -> None:
+    async with Writing(server, api) as writing:
         writing.writer.attached(ref, ATTACHED)
         writing.writer.attached(other, ATTACHED)
         await until(lambda: writing.refusals("Refused") >= 5)
         server.state.caller = None
         await until(lambda: writing.devices("c") and writing.devices("d"))
-
-    Writing(server, api).play(scenario)
     said = [record for record in caplog.records if record.name == "agent.cluster.claims"]
     assert len(said) == 2
 
 
-def test_a_claim_that_is_gone_or_unprepared_is_not_tried_again(server: ApiServerStandIn, api: ApiServer) -> None:
+async def test_a_claim_that_is_gone_or_unprepared_is_not_tried_again(server: ApiServerStandIn, api: ApiServer) -> None:
     gone, unprepared = put(server, "gone"), put(server, "c")
     server.state.delete("ResourceClaim", "ns/gone")
 
-    async def scenario(writing: Writing) -> None:
+    async with Writing(server, api) as writing:
         writing.writer.attached(gone, ATTACHED)
         await until(lambda: writing.refusals("Refused") == 1)
         server.state.set_fault(Fault(status=500))
@@ -291,28 +209,21 @@ def test_a_claim_that_is_gone_or_unprepared_is_not_tried_again(server: ApiServer
         assert writing.writes == 0
         assert writing.refusals("Refused") == 1
 
-    Writing(server, api).play(scenario)
 
-
-def test_another_claim_of_the_same_name_is_told_nothing(server: ApiServerStandIn, api: ApiServer) -> None:
+async def test_another_claim_of_the_same_name_is_told_nothing(server: ApiServerStandIn, api: ApiServer) -> None:
     put(server)
-
-    async def scenario(writing: Writing) -> None:
+    async with Writing(server, api) as writing:
         writing.writer.attached(ClaimRef("of-before", "ns", "c"), ATTACHED)
         await until(lambda: writing.refusals("Refused") >= 1)
         assert writing.devices() == []
 
-    Writing(server, api).play(scenario)
 
-
-def test_a_cluster_without_device_status_is_asked_once(server: ApiServerStandIn, api: ApiServer) -> None:
+async def test_a_cluster_without_device_status_is_asked_once(server: ApiServerStandIn, api: ApiServer) -> None:
     server.state.gates -= {gates.DEVICE_STATUS}
     ref = put(server)
 
-    async def scenario(writing: Writing) -> None:
+    async with Writing(server, api) as writing:
         writing.writer.attached(ref, ATTACHED)
         await until(lambda: writing.writes == 1)
         await writing.quiet()
         assert writing.devices() == []
-
-    Writing(server, api).play(scenario)

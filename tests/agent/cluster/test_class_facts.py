@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
-
-import pytest
-
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.claims import cluster_facts
-from agent.report.doctor.facts import ClusterFacts, DeviceClass
+from agent.report.doctor.facts import DeviceClass
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 
 EXPRESSION = 'device.driver == "nodefabric.io"'
 
 
-@pytest.fixture
-def server() -> Iterator[ApiServerStandIn]:
-    with ApiServerStandIn() as running:
-        running.state.add_node("n")
-        yield running
-
-
-def asked(server: ApiServerStandIn, folder: Path) -> ClusterFacts:
-    (folder / "kubeconfig").write_text(server.kubeconfig())
-    with closing(ApiServer.from_kubeconfig(folder / "kubeconfig")) as api:
-        return cluster_facts(api, "n")
-
-
-def test_kubelets_version_and_the_classes_are_told(server: ApiServerStandIn, tmp_path: Path) -> None:
+def test_kubelets_version_and_the_classes_are_told(server: ApiServerStandIn, api: ApiServer) -> None:
     document = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",
@@ -39,7 +20,7 @@ def test_kubelets_version_and_the_classes_are_told(server: ApiServerStandIn, tmp
     server.state.write("DeviceClass", "rdma-vf", document, "somebody")
     bare = {**document, "metadata": {"name": "bare"}, "spec": {}}
     server.state.write("DeviceClass", "bare", bare, "somebody")
-    found = asked(server, tmp_path)
+    found = cluster_facts(api, "n")
     assert (found.kubelet_version, found.problem) == ("v1.36.0", "")
     assert found.classes is not None
     assert sorted(found.classes, key=lambda one: one.name) == [
@@ -49,9 +30,9 @@ def test_kubelets_version_and_the_classes_are_told(server: ApiServerStandIn, tmp
 
 
 def test_without_the_right_to_list_classes_the_version_is_told_and_a_reason(
-    server: ApiServerStandIn, tmp_path: Path
+    server: ApiServerStandIn, api: ApiServer
 ) -> None:
     server.state.set_fault(Fault(status=403, path="/apis/resource.k8s.io/v1/deviceclasses"))
-    found = asked(server, tmp_path)
+    found = cluster_facts(api, "n")
     assert (found.kubelet_version, found.classes) == ("v1.36.0", None)
     assert "403" in found.problem or "refused" in found.problem

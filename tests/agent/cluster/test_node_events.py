@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
-
-import pytest
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.node_events import MOST_MESSAGE, NodeEvents, Saying, Times, of_config, of_health
@@ -55,14 +52,10 @@ def test_one_sentence_tells_of_all_units_that_share_a_reason() -> None:
     ]
 
 
-def test_recovery_names_what_is_over() -> None:
+def test_recovery_names_what_is_over_and_shares_of_one_hca_are_named_once() -> None:
     (told,) = changes(offer(LINK), offer(HEALTHY))
     assert told == Saying("DeviceHealthy", "1 unit of rdma/vf is healthy again, after LinkDown: 0000:3b:00.0", False)
-
-
-def test_shares_of_one_hca_are_named_once() -> None:
-    units = {"rdma/hca": [offered(f"hca-1-{n}", LINK, device="0000:3b:00.0") for n in range(63)]}
-    (told,) = changes({}, units)
+    (told,) = changes({}, {"rdma/hca": [offered(f"hca-1-{n}", LINK, device="0000:3b:00.0") for n in range(63)]})
     assert told.message.startswith("63 units of rdma/hca are unhealthy")
     assert told.message.endswith(": 0000:3b:00.0")
 
@@ -76,20 +69,6 @@ def test_a_configuration_that_waits_for_a_restart_is_not_told_as_refused() -> No
         ("ConfigTaken", False),
     ]
     assert [saying.message for saying in told[:2]] == [refused, waiting]
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServerStandIn]:
-    with ApiServerStandIn() as running:
-        yield running
-
-
-@pytest.fixture
-def api(server: ApiServerStandIn, tmp_path: Path) -> Iterator[ApiServer]:
-    (tmp_path / "kubeconfig").write_text(server.kubeconfig())
-    opened = ApiServer.from_kubeconfig(tmp_path / "kubeconfig")
-    yield opened
-    opened.close()
 
 
 class Node:
@@ -167,20 +146,17 @@ async def test_a_flood_is_held_back(server: ApiServerStandIn, api: ApiServer) ->
     assert [e["message"] for e in server.state.created] == ["number 150", "number 151", "number 152"]
 
 
-def test_an_api_server_that_refuses_events_does_not_hold_up_the_others(
+async def test_an_api_server_that_refuses_events_does_not_hold_up_the_others(
     server: ApiServerStandIn, api: ApiServer
 ) -> None:
-    async def work() -> None:
-        node = Node()
-        events = node.events(api)
-        server.state.set_fault(Fault(status=403, times=1))
-        events.note(Saying("LinkDown", "first", True))
-        events.note(Saying("LinkDown", "x" * 5000, True))
-        task = asyncio.create_task(events.run())
-        await until(lambda: len(server.state.created) == 1)
-        await ended(task)
-
-    asyncio.run(work())
+    node = Node()
+    events = node.events(api)
+    server.state.set_fault(Fault(status=403, times=1))
+    events.note(Saying("LinkDown", "first", True))
+    events.note(Saying("LinkDown", "x" * 5000, True))
+    task = asyncio.create_task(events.run())
+    await until(lambda: len(server.state.created) == 1)
+    await ended(task)
     assert MOST_MESSAGE == 1024
 
 
@@ -198,17 +174,14 @@ class SilentApi(ApiServer):
         return {}
 
 
-def test_a_silent_api_server_does_not_hold_up_the_end() -> None:
+async def test_a_silent_api_server_does_not_hold_up_the_end() -> None:
     api = SilentApi()
 
-    async def work() -> None:
-        node = Node()
-        node.have(offer(LINK))
-        events = node.events(api)
-        task = asyncio.create_task(events.run())
-        await until(api.asked.is_set)
-        await ended(task)
-
-    asyncio.run(work())
+    node = Node()
+    node.have(offer(LINK))
+    events = node.events(api)
+    task = asyncio.create_task(events.run())
+    await until(api.asked.is_set)
+    await ended(task)
     assert api.waited == []
     api.gate.set()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from agent.cluster.node_taint import (
     KEY,
     NodeTaint,
     Times,
-    why_nobody_follows,
     with_taint,
     without_taint,
 )
@@ -26,25 +24,11 @@ from agent.process.backoff import Backoff
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 from tests.awaiting import until
 
-NODE = "worker-1"
+NODE = "n"
 MINE = {"key": KEY, "effect": "NoSchedule"}
 OTHER = {"key": "example.com/maintenance", "effect": "PreferNoSchedule", "value": "disk"}
 QUICK = Times(put=1.0, longest=0.2, retry=Backoff(0.05, 0.05), refused=Backoff(0.05, 0.05))
 ON = Restart(taint=True, wait_seconds=0.1)
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServerStandIn]:
-    with ApiServerStandIn() as standing_in:
-        standing_in.state.add_node(NODE)
-        yield standing_in
-
-
-@pytest.fixture
-def open_api(server: ApiServerStandIn, tmp_path: Path) -> Callable[[], ApiServer]:
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(server.kubeconfig())
-    return lambda: ApiServer.from_kubeconfig(kubeconfig)
 
 
 def taints(server: ApiServerStandIn) -> list[dict[str, Any]]:
@@ -73,60 +57,39 @@ def test_the_lists_of_taints_differ_by_ours_alone() -> None:
     assert without_taint([OTHER]) == [OTHER]
 
 
-def test_the_taint_comes_before_the_end_and_goes_when_kubelet_has_the_lists(
-    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
+@pytest.mark.parametrize("others", [(OTHER,), ()])
+async def test_the_taint_comes_before_the_end_and_goes_when_kubelet_has_the_lists(
+    server: ApiServerStandIn, open_api: Callable[[], ApiServer], others: tuple[dict[str, str], ...]
 ) -> None:
-    set_taints(server, OTHER)
-
-    async def scenario() -> None:
-        await registered(NodeTaint(open_api, NODE)).leave()
-        assert taints(server) == [OTHER, MINE]
-        following = NodeTaint(open_api, NODE)
-        lifting = asyncio.create_task(following.lift())
-        await asyncio.sleep(0.1)
-        assert taints(server) == [OTHER, MINE]
-        following.registered.set()
-        await lifting
-
-    asyncio.run(scenario())
-    assert taints(server) == [OTHER]
+    set_taints(server, *others)
+    await registered(NodeTaint(open_api, NODE)).leave()
+    assert taints(server) == [*others, MINE]
+    following = NodeTaint(open_api, NODE)
+    lifting = asyncio.create_task(following.lift())
+    await asyncio.sleep(0.1)
+    assert taints(server) == [*others, MINE]
+    following.registered.set()
+    await lifting
     node = server.state.get("Node", NODE)
     assert node is not None
-    assert node["spec"]["podCIDR"] == "10.0.0.0/24"
-
-
-def test_a_node_without_any_taint_has_none_afterwards(
-    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
-) -> None:
-    async def scenario() -> None:
-        await registered(NodeTaint(open_api, NODE)).leave()
-        assert taints(server) == [MINE]
-        await registered(NodeTaint(open_api, NODE)).lift()
-
-    asyncio.run(scenario())
-    node = server.state.get("Node", NODE)
-    assert node is not None
-    assert node["spec"] == {}
+    assert node["spec"] == {"podCIDR": "10.0.0.0/24"} | ({"taints": [OTHER]} if others else {})
 
 
 @pytest.mark.parametrize("settings", [Restart(), ON])
-def test_who_does_not_want_it_or_was_not_registered_ends_at_once(
+async def test_who_does_not_want_it_or_was_not_registered_ends_at_once(
     server: ApiServerStandIn, open_api: Callable[[], ApiServer], settings: Restart
 ) -> None:
-    async def scenario() -> None:
-        taint = NodeTaint(open_api, NODE)
-        taint.settings = settings
-        if not settings.taint:
-            taint.registered.set()
-        assert taint.leave_seconds == 0
-        await taint.leave()
-
-    asyncio.run(scenario())
+    taint = NodeTaint(open_api, NODE)
+    taint.settings = settings
+    if not settings.taint:
+        taint.registered.set()
+    assert taint.leave_seconds == 0
+    await taint.leave()
     assert taints(server) == []
     assert server.state.counts.merges == 0
 
 
-def test_a_taint_that_somebody_else_puts_meanwhile_is_not_lost(
+async def test_a_taint_that_somebody_else_puts_meanwhile_is_not_lost(
     server: ApiServerStandIn, open_api: Callable[[], ApiServer]
 ) -> None:
     """The list of taints is replaced as a whole: only the version of the object tells that it is another by now."""
@@ -142,71 +105,55 @@ def test_a_taint_that_somebody_else_puts_meanwhile_is_not_lost(
         api.__class__ = Disturbed
         return api
 
-    asyncio.run(registered(NodeTaint(disturbed, NODE)).leave())
+    await registered(NodeTaint(disturbed, NODE)).leave()
     assert taints(server) == [OTHER, MINE]
     assert server.state.counts.conflicts == 1
 
 
 @pytest.mark.parametrize("fault", [Fault(delay_seconds=30), Fault(drop=True), Fault(status=403), Fault(status=500)])
-def test_an_api_server_that_is_away_holds_up_the_end_for_a_bounded_time(
+async def test_an_api_server_that_is_away_holds_up_the_end_for_a_bounded_time(
     server: ApiServerStandIn,
     open_api: Callable[[], ApiServer],
     fault: Fault,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server.state.set_fault(fault)
-    asyncio.run(registered(NodeTaint(open_api, NODE, times=QUICK), Restart(taint=True, wait_seconds=30)).leave())
+    await registered(NodeTaint(open_api, NODE, times=QUICK), Restart(taint=True, wait_seconds=30)).leave()
     assert "the Node gets no taint: " in caplog.text
     assert taints(server) == []
 
 
-def test_where_there_is_no_account_the_agent_ends_and_starts_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+async def test_where_there_is_no_account_the_agent_ends_and_starts_anyway(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def refuse() -> ApiServer:
         raise ConfigError("API server", ["no account"])
 
-    async def scenario() -> None:
-        await registered(NodeTaint(refuse, NODE)).leave()
-        await registered(NodeTaint(refuse, NODE)).lift()
-
-    asyncio.run(scenario())
+    await registered(NodeTaint(refuse, NODE)).leave()
+    await registered(NodeTaint(refuse, NODE)).lift()
     assert "the Node gets no taint: " in caplog.text
 
 
-def test_an_api_server_that_is_away_at_the_start_is_asked_again(
-    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
+@pytest.mark.parametrize(("status", "said"), [(503, 0), (403, 1)])
+async def test_an_api_server_that_is_away_or_refuses_at_the_start_is_asked_again(
+    server: ApiServerStandIn,
+    open_api: Callable[[], ApiServer],
+    status: int,
+    said: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """One that starts refuses what it will allow a moment later."""
     set_taints(server, MINE, OTHER)
-    server.state.set_fault(Fault(status=503))
-
-    async def scenario() -> None:
-        lifting = asyncio.create_task(registered(NodeTaint(open_api, NODE, times=QUICK)).lift())
-        await until(lambda: server.state.counts.failures >= 2)
-        server.state.set_fault(None)
-        await lifting
-
-    asyncio.run(scenario())
+    server.state.set_fault(Fault(status=status))
+    lifting = asyncio.create_task(registered(NodeTaint(open_api, NODE, times=QUICK)).lift())
+    await until(lambda: server.state.counts.failures >= 3)
+    server.state.set_fault(None)
+    await lifting
     assert taints(server) == [OTHER]
+    assert caplog.text.count("stays on the Node") == said
 
 
-def test_who_may_not_change_the_node_says_so_once_and_tries_again(
-    server: ApiServerStandIn, open_api: Callable[[], ApiServer], caplog: pytest.LogCaptureFixture
-) -> None:
-    """An API server that starts refuses what it will allow a moment later."""
-    set_taints(server, MINE)
-    server.state.set_fault(Fault(status=403))
-
-    async def scenario() -> None:
-        lifting = asyncio.create_task(registered(NodeTaint(open_api, NODE, times=QUICK)).lift())
-        await until(lambda: server.state.counts.failures >= 3)
-        server.state.set_fault(None)
-        await lifting
-
-    asyncio.run(scenario())
-    assert caplog.text.count("stays on the Node") == 1
-    assert taints(server) == []
-
-
-def test_a_node_whose_agent_cannot_register_gets_its_pods_back(
+async def test_a_node_whose_agent_cannot_register_gets_its_pods_back(
     server: ApiServerStandIn, open_api: Callable[[], ApiServer]
 ) -> None:
     """With a wrong configuration, say: pods that need nothing of ours must not wait for its repair.
@@ -215,15 +162,12 @@ def test_a_node_whose_agent_cannot_register_gets_its_pods_back(
     """
     set_taints(server, MINE)
 
-    async def scenario() -> None:
-        taint = NodeTaint(open_api, NODE, times=QUICK)
-        lifting = asyncio.create_task(taint.lift())
-        await until(lambda: not taints(server))
-        set_taints(server, MINE)
-        taint.registered.set()
-        await lifting
-
-    asyncio.run(scenario())
+    taint = NodeTaint(open_api, NODE, times=QUICK)
+    lifting = asyncio.create_task(taint.lift())
+    await until(lambda: not taints(server))
+    set_taints(server, MINE)
+    taint.registered.set()
+    await lifting
     assert taints(server) == []
 
 
@@ -233,68 +177,53 @@ def daemon_set(*names: str, **more: Any) -> dict[str, Any]:
     return {"metadata": {}, "spec": {"template": {"spec": {"containers": containers, **more}}}}
 
 
+LEAVES = daemon_set(DAEMON_SET) | {"metadata": {"deletionTimestamp": "2026-11-22T00:00:00Z"}}
+
+
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("found", "why"),
     [
         (daemon_set("NODE_NAME", DAEMON_SET), None),
-        (daemon_set(DAEMON_SET, nodeSelector={"rdma": "true"}), None),
-        (daemon_set(DAEMON_SET) | {"metadata": {"deletionTimestamp": "2026-11-22T00:00:00Z"}}, "removed"),
-        (daemon_set("NODE_NAME"), "no taint"),
-        (daemon_set(DAEMON_SET, nodeSelector={"rdma": "true", "pool": "gpu"}), "nodeSelector"),
+        (daemon_set(DAEMON_SET, nodeSelector={"kubernetes.io/hostname": "n"}), None),
+        (None, "is removed"),
+        (LEAVES, "is being removed"),
+        (daemon_set("NODE_NAME"), "starts agents that take no taint away any more"),
+        (daemon_set(DAEMON_SET, nodeSelector={"kubernetes.io/hostname": "n", "pool": "gpu"}), "by its nodeSelector"),
     ],
 )
-def test_who_follows_is_read_from_the_daemon_set(found: dict[str, Any], expected: str | None) -> None:
-    why = why_nobody_follows(found, {"rdma": "true", "kubernetes.io/os": "linux"})
-    assert why is None if expected is None else why is not None and expected in why
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        None,
-        daemon_set(DAEMON_SET) | {"metadata": {"deletionTimestamp": "2026-11-22T00:00:00Z"}},
-        daemon_set(),
-        daemon_set(DAEMON_SET, nodeSelector={"rdma": "true"}),
-    ],
-)
-def test_an_agent_that_none_follows_leaves_no_taint(
-    server: ApiServerStandIn, open_api: Callable[[], ApiServer], found: dict[str, Any] | None
+async def test_an_agent_leaves_no_taint_that_nobody_would_take_away(
+    server: ApiServerStandIn,
+    open_api: Callable[[], ApiServer],
+    found: dict[str, Any] | None,
+    why: str | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nobody would take it away again: the DaemonSet is removed, the option switched off, or the Node's label gone."""
+    """The DaemonSet is removed, the option switched off, or the Node's label gone."""
+    caplog.set_level("INFO")
     if found is not None:
         server.state.write("DaemonSet", "nodefabric/agent", found, "kubectl")
-    asyncio.run(registered(NodeTaint(open_api, NODE, "nodefabric/agent")).leave())
-    assert taints(server) == []
+    await registered(NodeTaint(open_api, NODE, "nodefabric/agent")).leave()
+    assert taints(server) == ([MINE] if why is None else [])
+    assert f"{why}" in caplog.text or why is None
 
 
-def test_an_agent_whose_daemon_set_stays_leaves_one(
-    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
-) -> None:
-    server.state.write("DaemonSet", "nodefabric/agent", daemon_set(DAEMON_SET), "kubectl")
-    asyncio.run(registered(NodeTaint(open_api, NODE, "nodefabric/agent")).leave())
-    assert taints(server) == [MINE]
-
-
-def test_an_older_taint_that_could_not_be_taken_away_yet_stays_for_the_end(
+async def test_an_older_taint_that_could_not_be_taken_away_yet_stays_for_the_end(
     server: ApiServerStandIn, open_api: Callable[[], ApiServer]
 ) -> None:
     set_taints(server, MINE)
     server.state.set_fault(Fault(status=503))
 
-    async def scenario() -> None:
-        taint = registered(NodeTaint(open_api, NODE, times=QUICK), Restart(taint=True, wait_seconds=0.5))
-        lifting = asyncio.create_task(taint.lift())
-        await until(lambda: server.state.counts.failures >= 1)
-        leaving = asyncio.create_task(taint.leave())
-        await asyncio.sleep(0)
-        server.state.set_fault(None)
-        await asyncio.gather(lifting, leaving)
-
-    asyncio.run(scenario())
+    taint = registered(NodeTaint(open_api, NODE, times=QUICK), Restart(taint=True, wait_seconds=0.5))
+    lifting = asyncio.create_task(taint.lift())
+    await until(lambda: server.state.counts.failures >= 1)
+    leaving = asyncio.create_task(taint.leave())
+    await asyncio.sleep(0)
+    server.state.set_fault(None)
+    await asyncio.gather(lifting, leaving)
     assert taints(server) == [MINE]
 
 
-def test_what_is_put_for_the_end_is_not_taken_away_by_a_start_that_is_not_over(
+async def test_what_is_put_for_the_end_is_not_taken_away_by_a_start_that_is_not_over(
     server: ApiServerStandIn, open_api: Callable[[], ApiServer]
 ) -> None:
     """The agent is asked to end while it still takes an older taint away."""
@@ -314,14 +243,11 @@ def test_what_is_put_for_the_end_is_not_taken_away_by_a_start_that_is_not_over(
         api.__class__ = Halted
         return api
 
-    async def scenario() -> None:
-        taint = registered(NodeTaint(slow, NODE))
-        lifting = asyncio.create_task(taint.lift())
-        await until(halted.is_set)
-        leaving = asyncio.create_task(taint.leave())
-        await asyncio.sleep(0)
-        goes_on.set()
-        await asyncio.gather(lifting, leaving)
-
-    asyncio.run(scenario())
+    taint = registered(NodeTaint(slow, NODE))
+    lifting = asyncio.create_task(taint.lift())
+    await until(halted.is_set)
+    leaving = asyncio.create_task(taint.leave())
+    await asyncio.sleep(0)
+    goes_on.set()
+    await asyncio.gather(lifting, leaving)
     assert taints(server) == [MINE]

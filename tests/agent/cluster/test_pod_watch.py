@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -11,7 +10,6 @@ from agent.cluster.apiserver import ApiServer, ObjectKind
 from agent.cluster.object_watch import PodWatch, Timing, WatchedPod, read_pod
 from agent.errors import Refused, Unavailable
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
-from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -106,39 +104,38 @@ def test_only_what_matters_is_told() -> None:
     assert names(watch) == []
 
 
-def test_a_version_that_is_gone_asks_for_a_new_list() -> None:
-    script = Script(("7", [pod("a")]), [Refused(410, "too old")], ("90", [pod("b")]), [])
-    watch = script.play()
-    assert [call for call, _ in script.calls] == ["list", "watch", "list", "watch"]
-    assert names(watch) == ["b"]
-
-
-@pytest.mark.parametrize("nonsense", [{"metadata": None}, {"spec": {"containers": 7}}])
-def test_an_answer_that_makes_no_sense_asks_for_a_new_list(nonsense: dict[str, Any]) -> None:
-    script = Script(("7", [pod("a")]), [event("ADDED", nonsense)], ("90", [pod("b")]), [])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [Refused(410, "too old")],
+        [event("ADDED", {"metadata": None})],
+        [event("ADDED", {"spec": {"containers": 7}})],
+    ],
+    ids=str,
+)
+def test_an_answer_that_makes_no_sense_or_a_version_that_is_gone_asks_for_a_new_list(answer: list[Any]) -> None:
+    script = Script(("7", [pod("a")]), answer, ("90", [pod("b")]), [])
     watch = script.play()
     assert [call for call, _ in script.calls] == ["list", "watch", "list", "watch"]
     assert names(watch) == ["b"]
     assert script.pauses[0] > 0
 
 
-def test_watches_that_end_at_once_are_begun_again_more_and_more_seldom() -> None:
-    script = Script(("7", []), *[[]] * 9)
-    script.watch_lasts = 0.1
+@pytest.mark.parametrize(
+    ("answers", "lasts", "pauses"),
+    [
+        pytest.param([("7", []), *[[]] * 9], 0.1, [0.5, 1, 2, 4, 8, 16, 30, 30, 30], id="ends at once"),
+        pytest.param([("7", []), Refused(410, "too old")] * 4, 300.0, [0.5, 1, 2, 4], id="too old each time"),
+        pytest.param([("7", []), *[[]] * 4], 300.0, [0.5] * 4, id="lasts"),
+    ],
+)
+def test_what_ends_at_once_is_begun_again_more_and_more_seldom(
+    answers: list[Any], lasts: float, pauses: list[float]
+) -> None:
+    script = Script(*answers)
+    script.watch_lasts = lasts
     script.play()
-    assert script.pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-
-
-def test_a_version_that_is_gone_each_time_is_asked_for_more_and_more_seldom() -> None:
-    script = Script(*[("7", []), Refused(410, "too old")] * 4)
-    script.play()
-    assert script.pauses == [0.5, 1, 2, 4]
-
-
-def test_a_watch_that_lasts_is_begun_again_at_once() -> None:
-    script = Script(("7", []), *[[]] * 4)
-    script.play()
-    assert script.pauses == [0.5] * 4
+    assert script.pauses == pauses
 
 
 def test_errors_are_waited_out_with_growing_pauses_and_the_watch_goes_on_without_a_new_list() -> None:
@@ -212,48 +209,33 @@ class Follower:
             assert self.told.wait_for(condition, 20)
 
 
-def test_over_real_http_pods_are_followed_through_cuts_errors_and_forgotten_versions(tmp_path: Path) -> None:
-    with ApiServerStandIn(bookmark_seconds=0.05) as server:
-        path = tmp_path / "kubeconfig"
-        path.write_text(server.kubeconfig())
-        client = ApiServer.from_kubeconfig(path)
-        follower = Follower(client)
-        server.state.put_pod("worker-1", "ns", "a")
-        follower.watch.start()
-        follower.until(lambda: names(follower.watch) == ["a"])
-        server.state.put_pod("worker-1", "ns", "b", "Pending")
-        follower.until(lambda: names(follower.watch) == ["a", "b"])
-        server.state.break_watches()
-        server.state.put_pod("worker-1", "ns", "c")
-        follower.until(lambda: names(follower.watch) == ["a", "b", "c"])
-        server.state.set_fault(Fault(status=500))
-        server.state.break_watches()
-        follower.until(lambda: follower.watch.problem is not None)
-        server.state.delete_pod("ns", "a")
-        server.state.compact()
-        server.state.set_fault(None)
-        follower.until(lambda: names(follower.watch) == ["b", "c"])
-        assert follower.watch.problem is None
-        assert server.state.counts.lists == 2
-        follower.watch.stop()
-        server.state.break_watches()
-        client.close()
-
-
-def test_a_stopped_watch_tells_nothing_more_and_ends_with_the_servers_next_word(tmp_path: Path) -> None:
-    with ApiServerStandIn(bookmark_seconds=600) as server:
-        path = tmp_path / "kubeconfig"
-        path.write_text(server.kubeconfig())
-        follower = Follower(ApiServer.from_kubeconfig(path))
-        following = threading.Thread(target=follower.watch.follow)
-        following.start()
-        follower.until(lambda: names(follower.watch) == [])
-        until(lambda: server.state.counts.watches == 1)
-        follower.watch.stop()
-        server.state.put_pod("worker-1", "ns", "late")
-        following.join(20)
-        assert not following.is_alive()
-        assert (names(follower.watch), follower.watch.problem) == ([], None)
+def test_over_real_http_pods_are_followed_through_cuts_errors_and_forgotten_versions(
+    server: ApiServerStandIn, api: ApiServer
+) -> None:
+    follower = Follower(api)
+    server.state.put_pod("worker-1", "ns", "a")
+    following = threading.Thread(target=follower.watch.follow)
+    following.start()
+    follower.until(lambda: names(follower.watch) == ["a"])
+    server.state.put_pod("worker-1", "ns", "b", "Pending")
+    follower.until(lambda: names(follower.watch) == ["a", "b"])
+    server.state.break_watches()
+    server.state.put_pod("worker-1", "ns", "c")
+    follower.until(lambda: names(follower.watch) == ["a", "b", "c"])
+    server.state.set_fault(Fault(status=500))
+    server.state.break_watches()
+    follower.until(lambda: follower.watch.problem is not None)
+    server.state.delete_pod("ns", "a")
+    server.state.compact()
+    server.state.set_fault(None)
+    follower.until(lambda: names(follower.watch) == ["b", "c"])
+    assert follower.watch.problem is None
+    assert server.state.counts.lists == 2
+    follower.watch.stop()  # it ends with the server's next word, and tells nothing of it
+    server.state.put_pod("worker-1", "ns", "late")
+    following.join(20)
+    assert not following.is_alive()
+    assert (names(follower.watch), follower.watch.problem) == (["b", "c"], None)
 
 
 @pytest.mark.parametrize(

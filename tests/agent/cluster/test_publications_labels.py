@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer, ObjectKind
 from agent.cluster.publications import Publications
-from agent.cluster.topology.lldp import REST_SECONDS
 from agent.cluster.topology.view import Intervals
 from agent.config.topology import LabelRule, Labels, Topology
 from agent.errors import Unavailable
@@ -165,45 +164,35 @@ class Switch:
                     send("port0", b"\x01\x80\xc2\x00\x00\x0e" + b"\x02" * 6 + b"\x88\xcc" + b"nonsense")
                     send("port0", announcement(name))
                 self._passed += 30
-                await asyncio.sleep(REST_SECONDS)
+                await asyncio.sleep(2 * BRISK.rest)
 
 
-async def test_the_leaf_switch_is_learnt_from_its_frames_and_stays_when_it_is_silent(
+def cabled(folder: Path, switch: Switch) -> Rig:
+    intervals = replace(BRISK, clock=switch.now)
+    rig = Rig(folder, labelled(LabelRule(LEAF, "leaf-switch")), hardware=with_cable, intervals=intervals)
+    rig.server.state.add_node("worker-1")
+    return rig
+
+
+def listens() -> bool:
+    return "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0")
+
+
+async def test_the_leaf_switch_is_learnt_from_its_frames_not_from_a_flood_and_stays_when_it_is_silent(
     tmp_path: Path, cable: None
 ) -> None:
     switch = Switch()
-    rig = Rig(
-        tmp_path,
-        labelled(LabelRule(LEAF, "leaf-switch")),
-        hardware=with_cable,
-        intervals=replace(BRISK, clock=switch.now),
-    )
-    rig.server.state.add_node("worker-1")
-    async with rig:
-        await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
-        await switch.speak("leaf-a", until_told=lambda: rig.labels().get(LEAF) == "leaf-a")
+    async with cabled(tmp_path, switch) as rig:
+        await until(listens)
+        send("port0", *[announcement("pod")] * 200)  # in one go: the loop has not run meanwhile
+        await switch.speak("leaf-a", until_told=lambda: LEAF in rig.labels())
+        assert rig.labels()[LEAF] == "leaf-a"
         assert [leaf.system_name for leaf in rig.node.leaves.value.values()] == ["leaf-a"]
         rig.change(replace(rig.snapshot.value, devices=()))  # the adapter went into a pod
-        await until(lambda: "01:80:c2:00:00:0e" not in run("ip", "maddress", "show", "dev", "nic0"))
+        await until(lambda: not listens())
         applies = rig.server.state.counts.applies
         await asyncio.sleep(0.2)
         assert rig.server.state.counts.applies == applies
-        assert rig.labels()[LEAF] == "leaf-a"
-
-
-async def test_a_flood_of_frames_is_not_believed_and_what_comes_after_it_is(tmp_path: Path, cable: None) -> None:
-    switch = Switch()
-    rig = Rig(
-        tmp_path,
-        labelled(LabelRule(LEAF, "leaf-switch")),
-        hardware=with_cable,
-        intervals=replace(BRISK, clock=switch.now),
-    )
-    rig.server.state.add_node("worker-1")
-    async with rig:
-        await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
-        send("port0", *[announcement("pod")] * 200)  # in one go: the loop has not run meanwhile
-        await switch.speak("leaf-a", until_told=lambda: LEAF in rig.labels())
         assert rig.labels()[LEAF] == "leaf-a"
 
 
@@ -211,16 +200,10 @@ async def test_whoever_speaks_first_after_a_restart_changes_no_label_and_two_in_
     tmp_path: Path, cable: None
 ) -> None:
     switch = Switch()
-    rig = Rig(
-        tmp_path,
-        labelled(LabelRule(LEAF, "leaf-switch")),
-        hardware=with_cable,
-        intervals=replace(BRISK, clock=switch.now),
-    )
-    rig.server.state.add_node("worker-1")
+    rig = cabled(tmp_path, switch)
     rig.server.state.apply("Node", "worker-1", {"metadata": {"labels": {LEAF: "leaf-a"}}}, "nodefabric", force=False)
     async with rig:
-        await until(lambda: "01:80:c2:00:00:0e" in run("ip", "maddress", "show", "dev", "nic0"))
+        await until(listens)
         changes = iter(range(6))
         await switch.speak("pod", "leaf-a", until_told=lambda: next(changes, None) is None)
         assert rig.labels()[LEAF] == "leaf-a"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -62,60 +64,41 @@ class Shop(Republication):
         self.config.set(Config(topology=topology))
 
 
-def test_another_configuration_ends_one_and_begins_the_next() -> None:
-    shop = Shop(OFF)
+@asynccontextmanager
+async def open_shop(shop: Shop) -> AsyncIterator[Shop]:
+    running = asyncio.create_task(shop.run())
+    yield shop
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
-    async def work() -> None:
-        running = asyncio.create_task(shop.run())
+
+async def test_another_configuration_ends_one_and_begins_the_next() -> None:
+    async with open_shop(Shop(OFF)) as shop:
         await until(lambda: shop.notes == ["begun False"])
         shop.reconfigure(OFF)
         shop.reconfigure(ON)
         await until(lambda: shop.notes[1:] == ["ended False", "begun True"])
         shop.changed()
         assert shop.notes.pop() == "told True"
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    asyncio.run(work())
     assert shop.notes == ["begun False", "ended False", "begun True", "ended True"]
 
 
-async def test_a_configuration_that_came_before_they_ran_counts() -> None:
-    shop = Shop(OFF)
-    shop.reconfigure(ON)
-    running = asyncio.create_task(shop.run())
-    await until(lambda: shop.notes[-1:] == ["begun True"])
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-
-
-def test_publications_that_fail_are_told_of_and_begin_anew(caplog: pytest.LogCaptureFixture) -> None:
-    shop = Shop(ON, ZeroDivisionError("a bug"), again_seconds=0.01)
-
-    async def work() -> None:
-        running = asyncio.create_task(shop.run())
+async def test_publications_that_fail_are_told_of_and_begin_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_shop(Shop(ON, ZeroDivisionError("a bug"), again_seconds=0.01)) as shop:
         await until(lambda: shop.notes.count("begun True") > 1)
         shop.failure = None
         await until(lambda: shop.notes[-1] == "begun True")
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    asyncio.run(work())
     assert shop.complaints[:2] == ["failed unexpectedly, which the log tells more of: ZeroDivisionError", None]
     assert shop.complaints[-1] is None
     assert "ZeroDivisionError: a bug" in caplog.text
 
 
 async def test_another_configuration_does_not_wait_for_those_that_failed() -> None:
-    shop = Shop(ON, ZeroDivisionError("a bug"))
-    running = asyncio.create_task(shop.run())
-    await until(lambda: shop.notes == ["begun True", "ended True"])
-    shop.failure = None
-    shop.reconfigure(OFF)
-    await until(lambda: shop.notes[-1] == "begun False")
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    shop = Shop(OFF, ZeroDivisionError("a bug"))
+    shop.reconfigure(ON)  # before they ran, which counts too
+    async with open_shop(shop):
+        await until(lambda: shop.notes[-2:] == ["begun True", "ended True"])
+        shop.failure = None
+        shop.reconfigure(OFF)
+        await until(lambda: shop.notes[-1] == "begun False")

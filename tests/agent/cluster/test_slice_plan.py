@@ -45,69 +45,38 @@ def planned(
     return made.generation, [one.name for one in made.writes], [one.name for one in made.deletes]
 
 
-def test_what_is_there_already_is_not_written() -> None:
-    assert planned(pool(3), stored(*pool(3))) == (4, [], [])
+THREE, TWO = pool(3), pool(2)
+OTHER, ANOTHER = pool_slice(0, 3, ["vf-8"]), pool_slice(1, 3, ["vf-9"])
+LEFTOVER = pool_slice(9, 1, ["vf-9"])
+BATCH = Batch(5, contents_of(wanted_of(THREE)))
+CUT_SHORT = stored(*TWO) | stored(THREE[2], generation=5)
 
 
-def test_nothing_at_all_is_begun_with_the_first_generation() -> None:
-    assert planned(pool(2), {}) == (1, ["0", "1"], [])
-
-
-def test_one_slice_that_differs_keeps_its_generation() -> None:
-    changed = (pool_slice(0, 3, ["vf-9"]), *pool(3)[1:])
-    assert planned(changed, stored(*pool(3))) == (4, ["0"], [])
-
-
-def test_one_slice_that_is_missing_is_written_as_of_the_generation_of_the_others() -> None:
-    found = stored(*pool(3))
-    del found["1"]
-    assert planned(pool(3), found) == (4, ["1"], [])
-
-
-def test_several_slices_that_differ_are_a_new_generation_of_all() -> None:
-    changed = (pool_slice(0, 3, ["vf-8"]), pool_slice(1, 3, ["vf-9"]), pool(3)[2])
-    assert planned(changed, stored(*pool(3))) == (5, ["0", "1", "2"], [])
-
-
-def test_another_number_of_slices_is_a_new_generation_of_all() -> None:
-    assert planned(pool(3), stored(*pool(2))) == (5, ["0", "1", "2"], [])
-    assert planned(pool(1), stored(*pool(2))) == (5, ["0"], ["1"])
-
-
-def test_where_no_slices_are_wanted_ours_are_deleted() -> None:
-    assert planned((), stored(*pool(2))) == (4, [], ["0", "1"])
-
-
-def test_a_leftover_of_an_older_generation_is_deleted_and_nothing_written() -> None:
-    found = stored(*pool(2)) | {"9": stored(pool_slice(9, 1, ["vf-9"]), generation=3)["9"]}
-    assert planned(pool(2), found) == (4, [], ["9"])
-
-
-def test_a_pool_that_was_wiped_whole_comes_back_as_the_generation_that_it_was() -> None:
-    batch = Batch(4, contents_of(wanted_of(pool(2))))
-    assert planned(pool(2), {}, batch) == (4, ["0", "1"], [])
-
-
-def test_a_pool_that_was_wiped_whole_and_has_changed_meanwhile_is_a_new_generation() -> None:
-    batch = Batch(4, contents_of(wanted_of(pool(2))))
-    assert planned((pool_slice(0, 2, ["vf-9"]), pool(2)[1]), {}, batch) == (5, ["0", "1"], [])
-
-
-def test_a_batch_that_was_cut_short_is_gone_on_with() -> None:
-    batch = Batch(5, contents_of(wanted_of(pool(3))))
-    found = stored(*pool(2)) | {"2": stored(pool(3)[2], generation=5)["2"]}
-    assert planned(pool(3), found, batch) == (5, ["0", "1"], [])
-
-
-def test_a_slice_that_says_the_same_as_of_an_older_generation_is_written_anew() -> None:
-    found = stored(*pool(3)) | {"2": stored(pool(3)[2], generation=5)["2"]}
-    batch = Batch(5, contents_of(wanted_of(pool(3))))
-    assert planned(pool(3), found, batch) == (5, ["0", "1"], [])
-    assert planned(pool(3), found) == (6, ["0", "1", "2"], [])
-
-
-def test_another_node_object_of_the_name_owns_them_anew() -> None:
-    assert planned(pool(1), stored(*pool(1), owner="of-before")) == (4, ["0"], [])
+@pytest.mark.parametrize(
+    ("wanted", "found", "batch", "writes", "deletes"),
+    [
+        pytest.param(THREE, stored(*THREE), None, (4, ""), "", id="all is there"),
+        pytest.param(TWO, {}, None, (1, "01"), "", id="nothing is there"),
+        pytest.param((OTHER, *THREE[1:]), stored(*THREE), None, (4, "0"), "", id="one differs"),
+        pytest.param(THREE, stored(THREE[0], THREE[2]), None, (4, "1"), "", id="one is missing"),
+        pytest.param((OTHER, ANOTHER, THREE[2]), stored(*THREE), None, (5, "012"), "", id="several differ"),
+        pytest.param(THREE, stored(*TWO), None, (5, "012"), "", id="one more"),
+        pytest.param(pool(1), stored(*TWO), None, (5, "0"), "1", id="one less"),
+        pytest.param((), stored(*TWO), None, (4, ""), "01", id="none is wanted"),
+        pytest.param(
+            TWO, stored(*TWO) | stored(pool_slice(9, 1, ["vf-9"]), generation=3), None, (4, ""), "9", id="old"
+        ),
+        pytest.param(THREE, {}, BATCH, (5, "012"), "", id="wiped: comes back as what it was"),
+        pytest.param((OTHER, *THREE[1:]), {}, BATCH, (6, "012"), "", id="wiped and changed since"),
+        pytest.param(THREE, CUT_SHORT, BATCH, (5, "01"), "", id="a batch that was cut short"),
+        pytest.param(THREE, CUT_SHORT, None, (6, "012"), "", id="another agent's, cut short"),
+        pytest.param(pool(1), stored(*pool(1), owner="of-before"), None, (4, "0"), "", id="of another Node object"),
+    ],
+)
+def test_what_is_written_as_which_generation_and_deleted(
+    wanted: Any, found: dict[str, StoredSlice], batch: Batch | None, writes: tuple[int, str], deletes: str
+) -> None:
+    assert planned(wanted, found, batch) == (writes[0], list(writes[1]), list(deletes))
 
 
 def test_what_the_server_writes_in_its_own_way_is_not_written_again() -> None:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.cluster.apiserver import ApiServer
 from agent.cluster.slices import FEATURES, PUBLISHING
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.dra import gates
 from tests.agent.cluster.slice_documents import DOWN, pool, pool_slice, tainted
-from tests.agent.cluster.slice_publishing import QUICK, Rig, play
-from tests.agent.cluster.slice_publishing import server as server  # the fixture
+from tests.agent.cluster.slice_publishing import QUICK, Rig
 from tests.awaiting import until
 
 
-def test_amounts_that_the_server_writes_in_its_own_way_are_not_written_again_and_again(
-    server: ApiServerStandIn, tmp_path: Path
+async def test_amounts_that_the_server_writes_in_its_own_way_are_not_written_again_and_again(
+    server: ApiServerStandIn, api: ApiServer
 ) -> None:
-    async def scenario(rig: Rig) -> None:
+    async with Rig(server, api).running() as rig:
         document = pool_slice(0, 1, ["hca-1"])
         document["spec"]["devices"][0]["capacity"] = {"nodefabric.io/shares": {"value": "1000"}}
         rig.slices.set((document,))
@@ -31,8 +30,6 @@ def test_amounts_that_the_server_writes_in_its_own_way_are_not_written_again_and
         await rig.quiet()
         assert rig.writes == 1
 
-    play(Rig(server, tmp_path), scenario)
-
 
 @pytest.mark.parametrize(
     ("gate", "word", "more"),
@@ -42,12 +39,12 @@ def test_amounts_that_the_server_writes_in_its_own_way_are_not_written_again_and
         (gates.LISTS, "listAttributes", {"attributes": {"gpu.nvidia.com/uuid": {"strings": ["GPU-1", "GPU-2"]}}}),
     ],
 )
-def test_what_the_cluster_drops_is_noticed_and_said_and_the_slices_that_come_of_it_are_written_at_once(
-    server: ApiServerStandIn, tmp_path: Path, gate: str, word: str, more: dict[str, Any]
+async def test_what_the_cluster_drops_is_noticed_and_said_and_the_slices_that_come_of_it_are_written_at_once(
+    server: ApiServerStandIn, api: ApiServer, gate: str, word: str, more: dict[str, Any]
 ) -> None:
     server.state.gates -= {gate}
 
-    async def scenario(rig: Rig) -> None:
+    async with Rig(server, api, replace(QUICK, structure=20.0)).running() as rig:
         rich = pool_slice(0, 1, ["vf-0", "vf-1"])
         rich["spec"]["devices"][0] |= more
         rig.slices.set((rich,))
@@ -59,16 +56,14 @@ def test_what_the_cluster_drops_is_noticed_and_said_and_the_slices_that_come_of_
         assert PUBLISHING not in rig.conditions.found
         assert rig.writes == (1 if word == "listAttributes" else 2)
 
-    play(Rig(server, tmp_path, replace(QUICK, structure=20.0)), scenario)
 
-
-def test_of_a_pool_that_the_cluster_drops_a_part_of_the_rest_is_not_written(
-    server: ApiServerStandIn, tmp_path: Path
+async def test_of_a_pool_that_the_cluster_drops_a_part_of_the_rest_is_not_written(
+    server: ApiServerStandIn, api: ApiServer
 ) -> None:
     """The scheduler takes nothing of a pool whose slices are not all there: nobody sees devices without shares."""
     server.state.gates -= {gates.CAPACITY}
 
-    async def scenario(rig: Rig) -> None:
+    async with Rig(server, api, replace(QUICK, structure=20.0)).running() as rig:
         rich = [pool_slice(number, 3, [f"hca-{number}"]) for number in range(3)]
         for document in rich:
             document["spec"]["devices"][0]["allowMultipleAllocations"] = True
@@ -78,18 +73,14 @@ def test_of_a_pool_that_the_cluster_drops_a_part_of_the_rest_is_not_written(
         await rig.quiet()
         assert rig.writes == 1 + 2
 
-    play(Rig(server, tmp_path, replace(QUICK, structure=20.0)), scenario)
 
-
-def test_where_nobody_heeds_what_is_dropped_slices_are_published_as_they_come_and_not_written_again(
-    server: ApiServerStandIn, tmp_path: Path
+async def test_where_nobody_heeds_what_is_dropped_slices_are_published_as_they_come_and_not_written_again(
+    server: ApiServerStandIn, api: ApiServer
 ) -> None:
     server.state.gates -= {gates.TAINTS}
 
-    async def scenario(rig: Rig) -> None:
+    async with Rig(server, api).running() as rig:
         rig.slices.set((tainted(pool(1)[0], "vf-0", DOWN),))
         await until(lambda: rig.stored())
         await rig.quiet()
         assert rig.writes == 1
-
-    play(Rig(server, tmp_path), scenario)

@@ -23,11 +23,8 @@ ONE_SOCKET = replace(NODE, snapshot=Snapshot(numa_nodes=(NumaNode(0, (0, 1, 2, 3
 
 
 def amount(state: NodeState, zone: int, name: str) -> tuple[int, int, int] | None:
-    nodes = {node.number: node for node in state.snapshot.numa_nodes}
-    for found in by_zone(range(max(nodes) + 1), nodes, state)[zone]:
-        if found.name == name:
-            return found.capacity, found.allocatable, found.available
-    return None
+    found = (a for a in zones_of(state)[zone] if a.name == name)
+    return next(((a.capacity, a.allocatable, a.available) for a in found), None)
 
 
 def held(*units: str, resource: str = "rdma/vf") -> tuple[PodUsage, ...]:
@@ -46,41 +43,33 @@ def test_by_default_all_is_given_out_but_huge_pages_are_no_ordinary_memory() -> 
     assert amount(NODE, 1, "hugepages-2Mi") == amount(NODE, 1, "hugepages-1Gi") == (0, 0, 0)
 
 
-def test_on_one_numa_node_allocatable_is_the_nodes_own() -> None:
-    kubelet = KubeletSettings(reserved_milli_cpu=1500, reserved_memory_bytes=GIB)
-    state = replace(ONE_SOCKET, kubelet=kubelet)
-    assert amount(state, 0, "cpu") == (4000, 2500, 2500)
-    rest = 15 * GIB - 100 * MIB
-    assert amount(state, 0, "memory") == (16 * GIB, rest, rest)
+SOMEWHERE = KubeletSettings(reserved_milli_cpu=1000, reserved_memory_bytes=4 * GIB)
+NAMED = KubeletSettings(reserved_cpus=frozenset({0, 4}), reserved_milli_cpu=9000, reserved_memory=((1, "memory", GIB),))
+TOO_MUCH = KubeletSettings(reserved_milli_cpu=9000, reserved_memory_bytes=200 * GIB)
+SHARE = KubeletSettings(eviction_bytes=0, eviction_share=0.25)
 
 
-def test_an_eviction_threshold_may_be_a_share() -> None:
-    state = replace(ONE_SOCKET, kubelet=KubeletSettings(eviction_bytes=0, eviction_share=0.25))
-    assert amount(state, 0, "memory") == (16 * GIB, 12 * GIB, 12 * GIB)
-
-
-def test_what_is_reserved_somewhere_on_the_node_is_taken_from_no_zone_that_has_room_for_all() -> None:
-    state = replace(NODE, kubelet=KubeletSettings(reserved_milli_cpu=1000, reserved_memory_bytes=4 * GIB))
-    assert amount(state, 0, "cpu") == (4000, 4000, 4000)
-    assert amount(state, 1, "memory") == (32 * GIB, 32 * GIB, 32 * GIB)
-    greedy = replace(NODE, kubelet=KubeletSettings(reserved_milli_cpu=5000))
-    assert amount(greedy, 0, "cpu") == (4000, 3000, 3000)
-
-
-def test_reservations_that_name_cpus_or_a_numa_node_are_taken_off() -> None:
-    kubelet = KubeletSettings(
-        reserved_cpus=frozenset({0, 4}), reserved_milli_cpu=9000, reserved_memory=((1, "memory", GIB),)
-    )
-    state = replace(NODE, kubelet=kubelet)
-    assert amount(state, 0, "cpu") == (4000, 3000, 3000)
-    assert amount(state, 0, "memory") == (64 * GIB, 62 * GIB, 62 * GIB)
-    assert amount(state, 1, "memory") == (32 * GIB, 31 * GIB, 31 * GIB)
-
-
-def test_more_reserved_than_there_is_leaves_nothing() -> None:
-    state = replace(NODE, kubelet=KubeletSettings(reserved_milli_cpu=9000, reserved_memory_bytes=200 * GIB))
-    assert amount(state, 0, "cpu") == (4000, 0, 0)
-    assert amount(state, 1, "memory") == (32 * GIB, 0, 0)
+@pytest.mark.parametrize(
+    ("state", "kubelet", "zone", "name", "available"),
+    [
+        (ONE_SOCKET, KubeletSettings(reserved_milli_cpu=1500), 0, "cpu", 2500),
+        (ONE_SOCKET, KubeletSettings(reserved_memory_bytes=GIB), 0, "memory", 15 * GIB - 100 * MIB),
+        (ONE_SOCKET, SHARE, 0, "memory", 12 * GIB),
+        # From no zone that has room for all of it.
+        (NODE, SOMEWHERE, 0, "cpu", 4000),
+        (NODE, SOMEWHERE, 1, "memory", 32 * GIB),
+        (NODE, KubeletSettings(reserved_milli_cpu=5000), 0, "cpu", 3000),
+        (NODE, NAMED, 0, "cpu", 3000),
+        (NODE, NAMED, 0, "memory", 62 * GIB),
+        (NODE, NAMED, 1, "memory", 31 * GIB),
+        (NODE, TOO_MUCH, 0, "cpu", 0),
+        (NODE, TOO_MUCH, 1, "memory", 0),
+    ],
+)
+def test_what_kubelet_reserves_is_taken_off(
+    state: NodeState, kubelet: KubeletSettings, zone: int, name: str, available: int
+) -> None:
+    assert (amount(replace(state, kubelet=kubelet), zone, name) or ())[1:] == (available, available)
 
 
 @pytest.mark.parametrize(("cpu_manager", "memory_manager"), list(product(("none", "static"), ("None", "Static"))))
@@ -132,21 +121,12 @@ def test_memory_that_spans_zones_fills_them_in_order_as_kubelet_does() -> None:
 
 
 def test_devices_are_counted_per_zone_by_health_and_holder() -> None:
-    units = (offered("a", 0), offered("b", 0, health=unhealthy("LinkDown")), offered("c", 1))
+    units = (offered("a", 0), offered("b", 0, health=unhealthy("LinkDown")), offered("c", 1), offered("nowhere", -1))
     state = replace(NODE, units={"rdma/vf": units}, pods=held("c"))
     assert amount(state, 0, "rdma/vf") == (2, 1, 1)
     assert amount(state, 1, "rdma/vf") == (1, 1, 0)
     assert amount(replace(state, pods=held("b")), 0, "rdma/vf") == (2, 1, 1)
-
-
-def test_a_slot_without_a_device_counts_where_it_stands() -> None:
-    slots = tuple(offered(f"slot-vf-1-{n}", 1, device="") for n in range(3))
-    assert amount(replace(NODE, units={"rdma/vf": slots}, pods=held("slot-vf-1-0")), 1, "rdma/vf") == (3, 3, 2)
-
-
-def test_units_without_a_numa_node_are_in_no_zone() -> None:
-    state = replace(NODE, units={"rdma/hca": (offered("x", -1), offered("y", -1))})
-    assert [amount(state, zone, "rdma/hca") for zone in (0, 1)] == [None, None]
+    assert amount(replace(state, units={"rdma/vf": units[3:]}), 0, "rdma/vf") is None
 
 
 def test_devices_of_other_plugins_are_counted_too_and_ours_not_twice() -> None:
@@ -228,58 +208,39 @@ def nodes_and_grants(draw: st.DrawFn) -> NodeState:
     )
 
 
-def zones_of(state: NodeState) -> dict[int, Any]:
-    nodes = {node.number: node for node in state.snapshot.numa_nodes}
-    return by_zone(range(max(nodes) + 1), nodes, state)
-
-
 @given(nodes_and_grants())
-def test_available_never_exceeds_allocatable_nor_that_capacity(state: NodeState) -> None:
-    zones = zones_of(state)
+def test_amounts_of_any_node_add_up(state: NodeState) -> None:
+    zones, kubelet = zones_of(state), state.kubelet
     for amounts in zones.values():
         assert [a.name for a in amounts] == sorted({a.name for a in amounts})
         assert {"cpu", "memory", "hugepages-2Mi"} <= {a.name for a in amounts}
-        for found in amounts:
-            assert 0 <= found.available <= found.allocatable <= found.capacity
+        assert all(0 <= a.available <= a.allocatable <= a.capacity for a in amounts)
 
-
-@given(nodes_and_grants())
-def test_what_pods_own_is_missing_in_the_zones_and_nothing_else(state: NodeState) -> None:
-    zones = zones_of(state)
-
+    # What pods own is missing, and nothing else; it comes back when they end.
     def total(name: str, of: str) -> int:
         return sum(getattr(a, of) for amounts in zones.values() for a in amounts if a.name == name)
 
     (pod,) = state.pods
-    if state.allocatable.cpu_ids:
-        assert total("cpu", "allocatable") - total("cpu", "available") == 1000 * len(
-            pod.cpus.intersection(state.allocatable.cpu_ids)
-        )
-    else:
-        assert total("cpu", "allocatable") == total("cpu", "available")
+    owned = len(pod.cpus.intersection(state.allocatable.cpu_ids))
+    assert total("cpu", "allocatable") - total("cpu", "available") == 1000 * owned
     placed = [unit for unit in state.units["rdma/vf"] if unit.numa_node >= 0 and unit.health.healthy]
     mine = sum(("rdma/vf", unit.unit_id) in pod.units for unit in placed)
-    assert total("rdma/vf", "allocatable") == len(placed)
-    assert total("rdma/vf", "available") == len(placed) - mine
+    assert (total("rdma/vf", "allocatable"), total("rdma/vf", "available")) == (len(placed), len(placed) - mine)
     pinned = sum(block.size for block in pod.memory)
     assert 0 <= total("memory", "allocatable") - total("memory", "available") <= pinned
-
-
-@given(nodes_and_grants())
-def test_a_pod_that_ends_gives_back_all_that_it_held(state: NodeState) -> None:
-    before = {(z, a.name): a.allocatable for z, amounts in zones_of(state).items() for a in amounts}
     after = {(z, a.name): a.available for z, amounts in zones_of(replace(state, pods=())).items() for a in amounts}
-    assert after == before
+    assert after == {(z, a.name): a.allocatable for z, amounts in zones.items() for a in amounts}
 
-
-@given(nodes_and_grants())
-def test_no_zone_gives_less_than_kubelet_could_put_there(state: NodeState) -> None:
-    """Without managers kubelet admits what fits the node: a zone that has room for all of that must offer it."""
-    state = replace(state, allocatable=Allocatable(), pods=())
-    zones, kubelet = zones_of(state), state.kubelet
+    # Without managers kubelet admits what fits the node: a zone that has room for all of that must offer it.
+    zones = zones_of(replace(state, allocatable=Allocatable(), pods=()))
     whole = 1000 * sum(len(node.cpus) for node in state.snapshot.numa_nodes)
     reserved = 1000 * len(kubelet.reserved_cpus) if kubelet.reserved_cpus else kubelet.reserved_milli_cpu
     for node in state.snapshot.numa_nodes:
         here = 1000 * len(set(node.cpus) - kubelet.reserved_cpus)
-        (cpu,) = [a for a in zones[node.number] if a.name == "cpu"]
-        assert cpu.available == max(0, min(here, whole - reserved))
+        assert total("cpu", "capacity") == whole
+        assert [a.available for a in zones[node.number] if a.name == "cpu"] == [max(0, min(here, whole - reserved))]
+
+
+def zones_of(state: NodeState) -> dict[int, Any]:
+    nodes = {node.number: node for node in state.snapshot.numa_nodes}
+    return by_zone(range(max(nodes) + 1), nodes, state)

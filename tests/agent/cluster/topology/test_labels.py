@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from agent.cluster.topology.labels import LabelFacts, fabric_nics, label_value, labels, rail_count
 from agent.config.topology import LabelRule
 from agent.hardware.lldp import Neighbour
-from agent.model.device import Gpu, LinkLayer, Netdev, PciDevice, Snapshot
+from agent.model.device import Gpu, PciDevice, Snapshot
 from tests.agent.cluster.topology.adapters import ONE, TWO, adapter
+from tests.node import netdev
 
 LABEL = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 
@@ -41,21 +42,45 @@ def made(key: str, fact: str, kept: dict[str, str] | None = None, about: LabelFa
     return labels([LabelRule(key, fact)], about or known(), kept or {})
 
 
+def gpu(n: int, clique: str) -> Gpu:
+    return Gpu(f"GPU-{n}", n, n, f"0000:{n:02x}:00.0", "H100 80GB", 0, fabric_clique=clique)
+
+
+LEAF_B = {TWO.address: Neighbour("bb", "1", "leaf-b")}
+ABSENT = replace(ONE, rdma_devices=(replace(ONE.rdma_devices[0], absent=True, fw_version=""),))
+ONE_DOMAIN = known(Snapshot(gpus=(gpu(1, "c1.0"), gpu(2, "c1.0"))))
+STARTING = known(Snapshot(gpus=(gpu(1, "c1.0"), gpu(2, ""))))
+OF_TWO_MODELS = known(Snapshot(devices=(ONE, adapter("0000:9a:00.0", device=0xFFFF))))
+
+
 @pytest.mark.parametrize(
-    ("fact", "value"),
+    ("fact", "about", "kept", "value"),
     [
-        ("rails", "2"),
-        ("hca-count", "2"),
-        ("hca-model", "ConnectX-7"),
-        ("hca-firmware", "28.39.3004"),
-        ("leaf-switch", "leaf-r17-a"),
-        ("leaf-chassis", "00-1c-73-aa-bb-cc"),
-        ("node-name", "r17-n03"),
-        ("gpu-count", "0"),
+        ("rails", known(), None, "2"),
+        ("hca-count", known(), None, "2"),
+        ("hca-model", known(), None, "ConnectX-7"),
+        ("hca-model", OF_TWO_MODELS, None, "15b3-ffff_ConnectX-7"),
+        ("hca-firmware", known(), None, "28.39.3004"),
+        ("hca-firmware", known(Snapshot(devices=(ABSENT, TWO))), "28.39.3004", "28.39.3004"),
+        ("leaf-chassis", known(), None, "00-1c-73-aa-bb-cc"),
+        # The switch of the first rail, whatever the others say.
+        ("leaf-switch", known(), None, "leaf-r17-a"),
+        ("leaf-switch", known(leaves=LEAF_B), None, None),
+        ("leaf-switch", known(leaves=LEAF_B | LEAVES), None, "leaf-r17-a"),
+        ("leaf-switch", known(leaves={ONE.address: Neighbour("aa:bb", "1")}), None, "aa-bb"),
+        ("leaf-switch", known(leaves={}), "leaf-old", "leaf-old"),
+        ("node-name", known(), None, "r17-n03"),
+        ("gpu-count", known(), None, "0"),
+        ("gpu-model", ONE_DOMAIN, None, "H100-80GB"),
+        ("nvlink-domain", ONE_DOMAIN, None, "c1.0"),
+        ("nvlink-domain", STARTING, "c1.0", "c1.0"),
     ],
 )
-def test_a_fact_of_the_node_is_one_label(fact: str, value: str) -> None:
-    assert made("example.com/x", fact) == {"example.com/x": value}
+def test_a_fact_of_the_node_is_one_label_and_stays_while_it_is_not_known(
+    fact: str, about: LabelFacts, kept: str | None, value: str | None
+) -> None:
+    present = {"x.y/z": "1"} | ({"example.com/x": kept} if kept else {})
+    assert made("example.com/x", fact, present, about) == ({"example.com/x": value} if value else {})
 
 
 def test_a_fact_of_each_nic_is_a_label_for_each() -> None:
@@ -64,36 +89,6 @@ def test_a_fact_of_each_nic_is_a_label_for_each() -> None:
         "example.com/guid.0000-5e-00.0": "946dae0300005e00",
     }
     assert made("example.com/port.{nic}", "leaf-port") == {"example.com/port.0000-3b-00.0": "Ethernet1-7"}
-
-
-def test_one_level_has_the_switch_of_the_first_rail_whatever_the_others_say() -> None:
-    leaves = {TWO.address: Neighbour("bb", "1", "leaf-b")}
-    assert made("example.com/leaf", "leaf-switch", about=known(leaves=leaves)) == {}
-    both = {**leaves, **LEAVES}
-    assert made("example.com/leaf", "leaf-switch", about=known(leaves=both)) == {"example.com/leaf": "leaf-r17-a"}
-
-
-def test_a_switch_without_a_name_is_called_by_its_chassis() -> None:
-    leaves = {ONE.address: Neighbour("aa:bb", "1")}
-    assert made("example.com/leaf", "leaf-switch", about=known(leaves=leaves)) == {"example.com/leaf": "aa-bb"}
-
-
-def test_what_is_not_known_now_leaves_the_label_as_it_is() -> None:
-    about = known(leaves={})
-    assert made("example.com/leaf", "leaf-switch", {"example.com/leaf": "leaf-old", "x.y/z": "1"}, about) == {
-        "example.com/leaf": "leaf-old"
-    }
-    absent = replace(ONE, rdma_devices=(replace(ONE.rdma_devices[0], absent=True, fw_version=""),))
-    in_a_pod = known(Snapshot(devices=(absent, TWO)))
-    assert made("example.com/fw", "hca-firmware", {"example.com/fw": "28.39.3004"}, in_a_pod) == {
-        "example.com/fw": "28.39.3004"
-    }
-
-
-def test_adapters_that_differ_are_named_together() -> None:
-    other = adapter("0000:9a:00.0", device=0xFFFF)
-    about = known(Snapshot(devices=(ONE, other)))
-    assert made("example.com/hca", "hca-model", about=about) == {"example.com/hca": "15b3-ffff_ConnectX-7"}
 
 
 def test_configured_facts_come_from_a_text_a_file_or_a_part_of_the_nodes_name() -> None:
@@ -108,19 +103,6 @@ def test_configured_facts_come_from_a_text_a_file_or_a_part_of_the_nodes_name() 
         "example.com/site": "ams1",
         "example.com/rack": "r17",
         "example.com/place": "rack-17",
-    }
-
-
-def test_an_nvlink_domain_is_that_of_all_gpus() -> None:
-    def gpu(n: int, clique: str) -> Gpu:
-        return Gpu(f"GPU-{n}", n, n, f"0000:{n:02x}:00.0", "H100 80GB", 0, fabric_clique=clique)
-
-    one = known(Snapshot(gpus=(gpu(1, "c1.0"), gpu(2, "c1.0"))))
-    assert made("example.com/nvl", "nvlink-domain", about=one) == {"example.com/nvl": "c1.0"}
-    assert made("example.com/gpu", "gpu-model", about=one) == {"example.com/gpu": "H100-80GB"}
-    starting = known(Snapshot(gpus=(gpu(1, "c1.0"), gpu(2, ""))))
-    assert made("example.com/nvl", "nvlink-domain", {"example.com/nvl": "c1.0"}, starting) == {
-        "example.com/nvl": "c1.0"
     }
 
 
@@ -143,12 +125,12 @@ def test_gpus_of_other_vendors_are_counted_and_named(node_snapshot: Callable[[st
     assert made("example.com/x", "gpu-model", about=known(silent)) == {}, "NVML may tell later"
 
 
-def test_named_interfaces_are_the_adapters_to_the_fabric_in_their_order() -> None:
-    def with_netdev(device: PciDevice, name: str) -> PciDevice:
-        return replace(device, netdevs=(Netdev(name, 1, "", 1500, "up", True, LinkLayer.ETHERNET, None),))
-
-    snapshot = Snapshot(devices=(with_netdev(ONE, "ens1"), with_netdev(TWO, "ens2")))
+def test_adapters_to_the_fabric_are_in_the_order_of_named_interfaces_or_of_rails() -> None:
+    named = tuple(replace(nic, netdevs=(netdev(name),)) for nic, name in ((ONE, "ens1"), (TWO, "ens2")))
+    snapshot = Snapshot(devices=named)
     assert [nic.address for nic in fabric_nics(snapshot, ("ens2", "gone", "ens1"))] == [TWO.address, ONE.address]
+    assert [nic.address for nic in fabric_nics(snapshot)] == [ONE.address, TWO.address]
+    assert [nic.address for nic in fabric_nics(snapshot, rails={TWO.address: (0, 0)})] == [TWO.address, ONE.address]
 
 
 def test_long_texts_are_cut_and_stay_apart() -> None:
@@ -160,12 +142,6 @@ def test_long_texts_are_cut_and_stay_apart() -> None:
 @given(st.text(max_size=200))
 def test_any_text_becomes_a_label_value(text: str) -> None:
     assert re.fullmatch(LABEL, label_value(text))
-
-
-def test_adapters_of_rails_come_first() -> None:
-    snapshot = Snapshot(devices=(ONE, TWO))
-    assert [nic.address for nic in fabric_nics(snapshot)] == [ONE.address, TWO.address]
-    assert [nic.address for nic in fabric_nics(snapshot, rails={TWO.address: (0, 0)})] == [TWO.address, ONE.address]
 
 
 @pytest.mark.parametrize(

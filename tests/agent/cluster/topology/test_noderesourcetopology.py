@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.cluster.object_watch import WatchedPod
-from agent.cluster.topology.noderesourcetopology import build
+from agent.cluster.topology.noderesourcetopology import build, fingerprint
 from agent.cluster.topology.publisher import canonical
 from agent.cluster.topology.view import NodeState, PodUsage
 from agent.config.topology import Fingerprint
@@ -50,34 +51,33 @@ def test_every_numa_node_is_a_zone_with_costs_from_the_slit() -> None:
     assert zones[0]["costs"] == [{"name": "node-0", "value": 10}, {"name": "node-1", "value": 21}]
 
 
-def test_zones_without_cpus_and_devices_fill_gaps_and_are_left_out_at_the_end() -> None:
-    nodes = tuple(
-        NumaNode(n, (n,) if n == 0 else (), 96 * GIB, distances=tuple(range(10, 14))) for n in (0, 2, 3, 4)
-    )  # 1 is missing, as after GPU memory was taken offline
-    state = NodeState("gb200", Snapshot(numa_nodes=nodes), {"rdma/hca": (offered("a", 3),)})
-    zones = built(state)["zones"]
-    assert [zone["name"] for zone in zones] == ["node-0", "node-1", "node-2", "node-3"]
-    assert zones[1]["resources"][0] == {"name": "cpu", "capacity": "0", "allocatable": "0", "available": "0"}
-    costs = [{"name": "node-0", "value": 10}, {"name": "node-2", "value": 11}, {"name": "node-3", "value": 12}]
-    assert zones[0]["costs"] == costs
-    assert [zone["name"] for zone in built(replace(state, units={}))["zones"]] == ["node-0"]
+def nodes(*numbers: int, cpus: Collection[int] = range(65)) -> tuple[NumaNode, ...]:
+    return tuple(NumaNode(n, (n,) if n in cpus else (), 96 * GIB, distances=(10, 11, 12, 13)) for n in numbers)
 
 
-def test_devices_of_other_plugins_keep_a_zone() -> None:
-    nodes = (NumaNode(0, (0, 1), GIB), NumaNode(1, (), GIB))
-    gpus = Allocatable(devices=(DeviceAssignment("nvidia.com/gpu", ("0",), (1,)),))
-    assert len(built(NodeState("n", Snapshot(numa_nodes=nodes), {}, allocatable=gpus))["zones"]) == 2
+GPU = Allocatable(devices=(DeviceAssignment("nvidia.com/gpu", ("0",), (1,)),))
 
 
-def test_numbers_the_scheduler_cannot_take_are_left_out() -> None:
-    nodes = (NumaNode(0, (0,), GIB), NumaNode(64, (1,), GIB))
-    assert len(built(NodeState("big", Snapshot(numa_nodes=nodes), {}))["zones"]) == 1
-
-
-def test_zones_are_in_order_of_their_number() -> None:
-    nodes = tuple(NumaNode(n, (n,), GIB) for n in (10, 2, *range(3, 10), 0, 1))
-    document = built(NodeState("n", Snapshot(numa_nodes=nodes), {}))
-    assert [zone["name"] for zone in document["zones"]] == [f"node-{n}" for n in range(11)]
+@pytest.mark.parametrize(
+    ("numa_nodes", "state", "zones"),
+    [
+        pytest.param(nodes(10, 2, *range(3, 10), 0, 1), NODE, 11, id="in order of their number"),
+        pytest.param(nodes(0, 64), NODE, 1, id="a number that the scheduler cannot take"),
+        pytest.param(nodes(0, 1, cpus=[0]), NODE, 1, id="no CPUs and no devices at the end"),
+        pytest.param(nodes(0, 1, cpus=[0]), replace(NODE, allocatable=GPU), 2, id="a device of another plugin"),
+        # 1 is missing, as after GPU memory was taken offline.
+        pytest.param(nodes(0, 2, 3, 4, cpus=[0]), replace(NODE, units={"rdma/hca": (offered("a", 3),)}), 4, id="gap"),
+    ],
+)
+def test_zones_go_without_a_gap_up_to_the_last_with_cpus_or_devices(
+    numa_nodes: tuple[NumaNode, ...], state: NodeState, zones: int
+) -> None:
+    found = built(replace(state, snapshot=Snapshot(numa_nodes=numa_nodes)))["zones"]
+    assert [zone["name"] for zone in found] == [f"node-{n}" for n in range(zones)]
+    if zones == 4:
+        assert found[1]["resources"][0] == {"name": "cpu", "capacity": "0", "allocatable": "0", "available": "0"}
+        costs = [{"name": f"node-{n}", "value": value} for n, value in ((0, 10), (2, 11), (3, 12))]
+        assert found[0]["costs"] == costs
 
 
 def test_parts_of_a_cpu_are_written_as_kubernetes_does() -> None:
@@ -98,13 +98,16 @@ def test_policy_and_scope_are_kubelets_words() -> None:
     assert built(NODE)["topologyPolicies"] == ["None"]
 
 
-def test_without_a_watch_the_fingerprint_counts_the_pods_that_kubelet_lists() -> None:
-    pods = tuple(
-        PodUsage(ns, n) for ns, n in [("ns1", "n1"), ("ns1", "n2"), ("ns2", "n1"), ("ns3", "n1"), ("ns3", "n2")]
-    )
-    found = attributes(built(replace(NODE, pods=pods), "podresources", "all"))
-    assert found["nodeTopologyPodsFingerprint"] == "pfp0v001b92008c14168b3a6"
-    assert found["nodeTopologyPodsFingerprintMethod"] == "all"
+PODS = [("ns1", "n1"), ("ns1", "n2"), ("ns2", "n1"), ("ns3", "n1"), ("ns3", "n2")]
+
+
+def test_without_a_watch_the_fingerprint_counts_the_pods_that_kubelet_lists_in_any_order() -> None:
+    for pods in (PODS, PODS[::-1]):
+        found = attributes(built(replace(NODE, pods=tuple(PodUsage(*pod) for pod in pods)), "podresources", "all"))
+        assert found["nodeTopologyPodsFingerprint"] == "pfp0v001b92008c14168b3a6"
+        assert found["nodeTopologyPodsFingerprintMethod"] == "all"
+    assert fingerprint([]) == "pfp0v001ef46db3751d8e999"  # XXH64 of nothing, seed 0
+    assert fingerprint([("a", "b")]) != fingerprint([("b", "a")])
 
 
 def fingerprinted(watched: tuple[WatchedPod, ...], *rule: str) -> str:

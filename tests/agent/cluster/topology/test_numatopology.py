@@ -1,21 +1,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.cluster.object_watch import WatchedPod
 from agent.cluster.topology.numatopology import build
 from agent.cluster.topology.view import NodeState, PodUsage
 from agent.hardware.sysfs.numa import read_cpu_places
-from agent.kubelet.kubelet_config import KubeletSettings, parse_cpus
+from agent.kubelet.kubelet_config import KubeletSettings
 from agent.kubelet.podresources import Allocatable
-from agent.model.device import CpuPlace, NumaNode, Snapshot, cpu_list
+from agent.model.device import CpuPlace, Snapshot
 from hack.sim.cluster import definitions
 from tests.agent.cluster.topology.two_sockets import NODE
 from tests.agent.cluster.topology.whole_node import OBJECTS, h100
@@ -32,32 +31,25 @@ def spec(state: NodeState, places: dict[int, CpuPlace] | None = None, *, with_po
     return found
 
 
-def test_policies_are_kubelets_words() -> None:
-    found = spec(replace(NODE, kubelet=STATIC))["policies"]
-    assert found == {"CPUManagerPolicy": "static", "TopologyManagerPolicy": "best-effort"}
+OWNING = PodUsage("ns", "p", cpus_of=(("c", frozenset({2})), ("d", frozenset({5, 6}))))
 
 
-def test_free_cpus_are_numbers_without_reserved_and_owned_ones() -> None:
-    pod = PodUsage("ns", "p", cpus_of=(("c", frozenset({2})), ("d", frozenset({5, 6}))))
-    state = replace(NODE, kubelet=STATIC, pods=(pod,), allocatable=Allocatable(cpu_ids=tuple(range(1, 8))))
-    found = spec(state)
-    assert found["numares"] == {"cpu": {"allocatable": "1,3-4,7", "capacity": 8}}
-    assert found["resReserved"] == {"cpu": "0"}
-
-
-def test_a_reservation_that_names_no_cpus_is_left_to_the_scheduler_where_kubelet_tells_none() -> None:
-    found = spec(replace(NODE, kubelet=STATIC))
-    assert found["numares"]["cpu"]["allocatable"] == "0-7"
-    assert found["resReserved"] == {"cpu": "1500m"}
-    named = spec(replace(NODE, kubelet=replace(STATIC, reserved_cpus=frozenset({0, 4}))))
-    assert named["numares"]["cpu"]["allocatable"] == "1-3,5-7"
-    assert named["resReserved"] == {"cpu": "0"}
-
-
-def test_a_full_node_still_has_cpu_among_its_resources() -> None:
-    pod = PodUsage("ns", "p", cpus_of=(("c", frozenset(range(8))),))
-    state = replace(NODE, pods=(pod,), allocatable=Allocatable(cpu_ids=tuple(range(8))))
-    assert spec(state)["numares"]["cpu"] == {"allocatable": "", "capacity": 8}
+@pytest.mark.parametrize(
+    ("pods", "handed_out", "kubelet", "allocatable", "reserved"),
+    [
+        pytest.param((OWNING,), range(1, 8), STATIC, "1,3-4,7", "0", id="without reserved and owned ones"),
+        pytest.param((), (), STATIC, "0-7", "1500m", id="a reservation that names no CPUs is left to the scheduler"),
+        pytest.param((), (), replace(STATIC, reserved_cpus=frozenset({0, 4})), "1-3,5-7", "0", id="one that does"),
+        pytest.param((OWNING,), (2, 5, 6), STATIC, "", "0", id="a full node still has cpu"),
+    ],
+)
+def test_free_cpus_are_numbers(
+    pods: tuple[PodUsage, ...], handed_out: Sequence[int], kubelet: KubeletSettings, allocatable: str, reserved: str
+) -> None:
+    found = spec(replace(NODE, kubelet=kubelet, pods=pods, allocatable=Allocatable(cpu_ids=tuple(handed_out))))
+    assert found["numares"] == {"cpu": {"allocatable": allocatable, "capacity": 8}}
+    assert found["resReserved"] == {"cpu": reserved}
+    assert found["policies"] == {"CPUManagerPolicy": "static", "TopologyManagerPolicy": "best-effort"}
 
 
 def test_every_cpu_has_its_place_also_where_the_kernel_does_not_tell() -> None:
@@ -93,22 +85,6 @@ def test_without_numa_information_there_is_nothing_to_publish() -> None:
     assert build(NodeState("n", Snapshot(), {}), {}) is None
 
 
-@given(st.sets(st.integers(0, 300)))
-def test_a_list_of_cpus_reads_back(cpus: set[int]) -> None:
-    assert parse_cpus(cpu_list(cpus)) == cpus
-
-
-@given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))
-def test_free_and_owned_cpus_make_up_what_kubelet_hands_out(handed_out: set[int], owned: set[int]) -> None:
-    pod = PodUsage("ns", "p", cpus_of=(("c", frozenset(owned & handed_out)),))
-    state = replace(NODE, pods=(pod,), allocatable=Allocatable(cpu_ids=tuple(handed_out or range(8))))
-    found = spec(state)
-    free = parse_cpus(found["numares"]["cpu"]["allocatable"])
-    listed = [parse_cpus(c["allocations"]["cpu"]) for p in found["podAllocations"] for c in p["containerAllocations"]]
-    assert free.isdisjoint(owned & handed_out)
-    assert free.union(*listed) == (handed_out or set(range(8)))
-
-
 @pytest.fixture
 def two_cores(tmp_path: Path) -> Path:
     for cpu, (socket, core) in {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (-1, 0)}.items():
@@ -136,8 +112,3 @@ def test_the_object_of_a_whole_node_is_as_it_was(tmp_path: Path) -> None:
     assert document is not None
     assert DEFINITION.problems(document) == []
     assert document == json.loads((OBJECTS / "numatopology.json").read_text())
-
-
-def test_a_node_that_is_one_numa_node_is_described_too() -> None:
-    state = NodeState("n", Snapshot(numa_nodes=(NumaNode(0, (0, 1), 1 << 30),)), {})
-    assert spec(state)["cpuDetail"]["1"] == {"numa": 0, "socket": 0, "core": 1}

@@ -19,38 +19,27 @@ from tests.agent.cluster.topology.published import CHANGED, DOCUMENT, SLOW, Fake
 from tests.awaiting import until
 
 
-async def test_the_object_is_written_at_start_and_equal_content_never_again() -> None:
+async def test_while_it_runs_any_thread_may_wake_it_and_it_writes_only_what_differs() -> None:
     api, node = FakeApi(), Node()
-    async with Rig(api, node) as rig:
+    node.document = None
+    rig = Rig(api, node)
+    rig.publisher.changed()
+    async with rig:
+        await until(lambda: node.built == 1)
+        assert api.applied == []
+        node.document = DOCUMENT
+        await asyncio.to_thread(rig.publisher.changed)
         await until(lambda: len(api.applied) == 1)
-        for n in range(2, 5):
-            rig.publisher.changed()
-            await until(lambda n=n: node.built == n)  # type: ignore[misc]
+        rig.publisher.changed()
+        await until(lambda: node.built == 3)
         assert len(api.applied) == 1
-        assert rig.writes("accepted") == 1
-
-
-async def test_new_content_is_written_and_many_changes_become_one_write() -> None:
-    api, node = FakeApi(), Node()
-    async with Rig(api, node) as rig:
-        await until(lambda: len(api.applied) == 1)
         node.document = CHANGED
         for _ in range(100):
             rig.publisher.changed()
         await until(lambda: len(api.applied) == 2)
         await asyncio.sleep(0.1)
-        assert len(api.applied) == 2
-        assert node.built <= 3
-
-
-async def test_changed_may_be_called_from_any_thread_and_before_the_start() -> None:
-    api, node = FakeApi(), Node()
-    rig = Rig(api, node)
-    rig.publisher.changed()
-    async with rig:
-        await until(lambda: node.built == 1)
-        await asyncio.to_thread(rig.publisher.changed)
-        await until(lambda: node.built == 2)
+        assert (len(api.applied), rig.writes("accepted")) == (2, 2)
+        assert node.built <= 5
     rig.publisher.changed()
 
 
@@ -144,33 +133,19 @@ def test_the_refresh_finds_changes_that_nobody_told() -> None:
     assert api.applied == [DOCUMENT, CHANGED]
 
 
-@pytest.mark.parametrize("stored", [None, {**DOCUMENT, "zones": [{"name": "node-7", "type": "Node"}]}])
-def test_the_heartbeat_writes_anew_what_somebody_removed_or_changed(stored: dict[str, Any] | None) -> None:
+ADDED = {**DOCUMENT, "metadata": {"name": "worker-1", "uid": "u", "labels": {"a": "b"}}, "attributes": []}
+
+
+@pytest.mark.parametrize(("stored", "writes"), [(None, 2), (CHANGED, 2), (ADDED, 1)])
+def test_the_heartbeat_writes_again_what_somebody_removed_or_changed_but_not_what_was_added(
+    stored: dict[str, Any] | None, writes: int
+) -> None:
     api, node = FakeApi(), Node()
     rig = Rig(api, node, SLOW)
     rig.pass_time(0, 16)
     api.stored = stored
     rig.pass_time(16, 620)
-    assert api.applied == [DOCUMENT, DOCUMENT]
-
-
-def test_what_the_server_and_others_add_to_an_object_is_no_change() -> None:
-    api, node = FakeApi(), Node()
-    rig = Rig(api, node, SLOW)
-    rig.pass_time(0, 16)
-    api.stored = {**DOCUMENT, "metadata": {"name": "worker-1", "uid": "u", "labels": {"a": "b"}}, "attributes": []}
-    rig.pass_time(16, 620)
-    assert len(api.applied) == 1
-
-
-async def test_nothing_to_say_writes_nothing() -> None:
-    api, node = FakeApi(), Node()
-    node.document = None
-    async with Rig(api, node) as rig:
-        await until(lambda: node.built == 1)
-        node.document = DOCUMENT
-        rig.publisher.changed()
-        await until(lambda: len(api.applied) == 1)
+    assert api.applied == [DOCUMENT] * writes
 
 
 SETTLING = replace(SLOW, settle=10)

@@ -25,14 +25,10 @@ def stored(*entries: dict[str, Any], **content: Any) -> dict[str, Any]:
     return {"metadata": {"managedFields": list(entries)}, **content}
 
 
-@given(documents)
-def test_everything_holds_and_is_itself(document: dict[str, Any]) -> None:
-    assert holds(document, document)
-    assert same(document, document)
-
-
 @given(documents, documents)
-def test_a_document_with_more_in_it_still_holds_the_first(one: dict[str, Any], two: dict[str, Any]) -> None:
+def test_a_document_holds_itself_and_one_with_more_still_holds_it(one: dict[str, Any], two: dict[str, Any]) -> None:
+    assert holds(one, one)
+    assert same(one, one)
     assert holds({**two, **one}, one)
     assert canonical({**two, **one}) == canonical({**dict(reversed(two.items())), **one})
 
