@@ -24,9 +24,9 @@ from agent.errors import Unavailable
 from agent.process.backoff import Backoff
 from agent.process.sockets import identity
 from agent.state import Latest, first
-from deviceplugin.dra.server import Catalog, Claims, ClaimService, HealthService
+from deviceplugin.dra.services import Catalog, ClaimService, HealthService
 from deviceplugin.registration import CHANNEL_OPTIONS, keep_serving, serve
-from deviceplugin.server import Context, Observe
+from deviceplugin.server import Context
 from proto.pluginregistration.v1 import api_pb2, api_pb2_grpc
 
 MOST_REQUEST = 1 << 20
@@ -100,11 +100,15 @@ class Door:
     """The driver's server and its standing with kubelet. `run` until `close`."""
 
     def __init__(
-        self, driver: Driver, claims: Claims, catalog: Catalog, observe: Observe, times: Times = DEFAULT_TIMES
+        self,
+        driver: Driver,
+        calls: ClaimService,
+        catalog: Catalog,
+        times: Times = DEFAULT_TIMES,
     ) -> None:
         self.standing: Latest[Standing] = Latest(_NOT_SERVED)
         self._driver = driver
-        self._calls = ClaimService(driver.name, claims, observe)
+        self._calls = calls
         self._catalog = catalog
         self._times = times
         self._closing = asyncio.Event()

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from agent.ledger import Ledger
     from agent.offer.offer import Offer
     from agent.report.report import Report
+    from cni.attachment import Attachments
     from cni.held import ClaimReader
     from deviceplugin.dra.devices import DraDevice
     from deviceplugin.dra.driver import DraDriver
-    from deviceplugin.dra.preparer import Healer
 
 Beside = Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
 """Name → what runs beside the driver."""
@@ -63,7 +63,7 @@ class OnNode:
     offer: Latest[Offer]
     ledger: Ledger
     kubelet: AsksKubelet
-    healer: Healer
+    attachments: Attachments
     reader: Latest[ClaimReader | None]
     """Set for as long as claims can be read."""
     leaves: Latest[Mapping[str, Neighbour]]
@@ -253,8 +253,8 @@ class Dra:
         node, report = self._node, self._report
         driver = Driver(name, node.name, node.config.value.kubelet_dir)
         cells = Cells(node.config, node.offer, published.dropped, node.leaves)
-        others = Others(reads, reads, node.kubelet, node.healer)
-        return DraDriver(driver, cells, node.ledger, others, report.metrics.observe, report)
+        others = Others(reads, node.kubelet, node.attachments)
+        return DraDriver(driver, cells, node.ledger, others, report.metrics.observe, report.claim_failed)
 
     def _beside(
         self, name: str, api: ApiServer, driver: DraDriver, published: Published, closing: contextlib.ExitStack

@@ -24,12 +24,12 @@ from deviceplugin.dra.devices import Document, DraDevice, devices_of, slices_of
 from deviceplugin.dra.door import Door, Driver
 from deviceplugin.dra.planner import Planner
 from deviceplugin.dra.pods import GpuAsker, Objects, PodGroups
-from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Healer, Preparer
-from deviceplugin.dra.server import Observer, ReportingClaims
+from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Preparer
+from deviceplugin.dra.services import ClaimService, Failed
 from deviceplugin.server import Observe
 
 if TYPE_CHECKING:
-    from cni.held import ClaimReader
+    from cni.attachment import Attachments
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,32 +48,31 @@ class Cells:
 class Others:
     """Whom the driver asks."""
 
-    reader: ClaimReader
     objects: Objects
     kubelet: AsksKubelet
-    healer: Healer
+    attachments: Attachments
 
 
 class DraDriver:
     """One driver on one node. Nothing of it is open before `run`."""
 
     def __init__(
-        self, driver: Driver, cells: Cells, ledger: Ledger, others: Others, observe: Observe, observer: Observer
+        self, driver: Driver, cells: Cells, ledger: Ledger, others: Others, observe: Observe, failed: Failed
     ) -> None:
-        """`observe` times calls, `observer` hears of those that fail."""
+        """`observe` times calls, `failed` hears of those that fail."""
         config = cells.config
         self.offering = Offering(config, cells.offer, cells.dropped, driver.pool, cells.leaves)
         """The slices that there should be, and the devices in them."""
         catalog = self.offering.catalog
         gpus = GpuAsker(others.kubelet, others.objects)
-        self._preparer = Preparer(
-            Allocations(others.reader, PodGroups(others.kubelet, others.objects), driver.name, driver.pool),
+        preparer = Preparer(
+            Allocations(others.objects, PodGroups(others.kubelet, others.objects), driver.name, driver.pool),
             Planner(config, cells.offer, catalog, ledger, gpus, others.objects),
             ledger,
             ClaimFiles(ClaimSpecs(config.value.cdi_dir), config, catalog, self.offering.facts),
-            DeviceUsers(ledger, others.reader, others.kubelet, others.healer),
+            DeviceUsers(ledger, others.objects, others.kubelet, others.attachments),
         )
-        self.door = Door(driver, ReportingClaims(self._preparer, observer), catalog, observe)
+        self.door = Door(driver, ClaimService(driver.name, preparer, observe, failed), catalog)
 
     async def run(self) -> None:
         """Serve until closed."""

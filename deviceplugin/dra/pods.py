@@ -26,6 +26,7 @@ from agent.kubelet.podresources import AsksKubelet
 from agent.model.allocation import PodRef
 from agent.model.fields import at
 from agent.placement import Distances
+from cni.held import ClaimReader
 from deviceplugin.dra import allocated_claim
 from deviceplugin.dra.allocated_claim import Allocation, Result
 from deviceplugin.dra.attributes import BUS_ID, UUID
@@ -38,7 +39,7 @@ MOST_CLAIMS = 8
 log = logging.getLogger(__name__)
 
 
-class Objects(Protocol):
+class Objects(ClaimReader, Protocol):
     """Reads what the API server has."""
 
     def pod(self, pod: PodRef) -> Mapping[str, Any] | None:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agent.config import Config
 from agent.edits.claim_specs import API_VERSION, ClaimSpecs, qualified, requests_with_files
@@ -38,9 +38,10 @@ from deviceplugin.dra.attributes import Attributes, Facts, attributes_of
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.planner import Planner, PodFacts
 from deviceplugin.dra.pods import PodGroups
-from deviceplugin.dra.server import PreparedDevice
+from deviceplugin.dra.services import PreparedDevice
 
 if TYPE_CHECKING:
+    from cni.attachment import Attachments
     from cni.held import ClaimReader
 
 log = logging.getLogger(__name__)
@@ -235,24 +236,14 @@ def _told(device: ClaimDevice) -> PreparedDevice:
     return PreparedDevice((device.request,), device.pool, device.device_name, names, device.share_id)
 
 
-class Healer(Protocol):
-    """Brings devices back that were left behind."""
-
-    def heal(self, device: str) -> str | None:
-        """Have a device back if the namespace that it is in has gone. Tell what was wrong; None if nothing.
-
-        Raises AgentError if it is still not back.
-        """
-
-
 class DeviceUsers:
     """Knows who has what. Methods block, and may be used by many threads at once."""
 
-    def __init__(self, ledger: Ledger, reader: ClaimReader, kubelet: AsksKubelet, healer: Healer) -> None:
+    def __init__(self, ledger: Ledger, reader: ClaimReader, kubelet: AsksKubelet, attachments: Attachments) -> None:
         self._ledger = ledger
         self._reader = reader
         self._kubelet = kubelet
-        self._healer = healer
+        self._attachments = attachments
 
     def passes(self, claim_uid: str, devices: Iterable[str]) -> bool:
         """Tell whether one of the devices that a claim wants is about to be free, as far as that can be known.
@@ -283,7 +274,7 @@ class DeviceUsers:
         A device whose return fails is in quarantine then, and the row stays.
         """
         try:
-            self._healer.heal(row.device)
+            self._attachments.heal(row.device)
         except AgentError as error:
             log.warning("%s is not back: %s", row.device, error)
         return self.row(row)

@@ -20,7 +20,7 @@ from agent.model.allocation import ClaimRef
 from agent.process.backoff import Backoff
 from agent.state import Latest
 from deviceplugin.dra.door import DEFAULT_TIMES, Door, Driver, Times
-from deviceplugin.dra.server import PreparedDevice
+from deviceplugin.dra.services import ClaimService, PreparedDevice
 from deviceplugin.server import unobserved
 from hack.sim.dra.behaviour import Behaviour
 from hack.sim.dra.cluster import ClusterFailed
@@ -77,7 +77,7 @@ class DummyClaims:
 
 def dummy_door(claims: DummyClaims, driver: str, node: str, kubelet_dir: Path, times: Times = DEFAULT_TIMES) -> Door:
     """Make the door through which kubelet finds a dummy driver."""
-    return Door(Driver(driver, node, kubelet_dir), claims, Latest(()), unobserved, times)
+    return Door(Driver(driver, node, kubelet_dir), ClaimService(driver, claims, unobserved), Latest(()), times)
 
 
 def _results(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

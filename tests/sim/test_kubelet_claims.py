@@ -17,7 +17,7 @@ from agent.offer.offer import Unit
 from agent.state import Latest
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.door import Door, Driver
-from deviceplugin.dra.server import PreparedDevice
+from deviceplugin.dra.services import ClaimService, PreparedDevice
 from deviceplugin.server import unobserved
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.dra.cluster import HttpCluster
@@ -355,7 +355,8 @@ async def test_a_pods_status_follows_the_health_of_its_devices_until_the_stream_
     async with node() as n:
         catalog = Latest((vf(True),))
         claims = DummyClaims(NIC_DRIVER, n.cluster.claim)
-        door = Door(Driver(NIC_DRIVER, NODE, n.folder), claims, catalog, unobserved, TIMES)  # type: ignore[arg-type]
+        calls = ClaimService(NIC_DRIVER, claims, unobserved)
+        door = Door(Driver(NIC_DRIVER, NODE, n.folder), calls, catalog, TIMES)  # type: ignore[arg-type]
         running = asyncio.ensure_future(door.run())
         await until(lambda: door.registered)
         uid = n.cluster.allocate("claim", NIC, users=["uid-of-p"])

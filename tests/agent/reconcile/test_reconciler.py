@@ -126,20 +126,17 @@ def test_a_clock_that_is_set_back_keeps_nothing_waiting(scene: Scene) -> None:
     assert scene.outside.complaints == [None]
 
 
-def test_what_is_due_again_is_not_waited_for_until_the_next_round(scene: Scene) -> None:
+async def test_what_is_due_again_is_not_waited_for_until_the_next_round(scene: Scene) -> None:
     attach(scene.books, VF, owner())
     scene.hands.errors[VF] = HardwareError("stuck")
 
-    async def reconcile() -> None:
-        running = asyncio.create_task(scene.reconciler.run(seconds=3600))
-        await until(lambda: scene.counted)
-        scene.now += 1000
-        del scene.hands.errors[VF]
-        await until(lambda: scene.hands.healed)
-        running.cancel()
-        await asyncio.wait([running])
-
-    asyncio.run(reconcile())
+    running = asyncio.create_task(scene.reconciler.run(seconds=3600))
+    await until(lambda: scene.counted)
+    scene.now += 1000
+    del scene.hands.errors[VF]
+    await until(lambda: scene.hands.healed)
+    running.cancel()
+    await asyncio.wait([running])
     assert scene.hands.healed == [VF]
 
 

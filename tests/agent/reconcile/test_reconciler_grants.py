@@ -88,34 +88,28 @@ def test_a_unit_whose_device_a_claim_has_is_not_taken_over_and_keeps_no_other_fr
     assert scene.settled.value
 
 
-def test_grants_are_settled_soon_after_the_lists_are_made_though_nothing_happens(scene: Scene) -> None:
+async def test_grants_are_settled_soon_after_the_lists_are_made_though_nothing_happens(scene: Scene) -> None:
     scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
     scene.offered = None
 
-    async def reconcile() -> None:
-        running = asyncio.create_task(scene.reconciler.run(seconds=3600))
-        await until(lambda: scene.reconciler.grants.is_too_early)
-        scene.offered = {VF: VF}
-        await until(lambda: scene.settled.value)
-        running.cancel()
-        await asyncio.wait([running])
-
-    asyncio.run(reconcile())
+    running = asyncio.create_task(scene.reconciler.run(seconds=3600))
+    await until(lambda: scene.reconciler.grants.is_too_early)
+    scene.offered = {VF: VF}
+    await until(lambda: scene.settled.value)
+    running.cancel()
+    await asyncio.wait([running])
     assert [grant.pod for grant in scene.books.grants()] == [POD]
 
 
-def test_who_did_not_answer_is_asked_again_soon_though_nothing_happens(scene: Scene) -> None:
+async def test_who_did_not_answer_is_asked_again_soon_though_nothing_happens(scene: Scene) -> None:
     scene.held_units = Unavailable("no kubelet")
 
-    async def reconcile() -> None:
-        running = asyncio.create_task(scene.reconciler.run(seconds=3600))
-        await until(lambda: scene.reconciler.view.asked_at > 0)
-        scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
-        await until(lambda: scene.books.grants())
-        running.cancel()
-        await asyncio.wait([running])
-
-    asyncio.run(reconcile())
+    running = asyncio.create_task(scene.reconciler.run(seconds=3600))
+    await until(lambda: scene.reconciler.view.asked_at > 0)
+    scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
+    await until(lambda: scene.books.grants())
+    running.cancel()
+    await asyncio.wait([running])
     assert [grant.pod for grant in scene.books.grants()] == [POD]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -162,7 +162,7 @@ class Desk:
         others, kubelet = self.others, KubeletStandIn(self.others)
         books, gpus = ledger or self.ledger, GpuAsker(kubelet, others)
         planner = Planner(Latest(self.config), Latest(self.offer), self.catalog, books, gpus, others)
-        holders = DeviceUsers(books, others, kubelet, others)
+        holders = DeviceUsers(books, others, kubelet, cast(Any, others))
         files = ClaimFiles(specs or self.specs, Latest(self.config), self.catalog, self.facts)
         return Preparer(
             Allocations(others, PodGroups(kubelet, others), DRIVER, NODE), planner, books, files, holders, patience

@@ -20,8 +20,8 @@ from agent.process.backoff import Backoff
 from agent.state import Latest
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.door import Door, Driver, Times
-from deviceplugin.dra.server import Catalog, PreparedDevice
-from deviceplugin.server import Observe, unobserved
+from deviceplugin.dra.services import Catalog, ClaimService, PreparedDevice
+from deviceplugin.server import unobserved
 from tests.awaiting import until
 
 DRIVER = "nodefabric.io"
@@ -81,6 +81,10 @@ def prepared(ref: ClaimRef) -> Sequence[PreparedDevice]:
     return (PreparedDevice(("nic",), POOL, "vf-0000-18-00-1", (f"nodefabric.io/claim={ref.uid}-0",)),)
 
 
+def service(claims: FakeClaims, budget: float = 40.0) -> ClaimService:
+    return ClaimService(DRIVER, claims, unobserved, budget=budget)
+
+
 @contextlib.contextmanager
 def kubelet_folder() -> Iterator[Path]:
     """A folder as kubelet makes it, with a path that is short enough for sockets."""
@@ -98,11 +102,9 @@ def sockets(folder: Path, *parts: str) -> list[Path]:
 
 
 @contextlib.asynccontextmanager
-async def opened(
-    folder: Path, claims: FakeClaims | None = None, devices: Catalog | None = None, observe: Observe = unobserved
-) -> AsyncIterator[Door]:
+async def opened(folder: Path, claims: FakeClaims | None = None, devices: Catalog | None = None) -> AsyncIterator[Door]:
     """A door that is served, and closed at the end."""
-    door = Door(Driver(DRIVER, POOL, folder), claims or FakeClaims(), devices or catalog(VF), observe, QUICK)
+    door = Door(Driver(DRIVER, POOL, folder), service(claims or FakeClaims()), devices or catalog(VF), QUICK)
     running = asyncio.ensure_future(door.run())
     try:
         await until(lambda: sockets(folder, "plugins_registry") or running.done())

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -107,7 +108,8 @@ class Node:
             Metrics(CollectorRegistry()), Conditions(events.condition), events, HealthBook(HealthSettings())
         )
         self.report = report
-        on_node = OnNode("node-1", self.config, self.offer, self.ledger, Nobody(), Nobody(), Latest(None), self.leaves)
+        nobody: Any = Nobody()
+        on_node = OnNode("node-1", self.config, self.offer, self.ledger, nobody, nobody, Latest(None), self.leaves)
         dra = Dra(on_node, self.open_api, report)
         due = asyncio.Event()
         if is_due:

@@ -343,7 +343,8 @@ def test_nobody_who_is_away_keeps_a_pod_from_starting(desk: Desk) -> None:
             raise AgentError("away")
 
     document = claim(gpu_of_driver("gpu-2"), result("nic", "slots-0"))
-    found = GpuAsker(Away(), Away()).of(ours(document, REF, "nodefabric.io", NODE), desk.offer.distances)
+    away: Any = Away()
+    found = GpuAsker(away, away).of(ours(document, REF, "nodefabric.io", NODE), desk.offer.distances)
 
     assert found == NO_GPUS
 

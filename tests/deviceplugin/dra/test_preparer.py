@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +21,7 @@ from agent.model.health import Reason, unhealthy
 from agent.model.mounts import parse_mount
 from agent.reconcile.claims import moved
 from deviceplugin.dra.preparer import DeviceUsers
-from deviceplugin.dra.server import PreparedDevice
+from deviceplugin.dra.services import PreparedDevice
 from tests.cni.networks import network as configured
 from tests.deviceplugin.dra.claim_documents import NODE, POD, REF, claim, network, result
 from tests.deviceplugin.dra.preparing import (
@@ -486,7 +486,7 @@ def busy_desk(tmp_path: Path) -> Iterator[Desk]:
 
 def asking(busy_desk: Desk) -> tuple[CountingReader, DeviceUsers]:
     reader = CountingReader(busy_desk.others.claims)
-    return reader, DeviceUsers(busy_desk.ledger, reader, KubeletStandIn(busy_desk.others), busy_desk.others)
+    return reader, DeviceUsers(busy_desk.ledger, reader, KubeletStandIn(busy_desk.others), cast(Any, busy_desk.others))
 
 
 def test_nobody_is_asked_about_the_others_when_one_device_is_on_its_way_back(busy_desk: Desk) -> None:

@@ -82,35 +82,13 @@ class Answer:
     error: str = ""
 
 
-class Observer(Protocol):
-    """Hears of calls that failed. It must not block or raise. Each on the thread of its claim."""
-
-    def claim_failed(self, ref: ClaimRef, what: str, error: AgentError) -> None:
-        """A claim was not prepared, or not unprepared: `what` says which of the two. kubelet tries again."""
+Failed = Callable[[ClaimRef, str, AgentError], None]
+"""Hears of a claim that was not prepared, or not unprepared: the text says which of the two. On the claim's thread; it
+must not block or raise."""
 
 
-class ReportingClaims:
-    """Carries out what kubelet wants with claims, and reports the calls that fail."""
-
-    def __init__(self, claims: Claims, observer: Observer) -> None:
-        self._claims = claims
-        self._observer = observer
-
-    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
-        """Prepare a claim. Raises AgentError."""
-        try:
-            return self._claims.prepare(ref)
-        except AgentError as error:
-            self._observer.claim_failed(ref, "not prepared", error)
-            raise
-
-    def unprepare(self, ref: ClaimRef) -> None:
-        """Unprepare a claim. Raises AgentError."""
-        try:
-            self._claims.unprepare(ref)
-        except AgentError as error:
-            self._observer.claim_failed(ref, "not unprepared", error)
-            raise
+def _unheard(ref: ClaimRef, what: str, error: AgentError) -> None:
+    return None
 
 
 class ClaimThreads:
@@ -146,10 +124,18 @@ class ClaimThreads:
 class ClaimService:
     """Answers both versions of the service; their messages are the same on the wire."""
 
-    def __init__(self, driver: str, claims: Claims, observe: Observe, budget: float = BUDGET_SECONDS) -> None:
+    def __init__(
+        self,
+        driver: str,
+        claims: Claims,
+        observe: Observe,
+        failed: Failed = _unheard,
+        budget: float = BUDGET_SECONDS,
+    ) -> None:
         self._driver = driver
         self._claims = claims
         self._observe = observe
+        self._failed = failed
         self._budget = budget
         """Seconds for one call."""
         self._threads = ClaimThreads()
@@ -207,10 +193,10 @@ class ClaimService:
             return Answer(error=text)
 
     def _prepared(self, ref: ClaimRef) -> Answer:
-        return self._guarded("NodePrepareResources", ref, self._prepare)
+        return self._guarded("NodePrepareResources", ref, self._prepare, "not prepared")
 
     def _unprepared(self, ref: ClaimRef) -> Answer:
-        return self._guarded("NodeUnprepareResources", ref, self._unprepare)
+        return self._guarded("NodeUnprepareResources", ref, self._unprepare, "not unprepared")
 
     def _prepare(self, ref: ClaimRef) -> Answer:
         answer = Answer(tuple(self._claims.prepare(ref)))
@@ -222,13 +208,14 @@ class ClaimService:
         log.info("unprepared claim %s", ref)
         return Answer()
 
-    def _guarded(self, operation: str, ref: ClaimRef, work: Callable[[ClaimRef], Answer]) -> Answer:
+    def _guarded(self, operation: str, ref: ClaimRef, work: Callable[[ClaimRef], Answer], what: str) -> Answer:
         """Work, and make an answer of what is raised: an error that nobody foresaw fails this one claim."""
         try:
             with self._observe(operation, self._driver):
                 return work(ref)
         except AgentError as error:
             log.warning("%s failed for claim %s: %s", operation, ref, error)
+            self._failed(ref, what, error)
             return Answer(error=str(error) or error.reason)
         except Exception as error:
             log.exception("%s failed unexpectedly for claim %s", operation, ref)

@@ -1,0 +1,348 @@
+"""kubelet's calls for claims, over the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import grpc
+import pytest
+
+from agent.errors import AgentError, DeviceBusy
+from agent.model.allocation import ClaimRef
+from deviceplugin.dra.services import MOST_THREADS, ClaimService, PreparedDevice, is_usable
+from proto.dra.v1 import api_pb2, api_pb2_grpc
+from proto.dra.v1beta1 import api_pb2 as v1beta1
+from proto.dra.v1beta1 import api_pb2_grpc as v1beta1_grpc
+from tests.awaiting import until
+from tests.deviceplugin.dra.rig import DRIVER, FakeClaims, channel, kubelet_folder, opened, prepared, service, sockets
+
+
+def claim(uid: str, name: str = "two-rails") -> api_pb2.Claim:
+    return api_pb2.Claim(namespace="default", uid=uid, name=name)
+
+
+def asked(*uids: str) -> api_pb2.NodePrepareResourcesRequest:
+    return api_pb2.NodePrepareResourcesRequest(claims=[claim(uid) for uid in uids])
+
+
+def unprepare(*uids: str) -> api_pb2.NodeUnprepareResourcesRequest:
+    return api_pb2.NodeUnprepareResourcesRequest(claims=[claim(uid) for uid in uids])
+
+
+class Gate:
+    """Work that waits until a test lets it go on."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.open = threading.Event()
+
+    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+        self.begun.release()
+        assert self.open.wait(60)
+        return prepared(ref)
+
+
+CONTEXT: Any = None
+"""No call of the service asks anything of its context."""
+
+
+async def test_a_prepared_claim_is_answered_with_its_devices_in_both_versions() -> None:
+    share = PreparedDevice(("hca",), "node-1", "hca-1", ("nodefabric.io/claim=u-0", "nodefabric.io/claim=u-1"), "s-1")
+    claims = FakeClaims(lambda ref: (share, *prepared(ref)))
+
+    with kubelet_folder() as folder:
+        async with opened(folder, claims), channel(sockets(folder, "plugins", DRIVER)[0]) as to_driver:
+            newer: api_pb2_grpc.DRAPluginAsyncStub = api_pb2_grpc.DRAPluginStub(to_driver)
+            answer = await newer.NodePrepareResources(asked("u"))
+            first, second = answer.claims["u"].devices
+            assert (list(first.request_names), first.pool_name, first.device_name) == (["hca"], "node-1", "hca-1")
+            assert first.cdi_device_ids == ["nodefabric.io/claim=u-0", "nodefabric.io/claim=u-1"]
+            assert first.share_id == "s-1"
+            assert not second.HasField("share_id")
+            older: v1beta1_grpc.DRAPluginAsyncStub = v1beta1_grpc.DRAPluginStub(to_driver)
+            again = await older.NodePrepareResources(
+                v1beta1.NodePrepareResourcesRequest.FromString(asked("u").SerializeToString())
+            )
+            assert [d.device_name for d in again.claims["u"].devices] == ["hca-1", "vf-0000-18-00-1"]
+            gone = await newer.NodeUnprepareResources(unprepare("u", "v"))
+            assert {uid: a.error for uid, a in gone.claims.items()} == {"u": "", "v": ""}
+    assert claims.calls[:2] == [("prepare", "u"), ("prepare", "u")]
+    assert sorted(claims.calls[2:]) == [("unprepare", "u"), ("unprepare", "v")]
+
+
+async def test_each_claim_of_a_call_has_its_own_error() -> None:
+    def prepare(ref: ClaimRef) -> Sequence[PreparedDevice]:
+        if ref.uid == "busy":
+            raise DeviceBusy("0000:18:00.1 is in pod a/b")
+        if ref.uid == "odd":
+            raise KeyError("nobody foresaw it")
+        return prepared(ref)
+
+    answer = await service(FakeClaims(prepare)).prepare(asked("fine", "busy", "odd", ""), CONTEXT)
+    assert set(answer.claims) == {"fine", "busy", "odd", ""}
+    assert [d.device_name for d in answer.claims["fine"].devices] == ["vf-0000-18-00-1"]
+    assert answer.claims["busy"].error == "0000:18:00.1 is in pod a/b"
+    assert "KeyError" in answer.claims["odd"].error
+    assert "names are not usable" in answer.claims[""].error
+
+
+async def test_an_error_without_words_still_fails_its_claim() -> None:
+    def prepare(ref: ClaimRef) -> Sequence[PreparedDevice]:
+        raise AgentError
+
+    answer = await service(FakeClaims(prepare)).prepare(asked("u"), CONTEXT)
+    assert answer.claims["u"].error == "AgentError"
+
+
+@pytest.mark.parametrize(
+    ("uid", "namespace", "name"),
+    [
+        ("../../etc/cron.d/x", "default", "c"),
+        ("a/b", "default", "c"),
+        ("a\n", "default", "c"),
+        ("", "default", "c"),
+        ("u" * 65, "default", "c"),
+        ("u", "", "c"),
+        ("u", "../x", "c"),
+        ("u", "default", ""),
+        ("u", "default", "A b"),
+        ("u", "default", "c" * 254),
+    ],
+)
+async def test_a_name_that_is_none_reaches_nobody(uid: str, namespace: str, name: str) -> None:
+    claims = FakeClaims()
+
+    request = api_pb2.NodePrepareResourcesRequest(claims=[api_pb2.Claim(namespace=namespace, uid=uid, name=name)])
+    answer = await service(claims).prepare(request, CONTEXT)
+    assert "names are not usable" in answer.claims[uid].error
+    assert claims.calls == []
+
+
+def test_names_as_kubernetes_makes_them_are_usable() -> None:
+    assert is_usable(ClaimRef("7f6cf7b0-4a4f-4b9b-9d1f-1a2b3c4d5e6f", "team-a", "pod.1-extended-resources-x7k2p"))
+
+
+async def test_the_claims_of_a_call_are_worked_on_side_by_side() -> None:
+    together = threading.Barrier(8)
+
+    def prepare(ref: ClaimRef) -> Sequence[PreparedDevice]:
+        together.wait(60)
+        return prepared(ref)
+
+    answer = await service(FakeClaims(prepare)).prepare(asked(*map(str, range(8))), CONTEXT)
+    assert all(not a.error for a in answer.claims.values())
+
+
+async def test_a_thread_that_has_done_a_claim_does_the_next() -> None:
+    seen: list[threading.Thread] = []
+
+    def prepare(ref: ClaimRef) -> Sequence[PreparedDevice]:
+        seen.append(threading.current_thread())
+        return prepared(ref)
+
+    calls = service(FakeClaims(prepare))
+    async with asyncio.timeout(30):
+        while len(set(seen)) == len(seen):  # the first answer may come before its thread is free
+            await calls.prepare(asked(f"u-{len(seen)}"), CONTEXT)
+
+
+async def test_no_more_claims_are_worked_on_at_once_than_there_may_be_threads() -> None:
+    gate = Gate()
+    claims = FakeClaims(gate.prepare)
+
+    calls = service(claims)
+    many = [str(n) for n in range(MOST_THREADS + 8)]
+    call = asyncio.ensure_future(calls.prepare(asked(*many), CONTEXT))
+    await until(lambda: claims.working == MOST_THREADS)
+    # An end is not held up by beginnings: they may wait for just that end.
+    assert (await calls.unprepare(unprepare("other"), CONTEXT)).claims["other"].error == ""
+    gate.open.set()
+    answer = await call
+    assert set(answer.claims) == set(many)
+    assert all(not a.error for a in answer.claims.values())
+    assert claims.most_working == MOST_THREADS + 1
+
+
+async def test_claims_of_a_hundred_pods_that_wait_for_devices_keep_no_other_waiting() -> None:
+    gate = Gate()
+    claims = FakeClaims(lambda ref: gate.prepare(ref) if ref.uid.startswith("waits") else prepared(ref))
+    calls = service(claims)
+    waiting = asyncio.ensure_future(calls.prepare(asked(*(f"waits-{n}" for n in range(110))), CONTEXT))
+    await until(lambda: claims.working == 110)
+    answer = await asyncio.wait_for(calls.prepare(asked("another"), CONTEXT), 20)
+    assert answer.claims["another"].devices
+    gate.open.set()
+    await waiting
+
+
+async def test_two_calls_for_one_claim_come_one_after_the_other() -> None:
+    gate = Gate()
+    claims = FakeClaims(gate.prepare)
+
+    calls = service(claims)
+    first = asyncio.ensure_future(calls.prepare(asked("u"), CONTEXT))
+    await asyncio.to_thread(gate.begun.acquire)
+    end = asyncio.ensure_future(calls.unprepare(unprepare("u"), CONTEXT))
+    second = asyncio.ensure_future(calls.prepare(asked("u"), CONTEXT))
+    await asyncio.sleep(0.05)
+    assert claims.working == 1
+    gate.open.set()
+    await asyncio.gather(first, end, second)
+    assert claims.most_working == 1
+    assert claims.calls[0] == ("prepare", "u")
+    assert sorted(claims.calls) == [("prepare", "u"), ("prepare", "u"), ("unprepare", "u")]
+
+
+async def test_two_calls_for_one_claim_that_waited_for_room_come_one_after_the_other_too() -> None:
+    gate = Gate()
+    twice: list[int] = []
+
+    def prepare(ref: ClaimRef) -> Sequence[PreparedDevice]:
+        if ref.uid != "late":
+            return gate.prepare(ref)
+        twice.append(1)
+        time.sleep(0.05)
+        assert twice.pop() == 1
+        assert twice == [], "two threads work on one claim"
+        return prepared(ref)
+
+    claims = FakeClaims(prepare)
+    calls = service(claims)
+    full = asyncio.ensure_future(calls.prepare(asked(*map(str, range(MOST_THREADS))), CONTEXT))
+    await until(lambda: claims.working == MOST_THREADS)
+    late = [asyncio.ensure_future(calls.prepare(asked("late"), CONTEXT)) for _ in range(4)]
+    await asyncio.sleep(0.02)
+    gate.open.set()
+    answers = [await call for call in late]
+    await full
+    assert [answer.claims["late"].error for answer in answers] == [""] * 4
+
+
+async def test_a_call_answers_within_its_budget_and_the_work_goes_on() -> None:
+    gate = Gate()
+    claims = FakeClaims(lambda ref: gate.prepare(ref) if ref.uid == "slow" else prepared(ref))
+
+    calls = service(claims, budget=1.0)
+    answer = await calls.prepare(asked("slow", "fast"), CONTEXT)
+    assert not answer.claims["fast"].error
+    assert "not done within 1 s" in answer.claims["slow"].error
+    waiting = await calls.prepare(asked("slow"), CONTEXT)
+    assert "not done within 1 s" in waiting.claims["slow"].error
+    assert claims.working == 1, "the second call began beside the first"
+    gate.open.set()
+    await until(lambda: ("prepare", "slow") in claims.calls)
+    answer = await calls.prepare(asked("slow"), CONTEXT)
+    assert not answer.claims["slow"].error
+    assert claims.most_working <= 2
+
+
+async def test_a_call_that_kubelet_gives_up_loses_nothing() -> None:
+    gate = Gate()
+    claims = FakeClaims(gate.prepare)
+    unseen: list[object] = []
+
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unseen.append(context))
+    with kubelet_folder() as folder:
+        async with opened(folder, claims), channel(sockets(folder, "plugins", DRIVER)[0]) as to_driver:
+            stub: api_pb2_grpc.DRAPluginAsyncStub = api_pb2_grpc.DRAPluginStub(to_driver)
+            call = stub.NodePrepareResources(asked("u"))
+            waiting = asyncio.ensure_future(_outcome(call))
+            await asyncio.to_thread(gate.begun.acquire)
+            call.cancel()
+            await waiting
+            again = stub.NodePrepareResources(asked("u"))
+            await asyncio.sleep(0.1)
+            assert claims.working == 1, "the claim is worked on twice"
+            gate.open.set()
+            assert not (await again).claims["u"].error
+    assert claims.calls == [("prepare", "u"), ("prepare", "u")]
+    assert unseen == []
+
+
+async def _outcome(call: Any) -> None:
+    with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+        await call
+
+
+async def test_a_call_that_waited_for_room_and_was_given_up_does_nothing() -> None:
+    gate = Gate()
+    claims = FakeClaims(gate.prepare)
+
+    calls = service(claims)
+    full = asyncio.ensure_future(calls.prepare(asked(*map(str, range(MOST_THREADS))), CONTEXT))
+    await until(lambda: claims.working == MOST_THREADS)
+    late = asyncio.ensure_future(calls.prepare(asked("late"), CONTEXT))
+    await asyncio.sleep(0.02)
+    late.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await late
+    gate.open.set()
+    await full
+    assert not (await calls.prepare(asked("next"), CONTEXT)).claims["next"].error
+    assert ("prepare", "late") not in claims.calls
+
+
+async def test_each_claim_is_timed_with_its_outcome_and_its_failure_is_reported() -> None:
+    seen: list[tuple[str, str, str]] = []
+    failed: list[tuple[str, str, str]] = []
+
+    @contextlib.contextmanager
+    def observe(operation: str, resource: str) -> Iterator[None]:
+        try:
+            yield
+        except AgentError as error:
+            seen.append((operation, resource, error.reason))
+            raise
+        seen.append((operation, resource, "ok"))
+
+    def observing(operation: str, resource: str) -> AbstractContextManager[object]:
+        return observe(operation, resource)
+
+    def prepare(ref: ClaimRef) -> Sequence[PreparedDevice]:
+        if ref.uid == "busy":
+            raise DeviceBusy("it is in a pod")
+        return prepared(ref)
+
+    calls = ClaimService(
+        DRIVER, FakeClaims(prepare), observing, lambda ref, what, error: failed.append((ref.uid, what, str(error)))
+    )
+    await calls.prepare(asked("fine", "busy"), CONTEXT)
+    await calls.unprepare(unprepare("fine"), CONTEXT)
+    assert sorted(seen) == [
+        ("NodePrepareResources", DRIVER, "DeviceBusy"),
+        ("NodePrepareResources", DRIVER, "ok"),
+        ("NodeUnprepareResources", DRIVER, "ok"),
+    ]
+    assert failed == [("busy", "not prepared", "it is in a pod")]
+
+
+async def test_a_request_that_is_too_large_is_refused() -> None:
+    with kubelet_folder() as folder:
+        async with opened(folder), channel(sockets(folder, "plugins", DRIVER)[0]) as to_driver:
+            stub: api_pb2_grpc.DRAPluginAsyncStub = api_pb2_grpc.DRAPluginStub(to_driver)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.NodePrepareResources(
+                    api_pb2.NodePrepareResourcesRequest(claims=[claim("u", "c" * (2 << 20))])
+                )
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_claim_for_which_there_is_no_thread_fails_and_is_done_when_there_is_one() -> None:
+    claims = FakeClaims()
+
+    calls = service(claims)
+    former = threading.stack_size(1 << 46)  # more than there is, so no thread can be started
+    try:
+        answer = await calls.prepare(asked("u"), CONTEXT)
+    finally:
+        threading.stack_size(former)
+    assert answer.claims["u"].error == "the node has no thread left for it: can't start new thread"
+    assert claims.calls == []
+    assert not (await calls.prepare(asked("u"), CONTEXT)).claims["u"].error
+    assert claims.calls == [("prepare", "u")]
