@@ -3,6 +3,7 @@ device plugins are refused with what to write instead."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -46,22 +47,13 @@ GONE: Mapping[str, str] = {
 
 def without_gone(document: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a document without such keys, and the warnings."""
-    warnings = []
+    left, warnings = copy.deepcopy(document), []
     for path, text in GONE.items():
         *outer, key = path.split(".")
-        if _is_there(document, outer, key):
-            document = _left(document, outer, key)
+        holder = left
+        for name in outer:
+            holder = holder.get(name) if isinstance(holder, dict) else None
+        if isinstance(holder, dict) and key in holder:
+            del holder[key]
             warnings.append(f"{path}: {text}")
-    return document, tuple(warnings)
-
-
-def _is_there(document: Any, outer: list[str], key: str) -> bool:
-    for name in outer:
-        document = document.get(name) if isinstance(document, dict) else None
-    return isinstance(document, dict) and key in document
-
-
-def _left(document: dict[str, Any], outer: list[str], key: str) -> dict[str, Any]:
-    if not outer:
-        return {name: value for name, value in document.items() if name != key}
-    return {**document, outer[0]: _left(document[outer[0]], outer[1:], key)}
+    return left, tuple(warnings)

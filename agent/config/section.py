@@ -421,15 +421,22 @@ def that(want: str, ok: Callable[[str], object]) -> Kind:
     return string(want, read)
 
 
-def choice(*words: str) -> Kind:
+def choice(*words: str, convert: Callable[[str], str | None] = str) -> Kind:
     """One of some words."""
 
-    def read(given: Any) -> str:
+    def read(given: Any) -> str | None:
         if not isinstance(given, str) or given not in words:
             raise ValueError
-        return given
+        return convert(given)
 
-    return value(_one_of(words), read, {"enum": list(words)})
+    told = [word for word in words if word]
+    want = f"one of {', '.join(told)}" if len(told) > 1 else told[0]
+    return value(want, read, {"enum": told})
+
+
+def word(*words: str, convert: Callable[[str], str] = str) -> Kind:
+    """One of some words; an empty text is none."""
+    return choice("", *words, convert=lambda given: convert(given) or None)
 
 
 def _absolute(given: str) -> Path:
@@ -489,21 +496,6 @@ class OneOrMany:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         one = handler(schema["choices"]["<one>"])
         return {"anyOf": [one, {"type": "array", "items": one}]}
-
-
-def word(*words: str, convert: Callable[[str], str] = str) -> Kind:
-    """One of some words; an empty text is none."""
-
-    def read(given: Any) -> str | None:
-        if not isinstance(given, str) or given not in ("", *words):
-            raise ValueError
-        return convert(given) or None
-
-    return value(_one_of(words), read, {"enum": list(words)})
-
-
-def _one_of(words: tuple[str, ...]) -> str:
-    return f"one of {', '.join(words)}" if len(words) > 1 else words[0]
 
 
 # ------------------------------------------------------------------------------------- values, as messages show them

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 from agent.config import Config
 from agent.hardware.host import Host
 from agent.inventory import Inventory
 from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, Claim, Grant
 from agent.model.counters import Counters
 from agent.offer.left_out import LeftOut, left_out
 from agent.offer.offer import Offer, Units
@@ -27,6 +26,7 @@ from agent.report.report import Report
 from agent.report.status import CachedStatus, Served
 from agent.state import Latest
 
+T = TypeVar("T")
 LOOK_SECONDS = 0.5
 """How often a new offer is looked for; comparing with the last one costs nothing while it is the same."""
 
@@ -58,9 +58,9 @@ class Overview:
     def follow(self, ledger: Ledger) -> None:
         """Hear of each change in the books."""
         ledger.subscribe(self._changed)
-        ledger.watch_grants(self._grant_changed)
-        ledger.watch_attachments(self._attachment_changed)
-        ledger.watch_claims(self._claim_changed)
+        ledger.watch_grants(self._noting(self.events.grant_changed))
+        ledger.watch_attachments(self._noting(self.events.attachment_changed))
+        ledger.watch_claims(self._noting(self.events.claim_changed))
 
     async def run(self) -> None:
         """Note for ever which units become unhealthy, and which healthy."""
@@ -80,17 +80,12 @@ class Overview:
     def _changed(self) -> None:
         self._change = next(self._changes)  # on any thread: no number is ever there twice
 
-    def _grant_changed(self, before: Grant | None, after: Grant | None) -> None:
-        self._changed()
-        self.events.grant_changed(before, after)
+    def _noting(self, note: Callable[[T | None, T | None], None]) -> Callable[[T | None, T | None], None]:
+        def changed(before: T | None, after: T | None) -> None:
+            self._changed()
+            note(before, after)
 
-    def _attachment_changed(self, before: Attachment | None, after: Attachment | None) -> None:
-        self._changed()
-        self.events.attachment_changed(before, after)
-
-    def _claim_changed(self, before: Claim | None, after: Claim | None) -> None:
-        self._changed()
-        self.events.claim_changed(before, after)
+        return changed
 
     def _state(self) -> Hashable:
         units = self._facts.offer.value.offered

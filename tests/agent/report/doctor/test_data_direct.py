@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.hardware import recorded
-from agent.hardware.sysfs.scan import scan
 from agent.model.device import Snapshot
 from agent.report.doctor import checks_hardware
 from agent.report.doctor.collect import acs_control, data_direct
-from agent.report.doctor.facts import Facts, Severity, shared_ports
+from agent.report.doctor.facts import Facts, Port, Severity, shared_ports
 
 TOWARDS_FUNCTION, TOWARDS_GPU = 0b0011001, 0b0010101
 KERNELS_OWN = 0b0011101
@@ -30,69 +28,71 @@ def config_space(control: int | None) -> bytes:
     return bytes(space)
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
+Snapshots = Callable[[str], Snapshot]
+
+
+class Host:
     """A GB300 host on which all is well."""
-    recorded.unpack(recorded.load(recorded.find("gb300-4gpu")), tmp_path)
-    (tmp_path / "proc/sys/kernel").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "proc/sys/kernel/osrelease").write_text("6.8.0-64k\n")
-    library(tmp_path, b"\x7fELF mlx5dv_get_data_direct_sysfs_path\0")
-    for port in shared_ports(scan(tmp_path)):
-        function = tmp_path / "sys/bus/pci/devices" / port.address
-        (function / "config").write_bytes(config_space(port.rule.on))
-    return tmp_path
+
+    def __init__(self, root: Path, snapshot: Snapshot) -> None:
+        self.root, self.snapshot, self.ports = root, snapshot, shared_ports(snapshot)
+        (root / "proc/sys/kernel").mkdir(parents=True)
+        (root / "proc/sys/kernel/osrelease").write_text("6.8.0-64k\n")
+        self.library = root / "usr/lib/aarch64-linux-gnu/libmlx5.so.1"
+        self.library.parent.mkdir(parents=True)
+        self.library.write_bytes(b"\x7fELF mlx5dv_get_data_direct_sysfs_path\0")
+        for port in self.ports:
+            self.function(port).mkdir(parents=True)
+            for name, content in (
+                ("vendor", b"0x15b3\n"),
+                ("device", b"0x197c\n"),
+                ("config", config_space(port.rule.on)),
+            ):
+                (self.function(port) / name).write_bytes(content)
+
+    def function(self, port: Port) -> Path:
+        return self.root / "sys/bus/pci/devices" / port.address
+
+    def found(self, driver: str | None = "mlx5_ib") -> list[tuple[Severity, str]]:
+        """List what is found while the functions have a driver."""
+        devices = (replace(d, driver=driver) if d.device == 0x2100 else d for d in self.snapshot.devices)
+        snapshot = replace(self.snapshot, devices=tuple(devices))
+        findings = checks_hardware.data_direct(Facts(snapshot, data_direct=data_direct(self.root, snapshot)))
+        return [(f.severity, f"{f.text} | {f.remedy}") for f in findings]
 
 
-def library(root: Path, content: bytes) -> None:
-    path = root / "usr/lib/aarch64-linux-gnu/libmlx5.so.1"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+@pytest.fixture
+def host(tmp_path: Path, node_snapshot: Snapshots) -> Host:
+    return Host(tmp_path, node_snapshot("gb300-4gpu"))
 
 
-def found(root: Path, change: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot) -> list[tuple[Severity, str]]:
-    snapshot = change(driven(scan(root)))
-    findings = checks_hardware.data_direct(Facts(snapshot, data_direct=data_direct(root, snapshot)))
-    return [(f.severity, f"{f.text} | {f.remedy}") for f in findings]
-
-
-def driven(snapshot: Snapshot, driver: str | None = "mlx5_ib") -> Snapshot:
-    devices = (replace(d, driver=driver) if d.device == 0x2100 else d for d in snapshot.devices)
-    return replace(snapshot, devices=tuple(devices))
-
-
-def test_a_function_and_its_gpu_meet_at_the_switch_of_the_adapter(root: Path) -> None:
-    ports = shared_ports(scan(root))
-    assert len(ports) == 8
-    assert {port.rule.words for port in ports} == {"xx110x1", "xx101x1"}
-    assert {port.rule.on for port in ports} == {TOWARDS_FUNCTION, TOWARDS_GPU}
-
-
-def test_a_sound_host_is_fine(root: Path) -> None:
-    ((severity, text),) = found(root)
+def test_a_sound_host_is_fine_by_the_ports_at_which_functions_and_gpus_meet(host: Host) -> None:
+    assert (len(host.ports), {port.rule.words for port in host.ports}) == (8, {"xx110x1", "xx101x1"})
+    assert {port.rule.on for port in host.ports} == {TOWARDS_FUNCTION, TOWARDS_GPU}
+    ((severity, text),) = host.found()
     assert severity is Severity.FINE
     assert text.startswith("4 functions; kernel, libmlx5 and ACS")
 
 
-def test_a_host_without_such_functions_is_not_looked_at(tmp_path: Path) -> None:
-    recorded.unpack(recorded.load(recorded.find("h100-8gpu")), tmp_path)
-    assert found(tmp_path) == []
+def test_a_host_without_such_functions_is_not_looked_at(tmp_path: Path, node_snapshot: Snapshots) -> None:
+    assert Host(tmp_path, node_snapshot("h100-8gpu")).found() == []
 
 
-def test_a_kernel_that_does_not_drive_the_functions_is_told(root: Path) -> None:
-    ((severity, text),) = found(root, lambda snapshot: driven(snapshot, None))
+def test_a_kernel_that_does_not_drive_the_functions_is_told(host: Host) -> None:
+    ((severity, text),) = host.found(driver=None)
     assert severity is Severity.WARNING
     assert text.startswith("0008:")
     assert " have no kernel driver: GPUs' traffic then goes over the processor" in text
     assert "(6.8.0-64k) is too old: take Linux 6.12" in text
 
 
-def test_an_old_library_is_told_and_a_missing_one_is_unseen(root: Path) -> None:
-    library(root, b"\x7fELF mlx5dv_open_device\0")
-    ((severity, text),) = found(root)
+def test_an_old_library_is_told_and_a_missing_one_is_unseen(host: Host) -> None:
+    host.library.write_bytes(b"\x7fELF mlx5dv_open_device\0")
+    ((severity, text),) = host.found()
     assert (severity, "rdma-core 54" in text) == (Severity.WARNING, True)
     assert text.startswith("/usr/lib/aarch64-linux-gnu/libmlx5.so.1 does not know Data Direct")
-    (root / "usr/lib/aarch64-linux-gnu/libmlx5.so.1").unlink()
-    ((severity, _),) = found(root)
+    host.library.unlink()
+    ((severity, _),) = host.found()
     assert severity is Severity.UNSEEN
 
 
@@ -108,11 +108,11 @@ def test_an_old_library_is_told_and_a_missing_one_is_unseen(root: Path) -> None:
     ],
 )
 def test_settings_of_the_shared_switch_are_compared_with_those_that_traffic_needs(
-    root: Path, towards_gpu: bool, control: int | None, severity: Severity | None, says: str
+    host: Host, towards_gpu: bool, control: int | None, severity: Severity | None, says: str
 ) -> None:
-    port = next(p for p in shared_ports(scan(root)) if (p.rule.on == TOWARDS_GPU) is towards_gpu)
-    (root / "sys/bus/pci/devices" / port.address / "config").write_bytes(config_space(control))
-    ((seen, text),) = found(root)
+    port = next(p for p in host.ports if (p.rule.on == TOWARDS_GPU) is towards_gpu)
+    (host.function(port) / "config").write_bytes(config_space(control))
+    ((seen, text),) = host.found()
     assert seen is (severity or Severity.FINE)
     assert says in text
     if severity in (Severity.WARNING, Severity.NOTE):
@@ -121,11 +121,11 @@ def test_settings_of_the_shared_switch_are_compared_with_those_that_traffic_need
         assert f"{port.rule.words}@{port.address}" in text
 
 
-def test_ports_of_another_switch_are_left_alone(root: Path) -> None:
-    for port in shared_ports(scan(root)):
-        (root / "sys/bus/pci/devices" / port.address / "device").write_text("0xc030\n")
-        (root / "sys/bus/pci/devices" / port.address / "config").write_bytes(config_space(KERNELS_OWN))
-    assert [severity for severity, _ in found(root)] == [Severity.FINE]
+def test_ports_of_another_switch_are_left_alone(host: Host) -> None:
+    for port in host.ports:
+        (host.function(port) / "device").write_text("0xc030\n")
+        (host.function(port) / "config").write_bytes(config_space(KERNELS_OWN))
+    assert [severity for severity, _ in host.found()] == [Severity.FINE]
 
 
 @pytest.mark.parametrize(
