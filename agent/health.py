@@ -10,10 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
 from agent.config import HealthSettings
-from agent.model.device import Gpu
 from agent.model.device_health import (
     NO_TROUBLES,
     Course,
@@ -82,7 +80,7 @@ class HealthBook:
 
         return HealthPolicy(
             lasting=lasting,
-            gpu=partial(self._judge_gpu, now=now),
+            gpu=lambda gpu, mig: judge_gpu(gpu, self._troubles, now, self.settings.value.gpu_policy, mig),
             follow_link=self.settings.value.link == "follow",
         )
 
@@ -109,9 +107,6 @@ class HealthBook:
     @property
     def _patience(self) -> Patience:
         return Patience(self.settings.value.down_seconds, self.settings.value.up_seconds)
-
-    def _judge_gpu(self, gpu: Gpu, mig_uuid: str, now: float) -> Health:
-        return judge_gpu(gpu, self._troubles, now, self.settings.value.gpu_policy, mig_uuid)
 
     def _ask_for_a_look(self) -> None:
         for listener in self._listeners:

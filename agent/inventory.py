@@ -35,14 +35,6 @@ MAX_PROBLEMS_LOGGED = 20
 log = logging.getLogger(__name__)
 
 
-def _nothing(_: Snapshot) -> Change:
-    return NOTHING
-
-
-def _ignore(what: str | None) -> None:
-    return None
-
-
 class Inventory:
     """What the node has. All but `rescan_soon` belongs to the event loop's thread."""
 
@@ -51,8 +43,8 @@ class Inventory:
         host: Host,
         rescan_seconds: float = DEFAULT_RESCAN_SECONDS,
         *,
-        silent_changes: Callable[[Snapshot], Change] = _nothing,
-        complain: Callable[[str | None], None] = _ignore,
+        silent_changes: Callable[[Snapshot], Change] = lambda _: NOTHING,
+        complain: Callable[[str | None], None] = lambda _: None,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
         """`silent_changes` returns what changed since a snapshot without any event; it blocks briefly."""
@@ -62,7 +54,7 @@ class Inventory:
         """Gets which events cannot be heard, and None while all are."""
         self._poll_seconds = poll_seconds
         self._placement = Placement()
-        self._adapter_ids = AdapterIds(self._read_adapter_id, self.rescan_soon)
+        self._adapter_ids = AdapterIds(lambda address: read_adapter_id(host.root, address), self.rescan_soon)
         self.rescan_seconds = rescan_seconds
         self.snapshot = Latest(Snapshot())
         """The latest snapshot; generation 0 before the first scan."""
@@ -108,9 +100,6 @@ class Inventory:
 
     def _look_at(self, known: Snapshot, change: Change) -> Snapshot:
         return self._adapter_ids.added_to(self._host.rescan(known, change))
-
-    def _read_adapter_id(self, address: str) -> str:
-        return read_adapter_id(self._host.root, address)
 
     async def begin(self) -> Snapshot:
         """Hear the kernel from now on, and scan. `run` need not scan at once then. Raises what the host raises."""

@@ -195,7 +195,11 @@ class Agent:
             yield Part("node events", run=partial(supervised, told.run, "node events"))
         if self._start.sources is not None:
             apply, publishes = partial(_apply, made), self._api is not None
-            changes = Reloader(self._start.sources, self._config, self._report, self._fits, apply, publishes=publishes)
+
+            def fits(config: Config) -> None:
+                check(config, self._inventory.snapshot.value)
+
+            changes = Reloader(self._start.sources, self._config, self._report, fits, apply, publishes=publishes)
             yield Part("configuration", run=changes.run)
 
     def _heed(self) -> None:
@@ -205,9 +209,6 @@ class Agent:
         self._inventory.heed(config.placement)
         self._report.health.settings.set(config.health)
         self._taint.settings = config.restart
-
-    def _fits(self, config: Config) -> None:
-        check(config, self._inventory.snapshot.value)
 
     # ------------------------------------------------------------------ opening
 

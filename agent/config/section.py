@@ -455,13 +455,9 @@ def _list(given: Any) -> Any:
     return given
 
 
-def _each_once(words: tuple[T, ...]) -> tuple[T, ...]:
-    return tuple(dict.fromkeys(words))
-
-
 LIST = BeforeValidator(_list)
 Many = Annotated[tuple[T, ...], LIST]
-Once = Annotated[tuple[T, ...], LIST, AfterValidator(_each_once)]
+Once = Annotated[tuple[T, ...], LIST, AfterValidator(lambda words: tuple(dict.fromkeys(words)))]
 """A list whose repeated words count once."""
 Flag = Annotated[bool, FLAG]
 Folder = Annotated[Path, FOLDER]

@@ -51,11 +51,6 @@ MAX_WAIT_SECONDS = 5.0
 """With the time to reach the API server, and to stop, that is below the pod's terminationGracePeriodSeconds of 10."""
 
 
-def _ip_address(text: str) -> str:
-    ipaddress.ip_address(text)
-    return text
-
-
 def _xid(given: Any) -> int:
     if given == "all":
         return EVERY_XID
@@ -81,7 +76,7 @@ Xids = Annotated[frozenset[Annotated[int, _XID]], LIST]
 class Endpoints(Section):
     """Where the agent answers HTTP: metrics, health, status."""
 
-    address: Annotated[str, string("an IP address", _ip_address)] = "127.0.0.1"
+    address: Annotated[str, string("an IP address", lambda text: ipaddress.ip_address(text) and text)] = "127.0.0.1"
     """IP address of /metrics, /healthz, /readyz, /status and the page"""
     port: Annotated[int, whole(0, 65535)] = 9808
     """Port of the endpoints; 0 takes a free one"""
@@ -267,15 +262,13 @@ class GpuNames(Section):
         return GpuIds(self.resource, self.pattern, self.gpu)
 
 
-def _values(given: tuple[GpuNames, ...]) -> tuple[GpuIds, ...]:
-    return tuple(each.value() for each in given)
-
-
 @dataclass(frozen=True, slots=True)
 class Placement(Section):
     """What placement is to know besides what it finds out."""
 
-    gpu_ids: Annotated[tuple[GpuIds, ...], Through(Many[GpuNames], _values)] = ()
+    gpu_ids: Annotated[
+        tuple[GpuIds, ...], Through(Many[GpuNames], lambda given: tuple(each.value() for each in given))
+    ] = ()
     """Device IDs of GPU plugins that the agent does not know"""
     topology_file: Annotated[Path | None, FOLDER] = None
     """NCCL's topology file, for hosts whose PCI tree shows NUMA nodes only"""

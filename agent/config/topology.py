@@ -83,16 +83,12 @@ def _netdev(text: str) -> str:
     return text
 
 
-def _adapter(text: str) -> str:
-    return text.lower() if is_pci_address(text.lower()) else _netdev(text)
-
-
 def _planes(given: Any) -> tuple[str, ...]:
     """Read an entry of `rails`: an adapter, or one for each plane."""
     listed = given if isinstance(given, list) and given else [given]
     if not all(isinstance(each, str) for each in listed):
         raise ValueError
-    return tuple(map(_adapter, listed))
+    return tuple(each.lower() if is_pci_address(each.lower()) else _netdev(each) for each in listed)
 
 
 _RAIL = value(

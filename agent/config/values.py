@@ -22,10 +22,6 @@ MAX_RESCAN_SECONDS = 3600
 NETNS_FOLDERS = (Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/docker/netns"))
 
 
-def _or_usual(given: tuple[Path, ...]) -> tuple[Path, ...]:
-    return given or NETNS_FOLDERS
-
-
 @dataclass(frozen=True, slots=True)
 class Config(Section):
     resources: Many[Resource] = ()
@@ -58,7 +54,9 @@ class Config(Section):
     cdi_names: Flag = True
     """Hand out early-bound units by CDI names, which stay true when devices are renumbered; false for a runtime without
     CDI, and for kubelet before 1.29"""
-    netns_folders: Annotated[Many[Folder], AfterValidator(_or_usual), Field(alias="netnsDirs")] = NETNS_FOLDERS
+    netns_folders: Annotated[
+        Many[Folder], AfterValidator(lambda given: given or NETNS_FOLDERS), Field(alias="netnsDirs")
+    ] = NETNS_FOLDERS
     """Where the container runtime binds the network namespaces of pods"""
     # To ask which sandboxes live; without it kubelet's word alone counts.
     runtime_socket: Annotated[Path | None, FOLDER] = None

@@ -49,7 +49,10 @@ def text(document: Mapping[str, Any], now: float) -> str:
 def events_text(events: Sequence[Mapping[str, Any]], now: float) -> str:
     """Lay the document's events out for people, the newest first."""
     rows = [
-        (ago(now - e["at"]), "!" if e["warning"] else "", e["kind"], e["subject"], e["text"] + _times(e["count"]))
+        (
+            *(ago(now - e["at"]), "!" if e["warning"] else "", e["kind"], e["subject"]),
+            e["text"] + (f" ({e['count']} times)" if e["count"] > 1 else ""),
+        )
         for e in events
     ]
     return joined(table(("AGO", "", "KIND", "WHAT", "EVENT"), rows)) if rows else "nothing has happened yet"
@@ -154,7 +157,3 @@ def _failing(resource: Mapping[str, Any], meaning: Mapping[str, str]) -> list[tu
         shown = units if len(units) <= MOST_UNITS else [f"{units[0]} and {len(units) - 1} more"]
         rows += [(unit, resource["name"], reason, meaning.get(reason, "")) for unit in shown]
     return rows
-
-
-def _times(count: int) -> str:
-    return f" ({count} times)" if count > 1 else ""
