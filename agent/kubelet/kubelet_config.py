@@ -34,7 +34,6 @@ class KubeletSettings:
     max_numa_nodes: str | None = None
     """topologyManagerPolicyOptions max-allowable-numa-nodes, verbatim."""
     cpu_manager: str = "none"
-    memory_manager: str = "None"
     reserved_cpus: frozenset[int] = frozenset()
     """reservedSystemCPUs"""
     reserved_memory: tuple[tuple[int, str, int], ...] = ()
@@ -139,7 +138,6 @@ def parse(document: Any) -> KubeletSettings:
         scope=_word(document, "topologyManagerScope", "container", SCOPES),
         max_numa_nodes=None if most is None else str(most),
         cpu_manager=_word(document, "cpuManagerPolicy", "none", ("none", "static")),
-        memory_manager=_word(document, "memoryManagerPolicy", "None", ("None", "Static", "BestEffort")),
         reserved_cpus=parse_cpus(str(document.get("reservedSystemCPUs") or "")),
         reserved_memory=_reserved_memory(document.get("reservedMemory") or []),
         reserved_milli_cpu=sum(parse_milli(amounts.get("cpu", 0)) for amounts in reserved),

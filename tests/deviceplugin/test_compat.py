@@ -28,9 +28,12 @@ VF = "0000:12:00.1"
 FILES = ("uverbs4", "umad4", "issm4")
 
 
-def rdma_vf(snapshot: Snapshot, address: str = VF) -> Snapshot:
-    files = tuple(CharDevice(name.rstrip("4"), f"/dev/infiniband/{name}") for name in FILES)
-    return change(snapshot, address, rdma_devices=(RdmaDevice("mlx5_4", "CA", "", "", (), files),))
+CHARS = tuple(CharDevice(name.rstrip("4"), f"/dev/infiniband/{name}") for name in FILES)
+RDMA = (RdmaDevice("mlx5_4", "CA", "", "", (), CHARS),)
+
+
+def rdma_vf(snapshot: Snapshot) -> Snapshot:
+    return change(snapshot, VF, rdma_devices=RDMA)
 
 
 def sriov(*pools: dict[str, Any], **flags: Any) -> Any:
@@ -159,12 +162,6 @@ async def test_a_cdi_spec_that_was_removed_comes_as_soon_as_somebody_says_so(sho
         await until(lambda: spec.exists() and made.plugins.specs_problem is None)
 
 
-def test_rdma_files_come_only_where_the_pool_asks_for_rdma() -> None:
-    found = granted(sriov({"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}), rdma_vf(node(rails=1)))
-    assert files(found) == []
-    assert json.loads(dict(found.envs)["PCIDEVICE_INTEL_COM_VF_INFO"]) == {VF: {"generic": {"deviceID": VF}}}
-
-
 def test_the_selector_that_took_a_device_decides_what_comes_with_it() -> None:
     selectors = [{"rootDevices": ["0000:12:00.0#0"], "isRdma": True}, {"vendors": ["15b3"], "needVhostNet": True}]
     snapshot = replace(rdma_vf(node(rails=1, vfs=2)), vhost_net=True)
@@ -176,29 +173,34 @@ def test_the_selector_that_took_a_device_decides_what_comes_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "provider", "expected"),
+    ("selectors", "changes", "provider", "expected"),
     [
+        ({}, {"rdma_devices": RDMA}, {}, []),  # only a pool that asks for RDMA gets its files
         (
+            {},
             {"driver": "vfio-pci", "iommu_group": 42},
             {"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"}},
             [("/dev/vfio/vfio", ""), ("/dev/vfio/42", "")],
         ),
         (
+            {},
             {"driver": "vfio-pci", "iommu_group": 42, "noiommu": True},
             {"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"}},
             [("/dev/vfio/vfio", ""), ("/dev/vfio/42", "/dev/vfio/noiommu-42")],
         ),
+        ({}, {"driver": "igb_uio", "uio": "uio7"}, {"uio": {"mount": "/dev/uio7"}}, [("/dev/uio7", "")]),
         (
-            {"driver": "igb_uio", "uio": "uio7"},
-            {"uio": {"mount": "/dev/uio7"}},
-            [("/dev/uio7", "")],
+            {"vdpaType": "vhost"},
+            {"vdpa": VdpaDevice("vdpa0", "vhost_vdpa", "/dev/vhost-vdpa-0")},
+            {"vdpa": {"mount": "/dev/vhost-vdpa-0"}},
+            [("/dev/vhost-vdpa-0", "")],
         ),
     ],
 )
 def test_the_driver_decides_what_comes_with_a_device(
-    changes: dict[str, Any], provider: dict[str, Any], expected: list[tuple[str, str]]
+    selectors: dict[str, Any], changes: dict[str, Any], provider: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
-    pool = {"resourceName": "dpdk", "selectors": {"pfNames": ["rail0"]}}
+    pool = {"resourceName": "dpdk", "selectors": {"pfNames": ["rail0"], **selectors}}
     found = granted(sriov(pool), change(node(rails=1, vfs=1), VF, **changes))
     info = json.loads(dict(found.envs)["PCIDEVICE_INTEL_COM_DPDK_INFO"])
     assert info[VF] == {"generic": {"deviceID": VF}, **provider}
@@ -209,15 +211,6 @@ def test_a_vfio_device_without_an_iommu_group_is_refused() -> None:
     pool = {"resourceName": "dpdk", "selectors": {"pfNames": ["rail0"]}}
     with pytest.raises(UnitUnhealthy, match="no IOMMU group"):
         granted(sriov(pool), change(node(rails=1, vfs=1), VF, driver="vfio-pci"))
-
-
-def test_a_vdpa_device_comes_with_its_file() -> None:
-    vdpa = VdpaDevice("vdpa0", "vhost_vdpa", "/dev/vhost-vdpa-0")
-    found = granted(
-        sriov({"resourceName": "vdpa", "selectors": {"vdpaType": "vhost"}}), change(node(rails=1), VF, vdpa=vdpa)
-    )
-    assert json.loads(dict(found.envs)["PCIDEVICE_INTEL_COM_VDPA_INFO"])[VF]["vdpa"] == {"mount": "/dev/vhost-vdpa-0"}
-    assert files(found) == [("/dev/vhost-vdpa-0", "rw")]
 
 
 def test_additional_facts_are_told_those_of_the_device_before_those_of_all() -> None:

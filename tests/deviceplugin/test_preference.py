@@ -16,12 +16,9 @@ from tests.node import gpu_uuid, node
 
 
 def test_a_gpu_chosen_first_is_one_whose_nic_is_free() -> None:
-    with desk(GPU, Resource("rdma/hca", "hca", shares=1)) as d:
-        hca = Resource("rdma/hca", "hca", shares=1)
-        taken = [u.unit_id for u in d.allocator.offer.value.units["rdma/hca"]][:3]
-        asyncio.run(d.allocator.allocate("rdma/hca", [taken]))
-        d.used.update(taken)
-        d.clock.now += 60
+    hca = Resource("rdma/hca", "hca", shares=1)
+    with desk(GPU, hca) as d:
+        take(d, hca, [u.unit_id for u in d.allocator.offer.value.units[hca.name]][:3])
         assert d.get(GPU) == (gpu_uuid(3),)
         assert d.near(gpu_uuid(3), d.get(hca)[0])
 
@@ -29,9 +26,7 @@ def test_a_gpu_chosen_first_is_one_whose_nic_is_free() -> None:
 def test_a_nic_chosen_first_is_one_whose_gpu_is_free() -> None:
     with desk(GPU, VF) as d:
         for rail in (0, 1, 3):
-            asyncio.run(d.allocator.allocate(GPU.name, [[gpu_uuid(rail)]]))
-            d.used.add(gpu_uuid(rail))
-        d.clock.now += 60
+            take(d, GPU, [gpu_uuid(rail)])
         assert d.near(gpu_uuid(2), d.get(VF)[0])
         assert d.get(GPU) == (gpu_uuid(2),)
 
@@ -39,8 +34,7 @@ def test_a_nic_chosen_first_is_one_whose_gpu_is_free() -> None:
 def test_a_unit_that_kubelet_calls_free_is_free() -> None:
     with desk(GPU, VF) as d:
         for rail in range(4):
-            asyncio.run(d.allocator.allocate(GPU.name, [[gpu_uuid(rail)]]))
-        d.clock.now += 60
+            take(d, GPU, [gpu_uuid(rail)])
         d.allocator.prefer(GPU.name, [gpu_uuid(1)], (), 1)  # the only one that came back
         d.clock.now += 60
         assert d.near(gpu_uuid(1), d.prefer(VF)[0])
@@ -49,8 +43,7 @@ def test_a_unit_that_kubelet_calls_free_is_free() -> None:
 def test_a_unit_that_no_pod_holds_any_more_is_free_once_kubelet_was_read() -> None:
     with desk(GPU, VF) as d:
         for rail in range(4):
-            asyncio.run(d.allocator.allocate(GPU.name, [[gpu_uuid(rail)]]))
-        d.clock.now += 60
+            take(d, GPU, [gpu_uuid(rail)])
         d.allocator.preference.read([pod("a", nvidia_com__gpu=[gpu_uuid(i) for i in (0, 1, 3)])], d.clock.now)
         assert d.near(gpu_uuid(2), d.prefer(VF)[0])
 
@@ -65,25 +58,20 @@ def test_a_reading_that_began_during_an_admission_frees_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resource_name", "unit_id"),
+    ("resource_name", "unit_id", "next_gpu"),
     [
-        ("nvidia_com__gpu", gpu_uuid(0)),
-        ("nvidia_com__gpu", f"{gpu_uuid(0)}::3"),
-        ("amd_com__gpu", "0"),
-        ("team_example_com__accelerator", gpu_uuid(0)),
+        ("nvidia_com__gpu", gpu_uuid(0), 1),
+        ("nvidia_com__gpu", f"{gpu_uuid(0)}::3", 1),
+        ("amd_com__gpu", "0", 1),
+        ("team_example_com__accelerator", gpu_uuid(0), 1),
+        ("example_com__tape", "0", 0),  # an index of something else
+        ("example_com__gpudirect-nic", "0", 0),
     ],
 )
-def test_gpus_that_another_plugin_gave_are_in_use(resource_name: str, unit_id: str) -> None:
+def test_gpus_that_another_plugin_gave_are_in_use(resource_name: str, unit_id: str, next_gpu: int) -> None:
     with desk(VF, snapshot=node(rails=2)) as d:
         d.allocator.preference.read([pod("a", **{resource_name: [unit_id]})], d.clock.now)
-        assert d.near(gpu_uuid(1), d.prefer(VF)[0])
-
-
-@pytest.mark.parametrize("resource_name", ["example_com__tape", "example_com__gpudirect-nic"])
-def test_an_index_of_something_else_is_no_gpu(resource_name: str) -> None:
-    with desk(VF, snapshot=node(rails=2)) as d:
-        d.allocator.preference.read([pod("a", **{resource_name: ["0"]})], d.clock.now)
-        assert d.near(gpu_uuid(0), d.prefer(VF)[0])
+        assert d.near(gpu_uuid(next_gpu), d.prefer(VF)[0])
 
 
 def test_a_rail_is_near_its_own_nic_and_drawn_by_no_other() -> None:

@@ -86,7 +86,6 @@ def test_a_problem_is_logged_once_and_a_file_is_read_again_when_it_has_changed(
                 scope="pod",
                 max_numa_nodes="36",
                 cpu_manager="static",
-                memory_manager="Static",
                 reserved_cpus=frozenset({0, 1, 64}),
                 reserved_memory=((0, "hugepages-2Mi", 64 << 20), (0, "memory", 1 << 30), (1, "memory", 1_500_000_000)),
             ),

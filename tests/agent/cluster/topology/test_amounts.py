@@ -89,7 +89,6 @@ def test_each_manager_is_heeded_for_what_it_manages(cpu_manager: str, memory_man
         ),
         kubelet=KubeletSettings(
             cpu_manager=cpu_manager,
-            memory_manager=memory_manager,
             reserved_milli_cpu=2000,
             reserved_memory_bytes=4 * GIB,
             eviction_bytes=0,

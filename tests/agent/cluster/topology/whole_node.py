@@ -43,7 +43,7 @@ def h100(tmp_path: Path) -> NodeState:
         node_uid="6f9b1c4e-0000-4000-8000-000000000007",
         snapshot=snapshot,
         units={"rdma/vf": vfs},
-        kubelet=KubeletSettings("single-numa-node", "pod", cpu_manager="static", memory_manager="Static"),
+        kubelet=KubeletSettings("single-numa-node", "pod", cpu_manager="static"),
         pods=(PodUsage.of(pod), PodUsage("kube-system", "node-agent")),
         allocatable=kubelet.Allocatable(
             (kubelet.DeviceAssignment("vendor.com/fpga", ("f0", "f1"), (0,)),), tuple(cpus), blocks
