@@ -69,10 +69,6 @@ def network_problems(config: Config, snapshot: Snapshot, known_rails: Sequence[R
     return [*problems, *template_problems(config, offer)]
 
 
-async def _at_once() -> None:
-    return None
-
-
 async def await_config(
     sources: Sources,
     scan: Callable[[], Awaitable[Snapshot]],
@@ -182,7 +178,7 @@ async def open_ledger(
     conditions: Conditions,
     stop: asyncio.Event,
     stack: AsyncExitStack,
-    prepare: Callable[[], Awaitable[object]] = _at_once,
+    prepare: Callable[[], Awaitable[object]],
 ) -> Ledger | None:
     """Open the books, which no other agent may have open. None if asked to stop meanwhile.
 
