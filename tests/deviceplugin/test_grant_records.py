@@ -7,9 +7,12 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from agent.config import Resource
 from hack.sim.pods import Container
 from tests.awaiting import until
+from tests.deviceplugin.desk import GPU, HCA
 from tests.deviceplugin.rig import rig
 from tests.node import attach, owner
 
@@ -21,26 +24,30 @@ def names(folder: Path) -> list[str]:
     return sorted(os.listdir(found)) if found.exists() else []
 
 
-async def test_a_granted_vf_has_its_file_when_kubelet_has_its_answer(short_folder: Path) -> None:
+async def test_a_granted_vf_has_its_file_when_kubelet_has_its_answer_and_again_at_the_next_start(
+    short_folder: Path,
+) -> None:
     async with rig(short_folder) as r:
         await r.run_pod("a", POD)
         (grant,) = r.ledger.grants()
-        assert names(short_folder) == [f"rdma-vf-{grant.unit_id}-device.json"]
-        document = json.loads((short_folder / "devinfo/dp" / names(short_folder)[0]).read_text())
+        (name,) = names(short_folder)
+        assert name == f"rdma-vf-{grant.unit_id}-device.json"
+        document = json.loads((short_folder / "devinfo/dp" / name).read_text())
         assert document["pci"]["pci-address"] == grant.device
         assert document["pci"]["pf-pci-address"]
+    (short_folder / "devinfo/dp" / name).unlink()
+    async with rig(short_folder):
+        await until(lambda: names(short_folder) == [name])
 
 
-async def test_other_resources_have_none(short_folder: Path) -> None:
-    async with rig(short_folder) as r:
-        await r.run_pod("a", Container("main", (("nvidia.com/gpu", 1), ("rdma/hca", 1))))
-        assert names(short_folder) == []
-
-
-async def test_slots_have_none_since_nobody_knows_yet_what_is_behind_them(short_folder: Path) -> None:
-    late = Resource("rdma/vf", "vf", binding="late")
-    async with rig(short_folder, resources=(late,)) as r:
-        await r.run_pod("a", POD)
+@pytest.mark.parametrize(
+    ("resource", "name"), [(GPU, GPU.name), (HCA, HCA.name), (Resource("rdma/vf", "vf", binding="late"), "rdma/vf")]
+)
+async def test_other_resources_have_none_nor_slots_of_which_nobody_knows_yet_what_is_behind_them(
+    short_folder: Path, resource: Resource, name: str
+) -> None:
+    async with rig(short_folder, resources=(resource,)) as r:
+        assert (await r.run_pod("a", Container("main", ((name, 1),))))["phase"] == "Running"
         assert len(r.ledger.grants()) == 1
         assert names(short_folder) == []
 
@@ -70,12 +77,3 @@ async def test_a_bonds_row_makes_no_folders(short_folder: Path) -> None:
         (short_folder / "devinfo/dp" / before[0]).unlink()
         await until(lambda: names(short_folder) != [])
         assert names(short_folder) == before
-
-
-async def test_the_files_of_granted_vfs_are_made_again_at_start(short_folder: Path) -> None:
-    async with rig(short_folder) as r:
-        await r.run_pod("a", POD)
-        (name,) = names(short_folder)
-    (short_folder / "devinfo/dp" / name).unlink()
-    async with rig(short_folder):
-        await until(lambda: names(short_folder) == [name])

@@ -66,13 +66,6 @@ async def test_a_resource_that_comes_back_while_its_server_ends_is_served_again(
         await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
 
-async def test_a_changed_selector_changes_the_list(short_folder: Path) -> None:
-    async with rig(short_folder, resources=(vfs("rdma/vf", "rail0"), replace(HCA, shares=1))) as r:
-        await reconfigure(r, vfs("rdma/vf", "rail0#0", "rail1"), replace(HCA, shares=3))
-        await until(lambda: r.allocatable() == {"rdma/hca": 12, "rdma/vf": 5})
-        assert len(r.calls("Register")) == 2
-
-
 class Interrupted(HealthBook):
     """Lets something happen while lists are made."""
 
