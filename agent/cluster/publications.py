@@ -7,7 +7,6 @@ a line there. Nothing else in the agent waits for any of this.
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.topology.lldp import LeafListener
@@ -19,14 +18,10 @@ from agent.cluster.topology.view import DEFAULT_INTERVALS, Intervals, Node, View
 from agent.config import Config, Topology
 from agent.process.conditions import Conditions
 from agent.report.metrics import Metrics
-from agent.state import Latest
+from agent.state import Latest, first
 
 LISTEN_SECONDS = 60.0
 """How long an adapter that was away for a moment may go unheard."""
-AGAIN_SECONDS = 60.0
-"""After so long publications that failed unexpectedly begin anew."""
-
-log = logging.getLogger(__name__)
 
 
 class Publications:
@@ -109,7 +104,7 @@ class Publications:
             await asyncio.sleep(self._view.intervals.sample)
 
     async def _follow_hardware(self) -> None:
-        """Tell of each snapshot. An adapter that went and came back between two is listened on anew, too."""
+        """Follow each snapshot. An adapter that went and came back between two is listened on again, too."""
         snapshot = None
         while True:
             if self._config.labels.need_lldp:
@@ -118,28 +113,14 @@ class Publications:
                 snapshot = self._view.snapshot
                 self._view.usage_changed()
                 self._view.facts_changed()
-            try:
-                async with asyncio.timeout(LISTEN_SECONDS):
-                    await self._view.node.snapshot.other_than(snapshot)
-            except TimeoutError:
-                continue
+            await first(self._view.node.snapshot.other_than(snapshot), seconds=LISTEN_SECONDS)
 
 
 class Republication:
-    """Publishes as the configuration of the moment says: another one ends the publications, and others begin.
-
-    Pods need nothing that is published. So publications that fail with an error that nobody expected end neither the
-    agent nor themselves for good: that is said, and after a while they begin anew.
-    """
+    """Publishes as the configuration of the moment says: another one ends the publications, and others begin."""
 
     def __init__(
-        self,
-        config: Latest[Config],
-        node: Node,
-        api: ApiServer | None,
-        metrics: Metrics,
-        conditions: Conditions,
-        again_seconds: float = AGAIN_SECONDS,
+        self, config: Latest[Config], node: Node, api: ApiServer | None, metrics: Metrics, conditions: Conditions
     ) -> None:
         """What one configuration put into objects is taken back by the next."""
         self._config = config
@@ -147,9 +128,7 @@ class Republication:
         self._api = api
         self._metrics = metrics
         self._conditions = conditions
-        self._again_seconds = again_seconds
-        self._topology = config.value.topology
-        self._current = self.make(self._topology)
+        self._current: Publications | None = None
 
     def make(self, topology: Topology) -> Publications:
         """Make the publications of a configuration, which are not run yet."""
@@ -157,32 +136,17 @@ class Republication:
 
     def changed(self) -> None:
         """Say that units or pods may have changed."""
-        self._current.changed()
+        if self._current is not None:
+            self._current.changed()
 
     async def run(self) -> None:
-        """Publish until cancelled."""
+        """Publish until cancelled. An error that nobody expected ends it; it may be run again."""
         while True:
-            running = asyncio.create_task(self._current.run(), name="publications")
-            another = asyncio.create_task(self._another(), name="another configuration")
-            try:
-                await asyncio.wait((running, another), return_when=asyncio.FIRST_COMPLETED)
-                if running.done():
-                    failure = running.exception()
-                    if not isinstance(failure, Exception):
-                        return running.result()
-                    log.error("publications failed, and begin again in %g s", self._again_seconds, exc_info=failure)
-                    what = f"failed unexpectedly, which the log tells more of: {type(failure).__name__}"
-                    self._conditions.set("publishing", what)
-                    await asyncio.wait((another,), timeout=self._again_seconds)
-                    self._conditions.set("publishing", None)
-            finally:
-                another.cancel()
+            config = self._config.value
+            topology = config.topology
+            self._current = self.make(topology)
+            async with asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(self._current.run(), name="publications")
+                while config.topology == topology:
+                    config = await self._config.other_than(config)
                 running.cancel()
-                await asyncio.gather(running, another, return_exceptions=True)
-            self._topology = self._config.value.topology
-            self._current = self.make(self._topology)
-
-    async def _another(self) -> None:
-        """Wait for a configuration that publishes otherwise."""
-        while (config := self._config.value).topology == self._topology:
-            await self._config.other_than(config)

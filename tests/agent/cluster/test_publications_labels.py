@@ -36,7 +36,9 @@ def labelled(*rules: LabelRule) -> Topology:
 
 
 def test_labels_are_applied_beside_those_of_others_and_taken_back_when_they_are_not_wanted(tmp_path: Path) -> None:
-    rules = (LabelRule("example.com/rails", "rails"), LabelRule("example.com/hca", "hca-model"))
+    (tmp_path / "rack").write_text("r17\nmore\n")
+    rack = LabelRule("example.com/rack", "file", path=Path("/rack"))
+    rules = (LabelRule("example.com/rails", "rails"), LabelRule("example.com/hca", "hca-model"), rack)
 
     async def scenario(config: Topology, wanted: dict[str, str], server: ApiServerStandIn) -> None:
         async with Rig(tmp_path, config, server=server) as rig:
@@ -45,8 +47,8 @@ def test_labels_are_applied_beside_those_of_others_and_taken_back_when_they_are_
 
     with ApiServerStandIn() as server:
         server.state.add_node("worker-1", {"zone": "a"})
-        both = {"example.com/rails": "8", "example.com/hca": "ConnectX-7"}
-        asyncio.run(scenario(labelled(*rules), both, server))
+        all_of_them = {"example.com/rails": "8", "example.com/hca": "ConnectX-7", "example.com/rack": "r17"}
+        asyncio.run(scenario(labelled(*rules), all_of_them, server))
         asyncio.run(scenario(labelled(rules[0]), {"example.com/rails": "8"}, server))
         asyncio.run(scenario(replace(QUICK, labels=Labels()), {}, server))
 

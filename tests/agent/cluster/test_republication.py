@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -47,15 +45,11 @@ class Press:
 class Shop(Republication):
     """Makes no publications, but what stands for them."""
 
-    def __init__(self, topology: Topology, failure: Exception | None = None, again_seconds: float = 3600) -> None:
+    def __init__(self, topology: Topology, failure: Exception | None = None) -> None:
         self.notes: list[str] = []
         self.failure = failure
-        self.complaints: list[str | None] = []
         self.config = Latest(Config(topology=topology))
-        conditions = Conditions(lambda _, what: self.complaints.append(what))
-        super().__init__(
-            self.config, node_of(Latest(Snapshot())), None, Metrics(CollectorRegistry()), conditions, again_seconds
-        )
+        super().__init__(self.config, node_of(Latest(Snapshot())), None, Metrics(CollectorRegistry()), Conditions())
 
     def make(self, topology: Topology) -> Publications:
         return cast(Publications, Press(topology, self.notes, self.failure))
@@ -64,41 +58,30 @@ class Shop(Republication):
         self.config.set(Config(topology=topology))
 
 
-@asynccontextmanager
-async def open_shop(shop: Shop) -> AsyncIterator[Shop]:
+async def test_another_configuration_ends_one_and_begins_the_next() -> None:
+    shop = Shop(ON)
+    shop.changed()
+    shop.reconfigure(OFF)
     running = asyncio.create_task(shop.run())
-    yield shop
+    await until(lambda: shop.notes == ["begun False"])
+    shop.reconfigure(Topology())
+    shop.reconfigure(ON)
+    await until(lambda: shop.notes[1:] == ["ended False", "begun True"])
+    shop.changed()
+    assert shop.notes.pop() == "told True"
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-
-
-async def test_another_configuration_ends_one_and_begins_the_next() -> None:
-    async with open_shop(Shop(OFF)) as shop:
-        await until(lambda: shop.notes == ["begun False"])
-        shop.reconfigure(OFF)
-        shop.reconfigure(ON)
-        await until(lambda: shop.notes[1:] == ["ended False", "begun True"])
-        shop.changed()
-        assert shop.notes.pop() == "told True"
     assert shop.notes == ["begun False", "ended False", "begun True", "ended True"]
 
 
-async def test_publications_that_fail_are_told_of_and_begin_again(caplog: pytest.LogCaptureFixture) -> None:
-    async with open_shop(Shop(ON, ZeroDivisionError("a bug"), again_seconds=0.01)) as shop:
-        await until(lambda: shop.notes.count("begun True") > 1)
-        shop.failure = None
-        await until(lambda: shop.notes[-1] == "begun True")
-    assert shop.complaints[:2] == ["failed unexpectedly, which the log tells more of: ZeroDivisionError", None]
-    assert shop.complaints[-1] is None
-    assert "ZeroDivisionError: a bug" in caplog.text
-
-
-async def test_another_configuration_does_not_wait_for_those_that_failed() -> None:
-    shop = Shop(OFF, ZeroDivisionError("a bug"))
-    shop.reconfigure(ON)  # before they ran, which counts too
-    async with open_shop(shop):
-        await until(lambda: shop.notes[-2:] == ["begun True", "ended True"])
-        shop.failure = None
-        shop.reconfigure(OFF)
-        await until(lambda: shop.notes[-1] == "begun False")
+async def test_an_error_that_nobody_expected_ends_them_and_they_may_be_run_again() -> None:
+    shop = Shop(ON, ZeroDivisionError("a bug"))
+    with pytest.raises(ExceptionGroup):
+        await shop.run()
+    shop.failure = None
+    running = asyncio.create_task(shop.run())
+    await until(lambda: shop.notes == ["begun True", "ended True", "begun True"])
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
