@@ -91,7 +91,7 @@ class AttachedDevice:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Status:
     """A claim that is prepared, and what its status is to say."""
 
     ref: ClaimRef
@@ -105,8 +105,8 @@ class _Told:
     """The server would call its allocation changed by any patch."""
 
 
-class ClaimStatusWriter(Keeper):
-    """Writes status.devices of claims, one write for what comes together.
+class ClaimStatus(Keeper):
+    """Keeps status.devices of claims as the books say, with one write for what comes together.
 
     `attached` and `forget` may be called from any thread, and wait for nothing.
     """
@@ -121,17 +121,46 @@ class ClaimStatusWriter(Keeper):
         self._conditions = report.conditions
         self._coalesce = coalesce
         self._guard = threading.Lock()
-        self._claims: dict[str, _Told] = {}
+        self._claims: dict[str, _Status] = {}
+        self._has_begun = self._is_over = False
+
+    async def follow(self, ledger: Ledger, driver: str, offer: Latest[Offer]) -> None:
+        """Follow the books from the first scan on, and write what there is. A second call changes nothing."""
+
+        def attachment(before: Attachment | None, row: Attachment | None) -> None:
+            if self._is_over or row is None or not row.claim_uid or row.state is not AttachmentState.ATTACHED:
+                return
+            found = ledger.claim(row.claim_uid)
+            if found is not None:
+                self.attached(found.ref, *attached(driver, found, row, offer.value.snapshot))
+
+        def claim(before: Claim | None, after: Claim | None) -> None:
+            if before is not None and after is None:
+                self.forget(before.ref.uid)
+
+        while not (first := offer.value).snapshot.generation:
+            await offer.other_than(first)
+        if self._has_begun:
+            return
+        self._has_begun = True
+        ledger.watch_attachments(attachment)
+        ledger.watch_claims(claim)
+        for row in ledger.attachments():
+            attachment(None, row)
+
+    def end(self) -> None:
+        """Follow the books no more."""
+        self._is_over = True
 
     def attached(self, claim: ClaimRef, *devices: AttachedDevice) -> None:
         """Say that devices of a claim are in a pod. The same again is no news."""
         with self._guard:
-            told = self._claims.setdefault(claim.uid, _Told(claim))
-            told.devices |= {device.key: device for device in devices}
-            if tuple(told.devices.values()) == told.written:
+            status = self._claims.setdefault(claim.uid, _Status(claim))
+            status.devices |= {device.key: device for device in devices}
+            if tuple(status.devices.values()) == status.written:
                 return
-            if told.due is None:
-                told.due = time.monotonic() + self._coalesce
+            if status.due is None:
+                status.due = time.monotonic() + self._coalesce
         self.changed()
 
     def forget(self, claim_uid: str) -> None:
@@ -149,45 +178,45 @@ class ClaimStatusWriter(Keeper):
 
     async def _work(self, now: float) -> float:
         with self._guard:
-            due = [told for told in self._claims.values() if told.due is not None and told.due <= now]
-        for told in due:
+            due = [status for status in self._claims.values() if status.due is not None and status.due <= now]
+        for status in due:
             try:
-                await self._write(told)
+                await self._write(status)
             except Refused as refused:
-                self._refused(told, refused, now)
+                self._refused(status, refused, now)
         self._went_well()
         with self._guard:
-            return min((told.due for told in self._claims.values() if told.due is not None), default=math.inf)
+            return min((status.due for status in self._claims.values() if status.due is not None), default=math.inf)
 
     def _failed(self, error: AgentError, pause: float) -> float:
-        log.info("claims are told of their devices later: %s", error)
+        log.info("the status of claims is written later: %s", error)
         return pause
 
-    async def _write(self, told: _Told) -> None:
+    async def _write(self, status: _Status) -> None:
         with self._guard:
-            told.due, devices = None, tuple(told.devices.values())
-        if devices == told.written:
+            status.due, devices = None, tuple(status.devices.values())
+        if devices == status.written:
             return
         try:
-            await on_own_thread(partial(self._send, told, devices))
+            await on_own_thread(partial(self._send, status, devices))
         except Unavailable as error:
             self._metrics.api_write(CLAIM.kind, error.reason)
             with self._guard:
-                told.due = told.due or 0.0
+                status.due = status.due or 0.0
             raise
         self._metrics.api_write(CLAIM.kind, "accepted")
-        told.written, told.failures, told.said = devices, 0, ""
+        status.written, status.failures, status.said = devices, 0, ""
         self._show()
 
-    def _send(self, told: _Told, devices: Sequence[AttachedDevice]) -> None:
+    def _send(self, status: _Status, devices: Sequence[AttachedDevice]) -> None:
         """Write a claim's devices. On a thread of its own. Raises Unavailable, and Refused with 404 if it is gone.
 
         By a patch, unless that is refused as a change of the allocation: the server encodes the allocation's parameters
         again for each kind of patch, with their keys sorted, and then finds them changed where they were not sorted
         (seen on Kubernetes 1.36). Replaced as a whole, with the allocation as it was read, the status is accepted.
         """
-        ref = told.ref
-        if not told.by_update:
+        ref = status.ref
+        if not status.by_update:
             document = {
                 "apiVersion": CLAIM.api_version,
                 "kind": CLAIM.kind,
@@ -199,7 +228,7 @@ class ClaimStatusWriter(Keeper):
             except Refused as refused:
                 if not _is_of_allocation(refused):
                     raise
-                told.by_update = True
+                status.by_update = True
             else:
                 return
         self._replace(ref, devices)
@@ -222,27 +251,27 @@ class ClaimStatusWriter(Keeper):
     def _show(self) -> None:
         """Show a claim that is refused, if there is one."""
         with self._guard:
-            refused = next((told for told in self._claims.values() if told.said), None)
+            refused = next((status for status in self._claims.values() if status.said), None)
         what = None if refused is None else f"the status of claim {refused.ref} is not written: {refused.said}"
         self._conditions.set(CONDITION, what)
 
-    def _refused(self, told: _Told, error: Refused, now: float) -> None:
+    def _refused(self, status: _Status, error: Refused, now: float) -> None:
         """Try this claim again later, unless it is gone."""
         if error.status == HTTPStatus.NOT_FOUND:
-            self.forget(told.ref.uid)
+            self.forget(status.ref.uid)
             return
-        told.failures += 1
-        pause = self._retry.after(told.failures, chance=self._chance())
+        status.failures += 1
+        pause = self._retry.after(status.failures, chance=self._chance())
         if not isinstance(error, Conflicted):  # of the next version it may be accepted
-            if str(error) != told.said:
-                told.said = str(error)
+            if str(error) != status.said:
+                status.said = str(error)
                 extra = {"reason": error.reason}
-                log.warning("the status of claim %s is not written: %s", told.ref, error, extra=extra)
+                log.warning("the status of claim %s is not written: %s", status.ref, error, extra=extra)
                 self._show()
             if _is_of_allocation(error):
                 pause = self._retry.longest  # neither time nor other devices make that better
         with self._guard:
-            told.due = now + pause
+            status.due = now + pause
 
 
 def _is_of_allocation(error: Refused) -> bool:
@@ -282,52 +311,14 @@ class ClaimObjects:
         return found
 
 
-class ClaimStatus:
-    """Follows the books, and has the writer know what is in pods and what is unprepared."""
-
-    def __init__(self, ledger: Ledger, writer: ClaimStatusWriter, driver: str, offer: Latest[Offer]) -> None:
-        self._ledger = ledger
-        self._writer = writer
-        self._driver = driver
-        self._offer = offer
-        self._has_begun = self._is_over = False
-
-    def end(self) -> None:
-        """Follow no more."""
-        self._is_over = True
-
-    async def begin(self) -> None:
-        """Follow from the first scan on, and report what there is. A second call changes nothing."""
-        while not (offer := self._offer.value).snapshot.generation:
-            await self._offer.other_than(offer)
-        if self._has_begun:
-            return
-        self._has_begun = True
-        self._ledger.watch_attachments(self._attachment)
-        self._ledger.watch_claims(self._claim)
-        for row in self._ledger.attachments():
-            self._attachment(None, row)
-
-    def _attachment(self, before: Attachment | None, row: Attachment | None) -> None:
-        if self._is_over or row is None or not row.claim_uid or row.state is not AttachmentState.ATTACHED:
-            return
-        claim = self._ledger.claim(row.claim_uid)
-        if claim is not None:
-            self._writer.attached(claim.ref, *attached(self._driver, claim, row, self._offer.value.snapshot))
-
-    def _claim(self, before: Claim | None, after: Claim | None) -> None:
-        if before is not None and after is None:
-            self._writer.forget(before.ref.uid)
-
-
 def attached(driver: str, claim: Claim, row: Attachment, snapshot: Snapshot) -> Iterator[AttachedDevice]:
     """Say what an attachment of a claim is, once for each result that it stands for. Pure."""
     for device in claim.devices:
         if not device.admin and device.device == row.parent:
-            yield _told(driver, device, row, snapshot)
+            yield _device(driver, device, row, snapshot)
 
 
-def _told(driver: str, device: ClaimDevice, row: Attachment, snapshot: Snapshot) -> AttachedDevice:
+def _device(driver: str, device: ClaimDevice, row: Attachment, snapshot: Snapshot) -> AttachedDevice:
     network = network_data(row.result or {}, row.ifname)
     return AttachedDevice(
         driver=driver,

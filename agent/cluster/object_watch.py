@@ -1,6 +1,6 @@
 """Objects of one kind, as the API server has them: one list, then one watch that is taken up again.
 
-`PodWatch` follows the pods of a node. A watch runs on a thread of its own, because the client blocks. What is kept of
+A watch runs on a thread of its own, because the client blocks. What is kept of
 an object is what `Watched.read` makes of it.
 """
 
@@ -136,7 +136,7 @@ class ObjectWatch(Generic[T]):
         self._found = dict(found)
         self._version = version
         self._well()
-        self._tell()
+        self._publish()
 
     def _watch(self, since: str) -> None:
         spread = LONGEST_WATCH_SECONDS - SHORTEST_WATCH_SECONDS
@@ -146,7 +146,7 @@ class ObjectWatch(Generic[T]):
                 return
             self._well()
             if self._take(event):
-                self._tell()
+                self._publish()
         self._well()
 
     def _take(self, event: Mapping[str, Any]) -> bool:
@@ -166,7 +166,7 @@ class ObjectWatch(Generic[T]):
         metadata = item["metadata"]
         return (metadata.get("namespace", ""), metadata["name"], metadata["uid"]), self._watched.read(item)
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         if self._stopped.is_set():
             return  # another has a watch of its own by now
         self._state = tuple(self._found[key] for key in sorted(self._found)), int(self._version or 0)
@@ -208,20 +208,9 @@ class WatchedPod:
     """Whether an init container that ends asks for extended resources, or, if Guaranteed, for exclusive native ones."""
 
 
-class PodWatch(ObjectWatch[WatchedPod]):
-    """Follows the pods of one node. `pods` and `problem` may be read from any thread."""
-
-    def __init__(
-        self, api: ApiServer, node_name: str, changed: Callable[[], None], timing: Timing | None = None
-    ) -> None:
-        """`changed` is called, on the watch's thread, when a pod came, went, or is another in what is kept of it."""
-        watched = Watched(POD, {"spec.nodeName": node_name}, read_pod, "the pods of the node")
-        super().__init__(api, watched, changed, timing)
-
-    @property
-    def pods(self) -> tuple[WatchedPod, ...] | None:
-        """By namespace and name; None before the first list."""
-        return self.objects
+def pods_of(node_name: str) -> Watched[WatchedPod]:
+    """Follow the pods of a node."""
+    return Watched(POD, {"spec.nodeName": node_name}, read_pod, "the pods of the node")
 
 
 def read_pod(item: Mapping[str, Any]) -> WatchedPod:

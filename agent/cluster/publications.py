@@ -57,10 +57,10 @@ class Publications:
             heartbeat=self._config.heartbeat_seconds,
             start_spread=self._config.start_spread_seconds,
             settle=self._config.settle_seconds if publication.settles else 0.0,
-            refresh=FACTS_SECONDS if publication.is_of_facts else REFRESH_SECONDS,
+            refresh=FACTS_SECONDS if publication.is_shared else REFRESH_SECONDS,
         )
         publisher = Publisher(publication, api, metrics, times, self._problems)
-        (self._view.facts if publication.is_of_facts else self._view.usage).subscribe(publisher.changed)
+        (self._view.facts if publication.is_shared else self._view.usage).subscribe(publisher.changed)
         return publisher
 
     def changed(self) -> None:

@@ -260,7 +260,7 @@ class Dra:
         self, name: str, api: ApiServer, driver: DraDriver, published: Published, closing: contextlib.ExitStack
     ) -> Beside:
         """Make what runs beside the driver."""
-        from agent.cluster.claims import ClaimObjects, ClaimStatus, ClaimStatusWriter
+        from agent.cluster.claims import ClaimObjects, ClaimStatus
         from agent.cluster.slices import Pool, SliceCells, SlicePublisher
 
         node, report = self._node, self._report
@@ -268,8 +268,7 @@ class Dra:
         closing.callback(node.reader.set, None)
         cells = SliceCells(driver.offering.slices, published.dropped, published.slices)
         slices = SlicePublisher(api, Pool(name, node.name), cells, report)
-        writer = ClaimStatusWriter(api, report)
-        status = ClaimStatus(node.ledger, writer, name, node.offer)
+        status = ClaimStatus(api, report)
         closing.callback(status.end)
 
         async def publish() -> None:
@@ -277,8 +276,8 @@ class Dra:
             await slices.run()
 
         async def write() -> None:
-            await status.begin()
-            await writer.run()
+            await status.follow(node.ledger, name, node.offer)
+            await status.run()
 
         return {"ResourceSlices": publish, "status of claims": write}
 

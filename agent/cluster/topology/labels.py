@@ -79,20 +79,20 @@ def fabric_nics(
     snapshot: Snapshot,
     netdevs: Sequence[str] = (),
     host_names: Mapping[str, str] = NO_NAMES,
-    seen: Mapping[str, FabricNic] = NO_NICS,
+    before: Mapping[str, FabricNic] = NO_NICS,
     rails: Mapping[str, RailKey] = NO_RAILS,
 ) -> tuple[PciDevice, ...]:
     """List the adapters to the fabric: those of the named interfaces in that order, else all with an RDMA device.
 
     Then `rails`, adapter → number and plane, come first, in their order, whether they have one or not.
 
-    `host_names` tells the interface names, in the host, of adapters that are in pods; `seen` those that belonged
-    here before, by address: they do so while their driver is away or starts anew, and not with another one.
+    `host_names` tells the interface names, in the host, of adapters that are in pods; `before` those that belonged
+    here so far, by address: they do so while their driver is away or starts again, and not with another one.
     """
     adapters = [device for device in snapshot.devices if not (device.is_vf or is_accelerator(device))]
-    away = {d.address for d in adapters if d.address in seen and d.driver in (None, seen[d.address].driver)}
+    away = {d.address for d in adapters if d.address in before and d.driver in (None, before[d.address].driver)}
     if netdevs:
-        by_name = {seen[d.address].netdev: d for d in adapters if d.address in away and not d.netdevs}
+        by_name = {before[d.address].netdev: d for d in adapters if d.address in away and not d.netdevs}
         by_name |= {host_names[device.address]: device for device in adapters if device.address in host_names}
         by_name |= {netdev.name: device for device in adapters for netdev in device.netdevs}
         return tuple(dict.fromkeys(by_name[name] for name in netdevs if name in by_name))

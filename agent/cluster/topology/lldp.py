@@ -68,7 +68,7 @@ class LeafListener:
             self._unable = str(error)
         else:
             self._unable = None
-        self._tell()
+        self._report()
 
     def close(self) -> None:
         """Stop listening. What has been heard is still known."""
@@ -86,10 +86,10 @@ class LeafListener:
         loop = asyncio.get_running_loop()
         loop.remove_reader(sockets.fileno())
         self._resting = loop.call_later(self._view.intervals.rest, self._listen, sockets)
-        heard: dict[str, list[bytes]] = {}
+        by_nic: dict[str, list[bytes]] = {}
         for nic, frame in sockets.read():
-            heard.setdefault(nic, []).append(frame)
-        for nic, frames in heard.items():
+            by_nic.setdefault(nic, []).append(frame)
+        for nic, frames in by_nic.items():
             if len(frames) >= FLOOD:
                 self._neighbours.disturbed(nic)
                 if nic not in self._flooded:
@@ -99,13 +99,13 @@ class LeafListener:
             self._flooded.discard(nic)
             for frame in frames:
                 self._take(nic, frame)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         contested = sorted(self._neighbours.contested(self._view.clock()).items())
-        told = [f"on the link of {nic} ({', '.join(map(_named, found[:SHOWN]))})" for nic, found in contested]
-        several = f"several speak LLDP {' and '.join(told[:SHOWN])}: its labels stay as they are until one is alone"
-        self._view.problems.note("LLDP", self._unable or (several if told else None))
+        links = [f"on the link of {nic} ({', '.join(map(_named, found[:SHOWN]))})" for nic, found in contested]
+        several = f"several speak LLDP {' and '.join(links[:SHOWN])}: its labels stay as they are until one is alone"
+        self._view.problems.note("LLDP", self._unable or (several if links else None))
 
     def _take(self, nic: str, frame: bytes) -> None:
         try:

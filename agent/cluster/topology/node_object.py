@@ -37,7 +37,7 @@ class Bandwidth(Collector):
         self._rates: tuple[PortRate, ...] = ()
         self._before: Mapping[str, int] = {}
         """What the annotation said when this agent started."""
-        self._told: dict[str, int] | None = None
+        self._loads: dict[str, int] | None = None
         """The load of each device in steps; None before the first period is over."""
 
     def sample(self, counts: tuple[PortCount, ...], now: float) -> bool:
@@ -50,10 +50,10 @@ class Bandwidth(Collector):
             self._period = now, counts
         elif now - self._period[0] >= self._annotation_seconds:
             then, before = self._period
-            found = in_steps(loads(rates(before, counts, now - then)), self._told or self._before)
+            found = in_steps(loads(rates(before, counts, now - then)), self._loads or self._before)
             self._period = now, counts
-            if found != self._told:
-                self._told = found
+            if found != self._loads:
+                self._loads = found
                 return True
         return False
 
@@ -62,10 +62,10 @@ class Bandwidth(Collector):
 
         Until the first period of an agent's life is over, that stays.
         """
-        if self._told is None:
+        if self._loads is None:
             self._before = parse_annotation(present or "")
             return present
-        return annotation(self._told)
+        return annotation(self._loads)
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -109,9 +109,7 @@ class NodeObject(Publication):
     """
 
     kind = NODE
-    takes_over = False
-    is_local = False
-    is_of_facts = True
+    is_shared = True
 
     def __init__(self, view: View, leaf: LeafListener, bandwidth: Bandwidth) -> None:
         self._view = view
@@ -120,7 +118,7 @@ class NodeObject(Publication):
         self._takes_back = True
         self._made: Mapping[str, str] = {}
         """The labels that were made last: newer than what is known of the Node, which is read seldom."""
-        self._seen: dict[str, FabricNic] = {}
+        self._fabric: dict[str, FabricNic] = {}
         """The adapters to the fabric so far, by address."""
 
     async def content(self) -> Mapping[str, Any] | None:
@@ -159,11 +157,11 @@ class NodeObject(Publication):
         config, snapshot, host_names = self._view.config, self._view.snapshot, self._view.host_names()
         named = config.lldp_netdevs
         rails = self._view.node.offer.value.rail_keys
-        nics = fabric_nics(snapshot, named, host_names, self._seen, rails)
+        nics = fabric_nics(snapshot, named, host_names, self._fabric, rails)
         for nic in nics:
             names = [netdev.name for netdev in nic.netdevs if netdev.name in named] or [host_names.get(nic.address, "")]
             if nic.netdevs if named else nic.rdma_devices:
-                self._seen[nic.address] = FabricNic(nic.driver, names[0])
+                self._fabric[nic.address] = FabricNic(nic.driver, names[0])
         known = LabelFacts(self._view.name, snapshot, nics, self._leaf.at, self._first_line, rails)
         self._made = await asyncio.to_thread(labels, config.labels.keys, known, {**kept, **self._made})
         return dict(self._made)

@@ -53,12 +53,12 @@ class Publication(ABC):
     """One object at the API server that is made of this node: a module of its own, and a line in `publications.py`."""
 
     kind: ObjectKind
-    takes_over = True
-    """Whether fields that another writer owns are taken from it. If not, they are left out."""
-    is_local = True
-    """Whether what it is built of is asked of this node alone, which need not be spared as the API server must."""
-    is_of_facts = False
-    """Whether it is made of slow facts, not of units and pods."""
+    is_shared = False
+    """Whether it is the Node, of which this agent writes labels and an annotation, made of facts that change slowly.
+
+    Fields that others own are left to them, and taken from them in objects that are ours. To build it, the API server
+    is asked, which must be spared as this node's kubelet need not be.
+    """
     settles = False
     """Whether its reader needs one more write after the last change."""
 
@@ -161,7 +161,7 @@ class Publisher(Keeper):
         if self._look_at is not None and now < self._look_at:
             return self._look_at
         self._look_at = now  # if it fails, what follows is the pause
-        self._longest = self._times.refresh if self._publication.is_local else self._times.retry.longest
+        self._longest = self._times.retry.longest if self._publication.is_shared else self._times.refresh
         document = await self._publication.content()
         self._longest = self._times.retry.longest
         if document is not None:
@@ -199,7 +199,7 @@ class Publisher(Keeper):
 
         Only of objects that are wholly ours. Of another's object the server alone knows which fields are ours.
         """
-        if not self._publication.takes_over:
+        if self._publication.is_shared:
             return None
         try:
             name = str(document["metadata"]["name"])
@@ -211,7 +211,7 @@ class Publisher(Keeper):
 
     async def _is_there(self, now: float) -> bool:
         """Tell whether the server still has the object as it was written. Says who changed it, if somebody did."""
-        if self._dispute and not self._publication.takes_over:
+        if self._dispute and self._publication.is_shared:
             return False  # perhaps the others have given it up
         try:
             name = str(self._written["metadata"]["name"])
@@ -234,10 +234,10 @@ class Publisher(Keeper):
             if not conflict.owners:
                 raise
             self._dispute = self._disputed(conflict)
-            if self._publication.takes_over:
-                await self._write(document, force=True)
-            else:
+            if self._publication.is_shared:
                 await self._write(without(document, [field for field, _ in conflict.owners]), force=False)
+            else:
+                await self._write(document, force=True)
         else:
             self._dispute = None
 
@@ -255,9 +255,9 @@ class Publisher(Keeper):
         managers = ", ".join(sorted({manager for _, manager in conflict.owners}))
         fields = ", ".join(sorted({field for field, _ in conflict.owners}))
         text = f"{managers} writes {fields} of this node's {self._kind.kind} too"
-        if self._publication.takes_over:
-            return f"{text}: let only one of them publish it"
-        return f"{text}: these are left as they are; name other keys, or take them off the node"
+        if self._publication.is_shared:
+            return f"{text}: these are left as they are; name other keys, or take them off the node"
+        return f"{text}: let only one of them publish it"
 
     def _next_check(self, now: float) -> float:
         return now + self._times.heartbeat * (1 + self._times.retry.jitter * (2 * self._chance() - 1))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.cluster.apiserver import FIELD_MANAGER, NODE, ApiServer, on_own_thread
-from agent.cluster.object_watch import PodWatch, WatchedPod
+from agent.cluster.object_watch import ObjectWatch, WatchedPod, pods_of
 from agent.cluster.topology.publisher import Problems, owned_keys
 from agent.config.topology import Topology
 from agent.errors import Unavailable
@@ -160,7 +160,9 @@ class View:
         self.facts = Latest(object())
         """Replaced when what labels and annotation are made of may have changed."""
         self.own_node = OwnNode(api, node.name, config.heartbeat_seconds, clock) if api is not None else None
-        self._watch = PodWatch(api, node.name, self.usage_changed) if api is not None and config.watches_pods else None
+        self._watch: ObjectWatch[WatchedPod] | None = None
+        if api is not None and config.watches_pods:
+            self._watch = ObjectWatch(api, pods_of(node.name), self.usage_changed)
         self._is_watching = False
         self._kubelet_config = KubeletConfigFile(config.kubelet_config, config.kubelet_config_dir)
         self._guard = asyncio.Lock()
@@ -196,7 +198,7 @@ class View:
     @property
     def watched(self) -> tuple[WatchedPod, ...] | None:
         """The pods of the node by the API server; None if they are not known, or not watched."""
-        return self._watch.pods if self._watch is not None else None
+        return self._watch.objects if self._watch is not None else None
 
     def watch_pods(self) -> None:
         """Follow the pods by the API server, if they are wanted and not followed yet."""
@@ -288,9 +290,9 @@ class View:
         return self.node.host.counters(busy, frozenset()).vfs if busy.devices else ()
 
 
-def _effect(watch: PodWatch) -> str | None:
+def _effect(watch: ObjectWatch[WatchedPod]) -> str | None:
     """Say what it does to the fingerprint that pods cannot be listed."""
-    if watch.problem is None or watch.pods is not None:
+    if watch.problem is None or watch.objects is not None:
         return watch.problem
     return (
         f"{watch.problem}: the fingerprint counts the pods that kubelet lists, and with pods that have ended and are"

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.claims import AttachedDevice, ClaimStatusWriter
+from agent.cluster.claims import AttachedDevice, ClaimStatus
 from agent.config import HealthSettings
 from agent.health import HealthBook
 from agent.model.allocation import ClaimRef
@@ -65,7 +65,7 @@ class Writing:
         self.server = server
         self.metrics, self.conditions = Metrics(CollectorRegistry()), Conditions()
         report = Report(self.metrics, self.conditions, Events(), HealthBook(HealthSettings()))
-        self.writer = ClaimStatusWriter(api, report, coalesce, retry)
+        self.writer = ClaimStatus(api, report, coalesce, retry)
 
     @property
     def writes(self) -> int:

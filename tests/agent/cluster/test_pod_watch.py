@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from agent.cluster.apiserver import ApiServer, ObjectKind
-from agent.cluster.object_watch import PodWatch, Timing, WatchedPod, read_pod
+from agent.cluster.object_watch import ObjectWatch, Timing, WatchedPod, pods_of, read_pod
 from agent.errors import Refused, Unavailable
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 
@@ -36,7 +36,7 @@ class Script(ApiServer):
         self.now = 0.0
         self.watch_lasts = 300.0
         timing = Timing(chance=lambda: 0.5, pause=self.pause, clock=lambda: self.now)
-        self.followed = PodWatch(self, "worker-1", self.note, timing)
+        self.followed = ObjectWatch(self, pods_of("worker-1"), self.note, timing)
 
     def note(self) -> None:
         self.changes += 1
@@ -70,14 +70,14 @@ class Script(ApiServer):
             yield each
         self.now += self.watch_lasts
 
-    def play(self) -> PodWatch:
+    def play(self) -> ObjectWatch[WatchedPod]:
         self.followed.follow()
         assert not self.answers
         return self.followed
 
 
-def names(watch: PodWatch) -> list[str] | None:
-    return None if watch.pods is None else [pod.name for pod in watch.pods]
+def names(watch: ObjectWatch[WatchedPod]) -> list[str] | None:
+    return None if watch.objects is None else [pod.name for pod in watch.objects]
 
 
 def test_pods_are_listed_once_and_the_watch_goes_on_where_it_ended() -> None:
@@ -153,7 +153,7 @@ def test_the_server_may_ask_for_a_longer_pause_and_what_is_wrong_is_told() -> No
     script = Script(Unavailable("429", 40.0))
     watch = script.play()
     assert script.pauses == [30]
-    assert watch.pods is None
+    assert watch.objects is None
     assert watch.problem == "the pods of the node cannot be watched: 429"
     assert script.changes == 1
 
@@ -195,7 +195,7 @@ class Follower:
 
     def __init__(self, api: ApiServer) -> None:
         self.told = threading.Condition()
-        self.watch = PodWatch(api, "worker-1", self.note, Timing(pause=lambda seconds: self.wait(0.01)))
+        self.watch = ObjectWatch(api, pods_of("worker-1"), self.note, Timing(pause=lambda seconds: self.wait(0.01)))
 
     def note(self) -> None:
         with self.told:
@@ -251,5 +251,5 @@ def test_a_watch_that_is_stopped_while_it_asks_tells_nothing_of_the_answer(answe
 
     script = Slow()
     watch = script.play()
-    assert (watch.problem, watch.pods, script.changes) == (None, None, 0)
+    assert (watch.problem, watch.objects, script.changes) == (None, None, 0)
     assert len(script.calls) == 1

@@ -76,7 +76,7 @@ def test_labels_of_another_writer_are_left_out_and_tried_again_later() -> None:
     labels = {"example.com/rack": "r1", "example.com/rails": "8"}
     document = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-1", "labels": labels}}
     api, node = FakeApi(), Node(document)
-    node.kind, node.takes_over = NODE, False
+    node.kind, node.is_shared = NODE, True
     api.owner = (".metadata.labels.example.com/rack", "kubectl-label")
     rig = Rig(api, node, SLOW)
     rig.pass_time(0, 16)
