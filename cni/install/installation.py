@@ -173,8 +173,8 @@ def _link(folder: Folder, name: str) -> str | None:
 
 
 def _is_link(folder: Folder, name: str) -> bool:
-    """Return whether a name is a link of ours, an earlier version's too."""
-    return _link(folder, name) in (PLUGIN_NAME, LINKED)
+    """Return whether a name is a link of ours."""
+    return _link(folder, name) == LINKED
 
 
 def _is_foreign(folder: Folder, name: str) -> bool:

@@ -217,36 +217,6 @@ def test_what_was_written_comes_back_and_what_is_nobodys_goes(scene: Scene) -> N
     assert scene.facts.rewrite() == []
 
 
-def test_a_file_that_an_add_writes_meanwhile_stays_as_it_is(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene.bind("c1")
-    scene.enter(5, "10.9.0.2/24")
-    listed = scene.facts._files.container_ids
-
-    def after_an_add() -> frozenset[str]:
-        add(scene)
-        return listed()
-
-    monkeypatch.setattr(scene.facts._files, "container_ids", after_an_add)
-    assert scene.facts.rewrite() == []
-    assert scene.files() == ["nodefabric-sandbox-c1.rails"]
-    monkeypatch.undo()
-    file = scene.folder / "nodefabric-sandbox-c1.rails"
-    file.unlink()
-    telling = scene.facts._writing
-
-    class Before:
-        def __enter__(self) -> None:
-            telling.acquire()
-            file.write_text("of an ADD")
-
-        def __exit__(self, *_: object) -> None:
-            telling.release()
-
-    monkeypatch.setattr(scene.facts, "_writing", Before())
-    assert scene.facts.rewrite() == []
-    assert file.read_text() == "of an ADD"
-
-
 def test_a_device_that_is_kept_apart_has_an_index_that_nobody_sees_here(open_scene: Callable[[str], Scene]) -> None:
     scene = open_scene("exclusive")
     scene.bind("c1")

@@ -27,7 +27,6 @@ from agent.errors import (
 )
 from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, VfSettings
-from agent.model.vf_identity import name_by_place
 from agent.state import Latest
 from cni import protocol
 from cni.attachment import Attachments
@@ -196,20 +195,6 @@ def test_a_vf_that_cannot_be_put_back_is_withheld_until_it_can(rig: Rig) -> None
     assert rig.leases() == []
 
 
-def test_a_vf_whose_name_was_taken_comes_back_under_one_made_of_its_address(rig: Rig) -> None:
-    pod = rig.pod()
-    rig.add("c1", pod, **ASKED)
-    subprocess.run(["ip", "link", "add", netdev(0), "type", "bridge"], check=True)
-    rig.delete("c1", pod)
-    rig.await_back()
-    link = rig.home()
-    assert link.name == name_by_place(vf(0))
-    assert rig.ledger.quarantines() == ()
-    rig.add("c2", pod)
-    rig.delete("c2", pod)
-    rig.await_back()
-
-
 def test_a_vf_that_the_pod_has_under_another_interface_is_refused_for_good(rig: Rig) -> None:
     pod = rig.pod()
     rig.add("c1", pod)
@@ -362,12 +347,4 @@ def test_a_vf_below_a_vlan_that_is_the_hosts_only_way_out_is_refused(own_network
         tiny_node.open_rig(tmp_path) as rig,
         pytest.raises(HardwareError, match=f"{netdev(0)} carries the host's default route"),
     ):
-        rig.add("c1", rig.pod())
-
-
-def test_a_vf_is_taken_that_has_a_default_route_among_others(own_network: None, tmp_path: Path) -> None:
-    """A router gives one to every interface that is up."""
-    tiny_node.create(tmp_path)
-    default_routes(tmp_path, "eno1", netdev(0))
-    with tiny_node.open_rig(tmp_path) as rig:
         rig.add("c1", rig.pod())

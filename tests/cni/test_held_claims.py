@@ -305,16 +305,6 @@ def test_a_spec_names_the_character_devices_that_the_device_has_in_its_pod(own_n
         assert books.claims()[0].devices[0].edits == edits_of(0)
 
 
-def test_a_spec_that_is_right_is_not_written_again(own_network: None, tmp_path: Path) -> None:
-    rdma_node.create(tmp_path)
-    with tiny_node.open_rig(tmp_path) as rig:
-        scene = Scene(rig)
-        claim = scene.claim("nics", of_vf(0, edits=edits_of(0)))
-        scene.specs.remove(claim.ref.uid)
-        scene.start("c1")
-        assert not scene.specs.is_written(claim)
-
-
 def test_a_device_that_comes_without_its_verbs_device_is_brought_back(own_network: None, tmp_path: Path) -> None:
     rdma_node.create(tmp_path)
 

@@ -203,21 +203,6 @@ def test_the_same_configuration_is_read_once_and_each_pods_own_mac_counts() -> N
     assert (plain.mac, macs) == (None, ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:01"])
 
 
-def test_what_is_another_each_time_is_not_remembered() -> None:
-    chained = json.dumps({"name": "rails", "prevResult": {"cniVersion": "1.0.0"}}).encode()
-    long = json.dumps({"name": "rails", "ipam": {"type": "static", "note": "x" * netconf.MAX_KEPT_BYTES}}).encode()
-    file = json.dumps({"name": "rails", "runtimeConfig": {"CNIDeviceInfoFile": "/var/run/x"}}).encode()
-    for text in (chained, long, file):
-        assert netconf.parse(text) == netconf.parse(text)
-        assert netconf.parse(text) is not netconf.parse(text)
-
-
-def test_a_mistake_is_told_each_time() -> None:
-    for _ in range(2):
-        with pytest.raises(RequestInvalid, match="type must be"):
-            netconf.parse(b'{"type": "bridge"}')
-
-
 @pytest.mark.parametrize(
     "more", [{f"k{i}": 1 for i in range(20000)}, {"cni.dev/valid-attachments": [1] * 20000}], ids=["keys", "entries"]
 )

@@ -116,16 +116,6 @@ def test_a_pod_is_named_by_what_each_call_about_it_says() -> None:
     assert name_of(None) is None
 
 
-def test_names_are_sorted_and_those_that_no_call_can_have_are_left_out() -> None:
-    content = content_of(BOOT, ["shop/web", "default/a\nend", "default/trainer", "", "c1", "default/a b"])
-    assert content.decode().splitlines()[2:] == ["unknown 0", "c1", "default/trainer", "shop/web", "end"]
-
-
-def test_more_than_the_relay_reads_is_somebody_unknown() -> None:
-    content = content_of(BOOT, [f"{'n' * 200}/{number}" for number in range(2000)])
-    assert content == content_of(BOOT, [None])
-
-
 # ----------------------------------------------------------------- what is on file
 
 
@@ -481,11 +471,3 @@ def test_an_earlier_versions_file_of_pods_holds_on_in_the_same_boot(tmp_path: Pa
         books.finish_detach(row)
         books.release(["0000:3b:00.2"])
         assert file.read_text().splitlines()[3:] == ["default/worker", "end"]
-
-
-def test_an_earlier_versions_file_of_pods_goes_after_a_reboot(tmp_path: Path) -> None:
-    versions.unpack(versions.WITH_PODS, tmp_path)
-    file = pods_file.path_of(tmp_path / "cni.sock")
-    with open_books(tmp_path, "boot-2") as books:
-        PodsFile(file, "kernel-boot-2", books, Latest(Config(kubelet_dir=tmp_path))).look()
-        assert not file.exists()

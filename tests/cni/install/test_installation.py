@@ -154,20 +154,6 @@ def test_a_plugin_that_is_copied_over_its_link_spoils_no_other_program(wanted: I
     assert (wanted.target / "sriov").read_bytes() == RELAY
 
 
-def test_links_of_an_earlier_version_are_ours(wanted: Installation) -> None:
-    wanted = replace(wanted, replace=("sriov",))
-    install(wanted)
-    (wanted.target / LINKED).unlink()
-    (wanted.target / "sriov").unlink()
-    (wanted.target / "sriov").symlink_to("nodefabric")
-    assert install(wanted) == ("sriov",)
-    assert (wanted.target / "sriov").readlink() == Path(LINKED)
-    (wanted.target / "sriov").unlink()
-    (wanted.target / "sriov").symlink_to("nodefabric")
-    assert remove(wanted.target) == ("sriov", "nodefabric")
-    assert list(wanted.target.iterdir()) == []
-
-
 def test_another_instances_installation_is_not_touched_but_by_force(wanted: Installation) -> None:
     install(wanted)
     other = replace(wanted, instance="other")

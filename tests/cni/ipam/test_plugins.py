@@ -252,17 +252,6 @@ def test_an_older_plugin_is_asked_to_check_a_result_of_its_own_version(
     }
 
 
-def test_check_is_not_asked_of_a_plugin_from_before_there_was_one(
-    tmp_path: Path, plugin: Callable[[str], Path], call: IpamCall
-) -> None:
-    plugin(
-        f"echo $CNI_COMMAND >>{tmp_path}/calls; [ $CNI_COMMAND = VERSION ] &&"
-        ' { echo \'{"supportedVersions": ["0.3.1"]}\'; exit; }; echo \'{"code": 1, "msg": "incompatible"}\'; exit 1'
-    )
-    ipam.check(network("stub"), call, {"cniVersion": "1.0.0"})
-    assert (tmp_path / "calls").read_text().split() == ["CHECK", "VERSION"]
-
-
 def test_a_plugin_that_has_no_check_finds_nothing_wrong(plugin: Callable[[str], Path], call: IpamCall) -> None:
     """As whereabouts answers. CRI-O asks each pod right after its ADD, and would start none."""
     plugin('echo \'{"code": 999, "msg": "CNI CHECK method is not implemented"}\'; exit 1')

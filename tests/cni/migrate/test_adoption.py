@@ -266,16 +266,6 @@ def test_a_file_of_an_earlier_boot_touches_no_vf_of_this_one(rig: Rig, old: OldS
     assert adopt(rig) == Adopted()
 
 
-def test_a_pod_that_lives_is_of_this_boot_whatever_the_clock_said(rig: Rig, old: OldSriov) -> None:
-    (rig.machine.root / "proc/stat").write_text("btime 1700000000\n")
-    pod = rig.pod()
-    old.add(pod)
-    os.utime(old.file(), (1, 1))
-    assert adopt(rig).devices == (vf(0),)
-    assert rig.attachments.heal(vf(0)) is None
-    assert rig.in_pod(pod) is not None
-
-
 KILLED = """
 import os, sys
 from pathlib import Path

@@ -123,17 +123,6 @@ def test_pods_share_a_parent_and_each_gets_its_own(macvlans: tuple[Rig, Kernel])
     assert looked_up(rig, kernel, pods[1]) is not None
 
 
-def test_a_parent_can_be_named_by_its_pci_address(macvlans: tuple[Rig, Kernel]) -> None:
-    rig, kernel = macvlans
-    pod = rig.pod()
-    rig.add("c1", pod, mode="macvlan", deviceID=PF, mac="02:00:00:00:aa:01", macvlanMode="private")
-    found = looked_up(rig, kernel, pod)
-    assert found is not None
-    assert found.mac == "02:00:00:00:aa:01"
-    assert kernel.made[0].mode == "private"
-    rig.check("c1", pod, mode="macvlan", deviceID=PF)
-
-
 def test_a_share_stands_for_the_adapter_that_it_is_of(macvlans: tuple[Rig, Kernel]) -> None:
     """Multus names what kubelet gave for the network's resourceName."""
     rig, kernel = macvlans
@@ -212,15 +201,6 @@ def test_a_parent_with_children_in_pods_is_not_taken_away(macvlans: tuple[Rig, K
         rig.add("c2", rig.pod("b"), mode="nic", deviceID=PF)
 
 
-def test_del_after_the_namespace_is_gone_drops_the_row(macvlans: tuple[Rig, Kernel]) -> None:
-    rig, _ = macvlans
-    pod = rig.pod()
-    rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
-    rig.remove(pod)
-    rig.delete("c1", None)
-    until(lambda: not rig.ledger.attachments())
-
-
 @pytest.mark.parametrize(
     ("conf", "error", "message"),
     [
@@ -246,15 +226,6 @@ def test_a_kernel_without_the_kind_says_which_module(macvlans: tuple[Rig, Kernel
     kernel.refuse_elsewhere = errno.EOPNOTSUPP
     with pytest.raises(NetlinkFailed, match="load the module macvlan"):
         rig.add("c1", rig.pod(), mode="macvlan", deviceID=None, master=PF_NETDEV)
-
-
-def test_check_tells_that_the_parent_went_down(macvlans: tuple[Rig, Kernel]) -> None:
-    rig, _ = macvlans
-    pod = rig.pod()
-    rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
-    subprocess.run(["ip", "link", "set", PF_NETDEV, "down"], check=True)
-    with pytest.raises(AttachmentError, match=f"its parent {PF_NETDEV} is down"):
-        rig.check("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
 
 
 def test_an_ipoib_child_has_its_parents_mode_and_the_asked_partition(infiniband: tuple[Rig, Kernel]) -> None:

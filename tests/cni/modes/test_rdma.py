@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,6 @@ from hack.sim.rdma import SimulatedRdma
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
-from tests.cni.modes.stepping import Stepping
 from tests.cni.tiny_node import Rig, vf
 from tests.waiting import until
 
@@ -54,23 +52,6 @@ def test_the_rdma_device_goes_along_and_comes_back(node: Rig) -> None:
     node.await_back()
     assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
     assert (inside(node, pod), node.found()) == ([], before)
-
-
-def test_what_entered_last_leaves_first(own_network: None, tmp_path: Path) -> None:
-    rdma_node.create(tmp_path)
-    steps: list[str] = []
-
-    def stepping(machine: SimulatedMachine) -> Any:
-        return Stepping(machine, steps.append, "host.")
-
-    with tiny_node.open_rig(tmp_path, host=stepping) as rig:
-        pod = rig.pod()
-        rig.add("c1", pod, vlan=100)
-        assert steps == ["vf_control.apply", "links.move_in", "rdma.move_in"]
-        steps.clear()
-        rig.delete("c1", pod)
-        rig.await_back()
-        assert steps == ["rdma.move_out", "links.move_out", "vf_control.apply"]
 
 
 def test_a_device_whose_name_was_taken_comes_back_under_the_name_it_has(node: Rig) -> None:

@@ -60,16 +60,6 @@ def unplug_interface(rig: Rig, index: int = 0) -> None:
     shutil.rmtree(folder)
 
 
-def test_each_driver_for_programs_is_known(own_network: None, tmp_path: Path, driver: str) -> None:
-    tiny_node.create(tmp_path)
-    with open_rig(tmp_path) as rig:
-        bind(rig, driver)
-    with open_rig(tmp_path) as rig:
-        rig.add("c1", rig.pod(), vlan=100)
-        [row] = rig.ledger.attachments()
-        assert row.undo.mode == "vfio"
-
-
 def test_the_answer_names_the_device_and_what_was_set(dpdk: Rig) -> None:
     before, pod = dpdk.settings(), dpdk.pod()
     answer = dpdk.add("c1", pod, **ASKED)
@@ -111,16 +101,6 @@ def test_addresses_are_leased_for_the_program_and_not_set(dpdk: Rig) -> None:
     dpdk.delete("c1", pod)
     dpdk.await_back()
     until(lambda: dpdk.leases() == [])
-
-
-def test_a_second_pod_has_to_wait_for_the_first_ones_del(dpdk: Rig) -> None:
-    first = dpdk.pod("one")
-    dpdk.add("c1", first, vlan=100)
-    with pytest.raises(DeviceBusy, match="still held by pod default/pod-of-c1"):
-        dpdk.add("c2", dpdk.pod("two"), vlan=200)
-    dpdk.remove(first)
-    dpdk.add("c2", dpdk.pod("three"), vlan=200)  # its owner is gone, so it is cleaned up on the way
-    assert dpdk.settings().vlan == 200
 
 
 @pytest.mark.parametrize("what", ["plain file", "folder gone"])

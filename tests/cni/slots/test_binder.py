@@ -168,16 +168,6 @@ def test_a_device_that_a_pod_has_under_its_own_name_is_not_given_away(rig: Rig) 
     assert rig.bind(call("c1"))[slot(0)] == rig.vfs[1]
 
 
-def test_several_containers_have_each_their_own_devices(rig: Rig) -> None:
-    rig.grant(POD, slot(0), gpus=(gpu_uuid(0),), container="a")
-    rig.grant(POD, slot(1), slot(2), container="b")
-    bound = rig.bind(call("c1"))
-    told = {slot_id: (rig.spec(slot_id) or {})["env"] for slot_id in bound}
-    assert told[slot(0)] == [f"PCIDEVICE_RDMA_VF={bound[slot(0)]}"]
-    assert told[slot(1)] == told[slot(2)]
-    assert set(told[slot(1)][0].partition("=")[2].split(",")) == {bound[slot(1)], bound[slot(2)]}
-
-
 def test_variables_for_libraries_name_all_devices_of_the_container(rig: Rig) -> None:
     rig.resources = (replace(LATE, environment=("nccl",)), *RESOURCES[1:])
     rig.grant(POD, slot(0), slot(1))
@@ -285,19 +275,6 @@ def test_a_resource_that_is_configured_no_more_is_named_with_what_helps(rig: Rig
     assert rig.bind(call("c1")).keys() == {slot(0)}
 
 
-def test_a_resource_that_leaves_the_configuration_while_its_devices_are_waited_for_is_named(rig: Rig) -> None:
-    rig.grant(POD, slot(0))
-    for n, device in enumerate(rig.vfs):
-        rig.attach(device, call(f"old-{n}"))
-
-    def leave() -> bool:
-        rig.resources = RESOURCES[1:]
-        return True
-
-    with pytest.raises(UnknownUnit, match="put the resource back"):
-        rig.bind(call("c1"), leave)
-
-
 def test_pods_without_slots_start_whatever_became_of_late_binding(rig: Rig) -> None:
     rig.grant(POD, slot(0))
     rig.resources = RESOURCES[1:]
@@ -386,16 +363,6 @@ def test_eight_of_eight_vfs_come_beside_the_gpus_that_amds_plugin_gave(amd: Rig)
     vfs = bound_near(amd, AMD_GPU, given, 8)
     beside = {gpu: [vf for vf in vfs if distances.distance(gpu, vf) is Locality.PXB] for gpu in gpus}
     assert {gpu: len(near) for gpu, near in beside.items()} == dict.fromkeys(gpus, 1)
-
-
-def test_a_gpu_whose_id_says_nothing_draws_its_nic_to_the_numa_node_that_kubelet_tells(amd: Rig) -> None:
-    slots = tuple(slot(n) for n in range(3))
-    amd.grant(POD, *slots)
-    gaudis = [DeviceAssignment("habana.ai/gaudi", (f"AN2400{n}",), (node,)) for n, node in enumerate((1, 0, 1))]
-    amd.pods[POD] = PodDevices(POD, (ContainerDevices("worker", (DeviceAssignment("rdma/vf", slots), *gaudis)),))
-    bound = amd.bind(call("c1")).values()
-    assert sorted(amd.stock.snapshot.by_address[vf].numa_node for vf in bound) == [0, 1, 1]
-    assert len({amd.stock.distances.port(vf) for vf in bound}) == 3
 
 
 def response(*paths: str) -> str:
