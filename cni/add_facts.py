@@ -328,7 +328,7 @@ class FactsWriter:
     def _write(self, container_id: str, pod: PodRef, facts: _PodFacts) -> None:
         """Write the facts: first into the books, then into the specs."""
         bindings = [b for b in self._node.ledger.bindings() if b.container_id == container_id and wants_facts(b.edits)]
-        self._bound.tell(container_id, {b.unit_id: facts.of(b.edits).applied_to(b.edits) for b in bindings})
+        self._bound.set_edits(container_id, {b.unit_id: facts.of(b.edits).applied_to(b.edits) for b in bindings})
         specs = {unit: spec for unit, spec in self._specs_of(pod).items() if wants_facts(spec.edits)}
         said = {unit: facts.of(spec.edits).edits for unit, spec in specs.items()}
         self._units.add_facts({unit: edits for unit, edits in said.items() if edits != specs[unit].told})

@@ -29,7 +29,7 @@ from cni.modes import choice, rdma
 from cni.modes.mode import InterfaceFacts, Target
 from cni.netconf import NetConf
 from cni.targets import Targets
-from cni.turns import NotWanted, Places
+from cni.turns import NotWanted, Turns
 
 BUSY_SECONDS = 5.0
 """How long ADD waits for the device's former owner to let go."""
@@ -38,7 +38,7 @@ MAX_ADDING = 96
 """So many ADDs that have a device, or wait for one, are in flight at once; those of one network at most half of it.
 
 Any may take minutes: for an address, a device, another's work on it, a driver. Others of pods that have nothing of ours
-need none of these places.
+need none of these turns.
 """
 
 log = logging.getLogger(__name__)
@@ -91,15 +91,15 @@ class Attacher:
         targets: Targets,
         detacher: Detacher,
         grants: Grants,
-        places: Places,
+        turns: Turns,
         busy_seconds: float = BUSY_SECONDS,
     ) -> None:
-        """`places` has room for ADDs that have a device; `busy_seconds` is how long one waits for its former owner."""
+        """`turns` has room for ADDs that have a device; `busy_seconds` is how long one waits for its former owner."""
         self._node = node
         self._targets = targets
         self._detacher = detacher
         self._grants = grants
-        self._places = places
+        self._turns = turns
         self._busy_seconds = busy_seconds
         self._announcer = Announcer()
         self._own_netns = namespaces.own()
@@ -124,7 +124,7 @@ class Attacher:
                     " its number"
                 )
             networks = {_network_of(target.conf) for target in targets}
-            with self._places.hold("ADD", *networks, namespace=call.pod.namespace):
+            with self._turns.hold("ADD", *networks, namespace=call.pod.namespace):
                 return self._add_once_free(_Work(call, owner, call.netns, add), targets)
 
     # ------------------------------------------------------------------------------------------- former owners

@@ -20,7 +20,7 @@ from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopter
 from cni.permission import Permission
 from cni.targets import Pool, Targets
-from cni.turns import Places, Rules
+from cni.turns import Rules, Turns
 
 Ended = Callable[[PodRef, float | None], object]
 """Hears that a DEL has come for a pod; if it lay on disk before, since when (seconds since the epoch)."""
@@ -70,9 +70,9 @@ class Attachments:
             node, state=settings.foreign_state, run=settings.foreign_run, netns_folders=settings.netns_folders
         )
         rules = Rules(settings.max_adding, untrusted=settings.max_adding * 3 // 4)
-        places = Places("ADDs under way", rules, self.detacher.leases.trust)
-        targets = Targets(node, grants, self._slots, Pool(node, grants), Permission(node, grants), places)
-        self._attacher = Attacher(node, targets, self.detacher, grants, places, settings.busy_seconds)
+        turns = Turns("ADDs under way", rules, self.detacher.leases.trust)
+        targets = Targets(node, grants, self._slots, Pool(node, grants), Permission(node, grants), turns)
+        self._attacher = Attacher(node, targets, self.detacher, grants, turns, settings.busy_seconds)
 
     def watch_ends(self, listener: Ended) -> None:
         """Call a listener at each DEL of a pod, on the thread that carries it out."""

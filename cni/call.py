@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -195,55 +196,34 @@ class DeviceLocks:
         self._guard = threading.Lock()
         self._locks: dict[str, _Wanted] = {}
 
-    def hold(self, devices: Iterable[str], seconds: float = LOCK_SECONDS) -> _Hold:
-        """Return what holds the locks of some devices during a `with` block. DeviceBusy if they cannot be had.
+    @contextmanager
+    def hold(self, devices: Iterable[str], seconds: float = LOCK_SECONDS) -> Iterator[None]:
+        """Hold the locks of some devices. DeviceBusy if they cannot be had.
 
         They are taken in one order, so that two calls cannot block each other.
         """
-        return _Hold(self, sorted(set(devices)), seconds)
+        with ExitStack() as held:
+            for device in sorted(set(devices)):
+                held.enter_context(self._held(device, seconds))
+            yield
 
-    def _take(self, device: str, seconds: float) -> None:
+    @contextmanager
+    def _held(self, device: str, seconds: float) -> Iterator[None]:
         with self._guard:
             wanted = self._locks.setdefault(device, _Wanted())
             wanted.by += 1
-        if not wanted.lock.acquire(timeout=seconds):
-            self._want_no_more(device, wanted)
-            raise DeviceBusy(f"another call has been working on {device} for {seconds:g} s")
-
-    def _let_go(self, device: str) -> None:
-        wanted = self._locks[device]
-        wanted.lock.release()
-        self._want_no_more(device, wanted)
-
-    def _want_no_more(self, device: str, wanted: _Wanted) -> None:
-        with self._guard:
-            wanted.by -= 1
-            if not wanted.by:
-                del self._locks[device]
-
-
-class _Hold:
-    __slots__ = ("_devices", "_locks", "_seconds")
-
-    def __init__(self, locks: DeviceLocks, devices: list[str], seconds: float) -> None:
-        self._locks = locks
-        self._devices = devices
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        for number, device in enumerate(self._devices):
+        try:
+            if not wanted.lock.acquire(timeout=seconds):
+                raise DeviceBusy(f"another call has been working on {device} for {seconds:g} s")
             try:
-                self._locks._take(device, self._seconds)
-            except BaseException:
-                self._let_go(number)
-                raise
-
-    def __exit__(self, *_: object) -> None:
-        self._let_go(len(self._devices))
-
-    def _let_go(self, count: int) -> None:
-        for device in reversed(self._devices[:count]):
-            self._locks._let_go(device)
+                yield
+            finally:
+                wanted.lock.release()
+        finally:
+            with self._guard:
+                wanted.by -= 1
+                if not wanted.by:
+                    del self._locks[device]
 
 
 class _Wanted:

@@ -51,11 +51,25 @@ class InFlight:
         """Who has called → when the last call began, if that was an ADD that has not failed, and else 0.
         Who has called longest ago comes first."""
 
-    def add(self, container_id: str, ifname: str) -> Add:
-        """Return what registers an ADD, for the `with` block in which it runs."""
-        begun = self._clock()
-        self._remember((container_id, ifname), begun)
-        return Add(self, (container_id, ifname), begun)
+    @contextmanager
+    def add(self, container_id: str, ifname: str) -> Iterator[Add]:
+        """Register an ADD for as long as the `with` block runs."""
+        key, add = (container_id, ifname), Add(self._guard, self._clock())
+        self._remember(key, add.begun)
+        with self._guard:
+            self._adds.setdefault(key, []).append(add)
+        try:
+            yield add
+        except BaseException:
+            with self._guard:
+                if self._callers.get(key) == add.begun:
+                    self._callers[key] = 0.0
+            raise
+        finally:
+            with self._guard:
+                self._adds[key].remove(add)
+                if not self._adds[key]:
+                    del self._adds[key]
 
     def overtake(self, container_id: str, ifname: str) -> None:
         """Mark the ADDs in flight as overtaken by their DEL. Call it before looking for rows."""
@@ -87,48 +101,24 @@ class InFlight:
                 return False
             return None if key in self._adds else True
 
-    def _enter(self, add: Add) -> None:
-        with self._guard:
-            self._adds.setdefault(add.key, []).append(add)
-
-    def _leave(self, add: Add, *, has_failed: bool) -> None:
-        with self._guard:
-            if has_failed and self._callers.get(add.key) == add.begun:
-                self._callers[add.key] = 0.0
-            adds = self._adds[add.key]
-            adds.remove(add)
-            if not adds:
-                del self._adds[add.key]
-
-    def _close(self, add: Add) -> bool:
-        with self._guard:
-            add.closed = True
-            return add.overtaken
-
 
 class Add:
     """One ADD in flight."""
 
-    __slots__ = ("_in_flight", "begun", "closed", "key", "overtaken")
+    __slots__ = ("_guard", "begun", "closed", "overtaken")
 
-    def __init__(self, in_flight: InFlight, key: Key, begun: float) -> None:
-        self._in_flight = in_flight
-        self.key = key
+    def __init__(self, guard: threading.Lock, begun: float) -> None:
+        self._guard = guard
         self.begun = begun
         self.overtaken = False
         """Whether its DEL has come."""
         self.closed = False
 
-    def __enter__(self) -> Add:
-        self._in_flight._enter(self)
-        return self
-
-    def __exit__(self, error: object, *_: object) -> None:
-        self._in_flight._leave(self, has_failed=error is not None)
-
     def close(self) -> bool:
-        """Take no more word: the rows are written, and a DEL finds them. Tell whether the DEL has come before."""
-        return self._in_flight._close(self)
+        """Take no more word: the rows are written, and a DEL finds them. Returns whether the DEL has come before."""
+        with self._guard:
+            self.closed = True
+            return self.overtaken
 
 
 class Leaving:

@@ -12,8 +12,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from agent.errors import AgentError, DeviceBusy, InUse, UnknownDevice
 from agent.hardware import netns as namespaces
@@ -153,22 +155,31 @@ class Healer:
     def _put_back_in_background(self, row: Attachment, lock: ExitStack, *, leases_later: bool) -> None:
         """Undo a row on a thread of its own, which lets go of the device's lock, and wait for it, but not for ever."""
 
+        done: Future[None] = Future()
+
         def work() -> None:
             try:
-                with lock:
-                    self._detacher.undo(row, leases_later=leases_later)
-            finally:
-                self._detacher.leaving.end(row)
+                try:
+                    with lock:
+                        self._detacher.undo(row, leases_later=leases_later)
+                finally:
+                    self._detacher.leaving.end(row)
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
 
-        thread = Background(f"healing {row.device}", work)
+        thread = threading.Thread(target=work, name="healing", daemon=True)
         seconds = min(self._seconds, OTHERS_SECONDS) if self._detacher.leaving.has_overdue else self._seconds
         with ExitStack() as unless_started:
             unless_started.enter_context(lock)  # which a DEL waits for that has come just now
             if not self._detacher.leaving.start(row, thread):
                 return
             unless_started.pop_all()
-        if not thread.is_over(seconds):
+        if not wait([done], seconds).done:
+            done.add_done_callback(partial(_log_late, row.device))
             self._withhold(row, seconds)
+        done.result()
 
     def _withhold_overdue(self, device: str) -> None:
         """Withhold a device that a DEL has been bringing back for too long."""
@@ -187,44 +198,12 @@ class Healer:
         raise DeviceBusy(f"{row.device} {late}: {Withheld.DRIVER_MAY_HANG}, look at dmesg")
 
 
-class Background(threading.Thread):
-    """Work whose end is awaited for a bounded time: a write to sysfs that hangs in the kernel cannot be ended.
-
-    It ends with the process, whatever it waits for.
-    """
-
-    def __init__(self, what: str, work: Callable[[], None]) -> None:
-        """`what` is for the log, where nobody waits any more for what `work` raises."""
-        super().__init__(name="healing", daemon=True)
-        self._what = what
-        self._work = work
-        self._error: BaseException | None = None
-        self._guard = threading.Lock()
-        self._is_over = self._is_late = False
-
-    def run(self) -> None:
-        """Do the work."""
-        error: BaseException | None = None
-        try:
-            self._work()
-        except BaseException as caught:
-            error = caught
-        with self._guard:
-            self._error, self._is_over = error, True
-            is_late = self._is_late
-        if is_late and error is None:
-            log.warning("%s is done at last", self._what)
-        elif is_late:
-            log.error("%s has failed at last: %s", self._what, error)
-
-    def is_over(self, seconds: float) -> bool:
-        """Wait so long for the end. Raises what the work has raised."""
-        self.join(seconds)
-        with self._guard:
-            self._is_late = not self._is_over
-        if self._error is not None:
-            raise self._error
-        return not self._is_late
+def _log_late(device: str, done: Future[None]) -> None:
+    """Log the end of work that nobody waits for any more."""
+    if (error := done.exception()) is None:
+        log.warning("healing %s is done at last", device)
+    else:
+        log.error("healing %s has failed at last: %s", device, error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,10 +163,10 @@ def version_key(version: str) -> tuple[int, ...]:
 
 def with_network(conf: NetConf, network: Network) -> NetConf:
     """Set a call's interface up as a network of the agent's configuration says."""
-    return replace(conf, name=network.name or conf.name, device_info_file=None, **_told(network.setup))
+    return replace(conf, name=network.name or conf.name, device_info_file=None, **_fields_of(network.setup))
 
 
-def _told(setup: Setup) -> dict[str, Any]:
+def _fields_of(setup: Setup) -> dict[str, Any]:
     return {name: getattr(setup, name) for name in _OF_SETUP}
 
 
@@ -435,7 +435,7 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
         check_result(said.previous, "prevResult")
     is_gc = any(key in document for key in VALID_ATTACHMENTS)  # null is what Go writes for an empty list
     return NetConf(
-        **_told(setup),
+        **_fields_of(setup),
         cni_version=version,
         name=said.name or "",
         device=next(filter(None, devices), None),

@@ -26,7 +26,7 @@ from cni.call import Call
 from cni.request import COMMANDS, NEWEST, failed, printed, version_of
 from cni.request import read as request_of
 from cni.result import in_version
-from cni.turns import Places, Rules
+from cni.turns import Rules, Turns
 
 MAX_CONNECTIONS = 256
 MAX_SLOW = 8
@@ -63,7 +63,7 @@ class CniServer(sockets.UnixServer):
         self._condition = condition
         self._observe = observe
         self._receive_seconds = receive_seconds
-        self._slow = Places("CHECKs and GCs under way", Rules(MAX_SLOW))
+        self._slow = Turns("CHECKs and GCs under way", Rules(MAX_SLOW))
         self._reported: set[tuple[str, str, int]] = set()
         """Type, name and keys, which may be thousands, of networks whose ignored keys were reported."""
         self._beats = _Beats(self.ending)

@@ -29,10 +29,8 @@ TELL_EVERY = 60
 
 _SPOOLED = re.compile(r"[0-9][0-9a-f-]{0,99}\.del")
 _TIMED = re.compile(r"([0-9]{20})-")
-_BAD = re.compile(r"[0-9][0-9a-f-]{0,99}\.bad")
-"""What an earlier version set aside."""
 _UNFINISHED = re.compile(r"\.[0-9][0-9a-f-]{0,99}(\.del)?\.tmp")
-OWN = re.compile("|".join(known.pattern for known in (_SPOOLED, _BAD, _UNFINISHED)))
+OWN = re.compile("|".join(known.pattern for known in (_SPOOLED, _UNFINISHED)))
 """Every file that the relay and the agent make in the folder."""
 
 log = logging.getLogger(__name__)
@@ -100,8 +98,8 @@ class Spool:
         return False
 
     def _tidy(self, names: list[str]) -> None:
-        """Remove what relays that were killed left half-written, and what an earlier version set aside."""
-        for file in (self._folder / name for name in names if _UNFINISHED.fullmatch(name) or _BAD.fullmatch(name)):
+        """Remove what relays that were killed left half-written."""
+        for file in (self._folder / name for name in names if _UNFINISHED.fullmatch(name)):
             with _tolerated(file):
                 if self._clock() - os.lstat(file).st_mtime >= UNFINISHED_SECONDS:
                     file.unlink()

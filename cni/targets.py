@@ -27,7 +27,7 @@ from cni.modes import child, choice
 from cni.modes.mode import Target
 from cni.netconf import NetConf
 from cni.permission import Permission, device_names, pf_in_pod
-from cni.turns import Places
+from cni.turns import Turns
 
 MAX_IFNAME = 15
 MAX_BASE = 12
@@ -59,15 +59,15 @@ class Targets:
         slots: Slots,
         pool: Pool,
         permission: Permission,
-        places: Places,
+        turns: Turns,
     ) -> None:
-        """`places` has room for calls that wait for a device."""
+        """`turns` has room for calls that wait for a device."""
         self._node = node
         self._grants = grants
         self._slots = slots
         self._pool = pool
         self._permission = permission
-        self._places = places
+        self._turns = turns
         self.ways = (self._share, self._slot, self._place, self._of_pool, self._device, self._given_to_pod)
 
     @contextmanager
@@ -235,7 +235,7 @@ class Targets:
 
             @cache
             def take_place() -> bool:
-                place.enter_context(self._places.hold("ADD", call.conf.name, namespace=call.pod.namespace))
+                place.enter_context(self._turns.hold("ADD", call.conf.name, namespace=call.pod.namespace))
                 return True
 
             return self._slots.bind(call, lambda: not add.overtaken and take_place())

@@ -1,7 +1,7 @@
-"""Places where calls take long, so that those of one network or namespace leave room for others.
+"""Turns where calls take long, so that those of one network or namespace leave room for others.
 
 Somebody who may write networks can make as many as they like, and let the plugin of each hang. So a network is trusted
-once its plugin has answered, and until it is killed. Networks that are not trusted share a part of the places.
+once its plugin has answered, and until it is killed. Networks that are not trusted share a part of the turns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_SECONDS = 0.2
 Network = Hashable
 
 
-class NoPlace(DeviceBusy):
+class NoTurn(DeviceBusy):
     """As many calls are under way as may be; trying again later may help."""
 
 
@@ -39,8 +39,8 @@ def always(*_: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Who has a place, or wants one: a kind of work, for one network or several, whose text names them."""
+class Turn:
+    """Who has a turn, or wants one: a kind of work, for one network or several, whose text names them."""
 
     kind: str
     networks: tuple[Network, ...]
@@ -50,11 +50,11 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How many places there are, and for whom."""
+    """How many turns there are, and for whom."""
 
     total: int
     kinds: tuple[str, ...] = ()
-    """Of each one place is kept for networks that have none."""
+    """Of each one turn is kept for networks that have none."""
     untrusted: int = 0
     """So many are for networks that are not trusted, half of them for those of one namespace. 0: all are trusted."""
 
@@ -115,9 +115,9 @@ class Trust:
         return any(self.refused_for(*key) for key in known if key[0] == network)
 
     def require(self, network: Network, namespace: str) -> None:
-        """Raise NoPlace for a network that is refused."""
+        """Raise NoTurn for a network that is refused."""
         if left := self.refused_for(network, namespace):
-            raise NoPlace(
+            raise NoTurn(
                 f"network {network}: its plugin hung or took too much and was killed, so it is not asked now: it can be"
                 f" asked again in {left:.0f} s"
             )
@@ -129,34 +129,34 @@ class Trust:
 
 
 def too_many(
-    held: Sequence[Holder], wanted: Holder, rules: Rules, trusted: Callable[[Network, str], bool] = always
+    held: Sequence[Turn], wanted: Turn, rules: Rules, trusted: Callable[[Network, str], bool] = always
 ) -> str | None:
-    """Say who may have no further place of this kind; None if all may.
+    """Say who may have no further turn of this kind; None if all may.
 
-    Networks that are not trusted have their part of the places, and each namespace half of that. Of the trusted ones no
+    Networks that are not trusted have their part of the turns, and each namespace half of that. Of the trusted ones no
     network and no namespace may have more than are left free. So however many calls of it wait, another finds room at
-    once: the first gets half of all places, the next one half of the rest.
+    once: the first gets half of all turns, the next one half of the rest.
     """
 
-    def fresh_of(holder: Holder) -> Sequence[Network]:
-        return [network for network in holder.networks if rules.untrusted and not trusted(network, holder.namespace)]
+    def fresh_of(turn: Turn) -> Sequence[Network]:
+        return [network for network in turn.networks if rules.untrusted and not trusted(network, turn.namespace)]
 
-    kept = set(rules.kinds) - {wanted.kind} - {holder.kind for holder in held}
+    kept = set(rules.kinds) - {wanted.kind} - {turn.kind for turn in held}
     free = rules.total - len(held) - len(kept)
-    fresh = [holder for holder in held if fresh_of(holder)]
+    fresh = [turn for turn in held if fresh_of(turn)]
     if names := fresh_of(wanted):
-        mine = sum(holder.namespace == wanted.namespace for holder in fresh)
+        mine = sum(turn.namespace == wanted.namespace for turn in fresh)
         if free <= 0 or len(fresh) >= rules.untrusted or mine >= max(1, rules.untrusted // 2):
             return (
                 f"network {names[0]}, which has not answered yet or hung when it was asked last, waits for others like"
                 f" it: {len(fresh)} of at most {rules.untrusted}, {mine} of them of namespace {wanted.namespace!r},"
             )
         return None
-    same = [holder for holder in held if holder.kind == wanted.kind and holder not in fresh]
+    same = [turn for turn in held if turn.kind == wanted.kind and turn not in fresh]
     for network in wanted.networks:
-        if (count := sum(network in holder.networks for holder in same)) >= free:
+        if (count := sum(network in turn.networks for turn in same)) >= free:
             return f"network {network} has {count}"
-    count = sum(holder.namespace == wanted.namespace for holder in same)
+    count = sum(turn.namespace == wanted.namespace for turn in same)
     return f"namespace {wanted.namespace} has {count}" if wanted.namespace and count >= free else None
 
 
@@ -175,15 +175,15 @@ def wait_for(
     raise NotWanted("its DEL has come")
 
 
-class Places:
-    """So many places. Safe for many threads."""
+class Turns:
+    """So many turns. Safe for many threads."""
 
     def __init__(self, what: str, rules: Rules, trust: Trust | None = None) -> None:
-        """`what` says in the plural what holds a place."""
+        """`what` says in the plural what holds a turn."""
         self._what = what
         self._rules = rules
         self._trust = trust or Trust()
-        self._held: list[Holder] = []
+        self._held: list[Turn] = []
         self._changed = threading.Condition()
 
     @contextmanager
@@ -195,11 +195,11 @@ class Places:
         seconds: float = 0.0,
         is_wanted: Callable[[], bool] = always,
     ) -> Iterator[None]:
-        """Hold a place, waiting for it at most so long. Raises NoPlace that names who has too many, and NotWanted."""
-        wanted = Holder(kind, networks, namespace)
+        """Hold a turn, waiting for it at most so long. Raises NoTurn that names who has too many, and NotWanted."""
+        wanted = Turn(kind, networks, namespace)
         with self._changed:
             if not wait_for(self._changed, lambda: self._full(wanted) is None, seconds, is_wanted):
-                raise NoPlace(self._reason(wanted, seconds))
+                raise NoTurn(self._reason(wanted, seconds))
             self._held.append(wanted)
         try:
             yield
@@ -208,10 +208,10 @@ class Places:
                 self._held.remove(wanted)
                 self._changed.notify_all()
 
-    def _full(self, wanted: Holder) -> str | None:
+    def _full(self, wanted: Turn) -> str | None:
         return too_many(self._held, wanted, self._rules, self._trust.has)
 
-    def _reason(self, wanted: Holder, seconds: float) -> str:
+    def _reason(self, wanted: Turn, seconds: float) -> str:
         waited = f" after {seconds:g} s" if seconds else ""
         return (
             f"{self._full(wanted) or f'network {wanted.networks[0]} has too many'} {self._what}{waited} (the node"

@@ -37,7 +37,7 @@ from cni.ipam import program
 from cni.ipam.plugins import IpamCall
 from cni.ipam.program import Bounds, Room
 from cni.result import Leases
-from cni.turns import NoPlace, Places, Rules, Trust, always
+from cni.turns import NoTurn, Rules, Trust, Turns, always
 
 ALONE_SECONDS = 35.0
 """Longer than a release may take."""
@@ -98,9 +98,7 @@ class LeaseBook:
         self._uptime, self._began = uptime, uptime()
         self._locks = DeviceLocks()
         self.trust = Trust(uptime)
-        self._places = Places(
-            "IPAM plugins at work", Rules(MAX_AT_WORK, (ADDING, RETURNING), MAX_UNTRUSTED), self.trust
-        )
+        self._turns = Turns("IPAM plugins at work", Rules(MAX_AT_WORK, (ADDING, RETURNING), MAX_UNTRUSTED), self.trust)
         self._unasked: set[int] = set()
         """Rows of ADDs that have failed before a plugin ran."""
         self._room = room or Room.of_container()
@@ -206,13 +204,13 @@ class LeaseBook:
         """STATUS: raise IpamFailed if the call's IPAM plugin says that it could lease nothing now.
 
         A runtime that hears of a failure calls the whole node not ready. So a plugin that does not say in time, or
-        whose network has all its places, counts as well, unless that is refused since it has hung.
+        whose network has all its turns, counts as well, unless that is refused since it has hung.
         """
         for document in leasing_networks(call, ()):
             try:
                 with self._turn(document, IpamCall("", "", "", "", call.cni_path), 0.0, ASKING) as asked:
                     ipam.status(document, asked, self._limits.status_seconds)
-            except (NoPlace, ipam.IpamKilled) as error:
+            except (NoTurn, ipam.IpamKilled) as error:
                 if self.trust.is_refused(counted(document)):
                     raise
                 log.debug("whether addresses can be had is not known: %s", error)
@@ -253,7 +251,7 @@ class LeaseBook:
                     self._delete(lease, TURN_SECONDS if is_trusted else 0.0)
                     self._ledger.settle_lease(lease.lease_id)
                     settled += 1
-            except NoPlace:
+            except NoTurn:
                 break
             except DeviceBusy:
                 continue
@@ -307,12 +305,12 @@ class LeaseBook:
         work: str = RETURNING,
         is_wanted: Callable[[], bool] = always,
     ) -> Iterator[IpamCall]:
-        """Wait for one of the places where plugins are at work, and for memory. Yields the call with its bounds."""
+        """Wait for a turn to have a plugin at work, and for memory. Yields the call with its bounds."""
         of, namespace, until = counted(network), ipam.namespace_of(call.cni_args), self._uptime() + seconds
         if work != ASKING:
             self.trust.require(of, namespace)
         with (
-            self._places.hold(work, of, namespace=namespace, seconds=seconds, is_wanted=is_wanted),
+            self._turns.hold(work, of, namespace=namespace, seconds=seconds, is_wanted=is_wanted),
             self._room.place(until - self._uptime(), is_wanted) as allows,
         ):
             # A plugin may hang over addresses, and say all the same what versions it knows.

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cni.turns import NoPlace, NotWanted, always, wait_for
+from cni.turns import NoTurn, NotWanted, always, wait_for
 
 VARIABLE = "NODEFABRIC_PROGRAM"
 MAX_OUTPUT = 1 << 20
@@ -154,11 +154,11 @@ class Room:
 
     @contextmanager
     def place(self, seconds: float, is_wanted: Callable[[], bool] = always) -> Iterator[Callable[[int], bool]]:
-        """Wait for room for a program, and keep it. Yields its `Bounds.allows`. Raises NoPlace, and NotWanted."""
+        """Wait for room for a program, and keep it. Yields its `Bounds.allows`. Raises NoTurn, and NotWanted."""
         key = object()
         with self._changed:
             if not wait_for(self._changed, self._has_room, seconds, is_wanted):
-                raise NoPlace("the IPAM plugins at work leave no memory for another: raise the agent's limit")
+                raise NoTurn("the IPAM plugins at work leave no memory for another: raise the agent's limit")
             self._counted[key] = EXPECTED_BYTES
         began = self._clock()
 

@@ -170,7 +170,7 @@ class BoundSlots:
         """Held while bindings and specs change."""
         self.had_slots = any(UnitId.parse(grant.unit_id).is_slot for grant in ledger.grants())
         """Whether a pod may have slots of a resource that the configuration does not bind late any more."""
-        self._told: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
         """Slots of which it was said that nobody can tell their device."""
 
     def unbind(self, container_id: str, ifname: str) -> None:
@@ -192,7 +192,7 @@ class BoundSlots:
         for b in bound:
             log.info("%s is bound to %s for container %s of pod %s", b.unit_id, b.device, b.container, b.pod)
 
-    def tell(self, container_id: str, edits: Mapping[str, Mapping[str, Any]]) -> None:
+    def set_edits(self, container_id: str, edits: Mapping[str, Mapping[str, Any]]) -> None:
         """Have containers of a sandbox get something else for some slots: slot → containerEdits. Raises Unavailable."""
         with self.guard:
             known = [b for b in self._ledger.bindings() if b.container_id == container_id]
@@ -236,7 +236,7 @@ class BoundSlots:
             unsure = (self._specs.slots() - bound.keys()) | {b.unit_id for b in bound.values() if not b.container_id}
             if unsure:
                 done += self._settle(unsure, bound, view, snapshot)
-            self._told &= unsure
+            self._reported &= unsure
         return tuple(done)
 
     def rewrite(self) -> Sequence[str]:
@@ -263,7 +263,7 @@ class BoundSlots:
         specs = {slot: spec for slot in sorted(strays) if (spec := self._specs.read(slot)) is not None}
         taken = {binding.device for binding in bound.values()}
         found = slot_devices(specs, snapshot, taken, {row.device for row in self._ledger.attachments()})
-        self._tell_of_unknown(strays - found.keys())
+        self._report_unknown(strays - found.keys())
         before = {slot: binding for slot, binding in bound.items() if slot in holders}
         before |= {slot: bare_binding(slot, device, specs[slot]) for slot, device in found.items()}
         now = {slot: with_holder(binding, holders[slot], self._resource_of(slot)) for slot, binding in before.items()}
@@ -290,14 +290,14 @@ class BoundSlots:
         names = (resource.name for resource in self._config.value.resources)
         return next((name for name in names if UnitId.parse(slot).is_slot_of(name)), "")
 
-    def _tell_of_unknown(self, slots: Collection[str]) -> None:
-        for slot in sorted(set(slots) - self._told):
+    def _report_unknown(self, slots: Collection[str]) -> None:
+        for slot in sorted(set(slots) - self._reported):
             log.error(
                 "%s is in no books, and its CDI spec names no device that is not another slot's: its container may have"
                 " one that another pod is given, too; recreate its pod",
                 slot,
             )
-        self._told |= frozenset(slots)
+        self._reported |= frozenset(slots)
 
     def _let_go(self, bindings: Sequence[Binding]) -> tuple[Binding, ...]:
         """Remove specs and bindings, but none that is another sandbox's by now. The caller holds the guard."""

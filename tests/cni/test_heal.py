@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Collection
 from functools import partial
@@ -12,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from agent.errors import DeviceBusy, HardwareError
+from agent.errors import DeviceBusy
 from agent.model.allocation import AttachmentState
-from cni.heal import BROUGHT_BACK, OWNER_GONE, REBOOTED, Background, RowFacts, condition
+from cni.heal import BROUGHT_BACK, OWNER_GONE, REBOOTED, RowFacts, condition
 from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.modes.stepping import Stepping
@@ -63,7 +62,9 @@ def with_gone_pods(
         assert rig.ledger.quarantines() == ()
 
 
-def test_a_driver_that_hangs_withholds_its_device_and_holds_up_nobody(own_network: None, tmp_path: Path) -> None:
+def test_a_driver_that_hangs_withholds_its_device_and_holds_up_nobody(
+    own_network: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def check(rig: Rig) -> None:
         reconciler, counted = reconciler_of(rig)
 
@@ -81,6 +82,7 @@ def test_a_driver_that_hangs_withholds_its_device_and_holds_up_nobody(own_networ
         assert rig.attachments.heal(vf(0)) is None  # somebody is at it
 
     with_gone_pods(tmp_path, check, hanging=[0], heal_seconds=0.2)
+    assert f"healing {vf(0)} is done at last" in caplog.text
 
 
 def test_others_that_may_wait_for_the_same_are_awaited_for_a_moment_only(own_network: None, tmp_path: Path) -> None:
@@ -121,27 +123,6 @@ def test_a_del_whose_driver_hangs_withholds_its_device(own_network: None, tmp_pa
             driver.go.set()
         until(lambda: rig.ledger.attachments() == ())
         assert rig.ledger.quarantines() == ()
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_becomes_of_work_that_nobody_waits_for_is_in_the_log(
-    caplog: pytest.LogCaptureFixture, fails: bool
-) -> None:
-    go = threading.Event()
-
-    def work() -> None:
-        assert go.wait(tiny_node.TIMEOUT_SECONDS)
-        if fails:
-            raise HardwareError("the wrong VF")
-
-    background = Background("healing x", work)
-    background.start()
-    assert not background.is_over(0.01)
-    go.set()
-    background.join()
-    (record,) = caplog.records
-    assert record.levelno == (logging.ERROR if fails else logging.WARNING)
-    assert record.message == ("healing x has failed at last: the wrong VF" if fails else "healing x is done at last")
 
 
 ATTACHED = AttachmentState.ATTACHED

@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from agent.errors import DeviceBusy
 from cni.call import DeviceLocks
-from cni.turns import Holder, NotWanted, Places, Rules, Trust, too_many
+from cni.turns import NotWanted, Rules, Trust, Turn, Turns, too_many
 from tests.waiting import until
 
 KINDS = ("ADD", "DEL")
 WANTED = st.builds(
-    Holder,
+    Turn,
     st.sampled_from([*KINDS, "STATUS"]),
     st.sampled_from("abcde").map(lambda name: (name,)),
     st.sampled_from(["", "team", "other"]),
 )
 
 
-def taken(wishes: list[Holder], rules: Rules, trusted: str = "abcdef") -> list[Holder]:
-    """Give places to whoever may have one, in order."""
-    held: list[Holder] = []
+def taken(wishes: list[Turn], rules: Rules, trusted: str = "abcdef") -> list[Turn]:
+    """Give turns to whoever may have one, in order."""
+    held: list[Turn] = []
     for wanted in wishes:
         if too_many(held, wanted, rules, lambda name, _: str(name) in trusted) is None:
             held.append(wanted)
@@ -33,29 +33,29 @@ def taken(wishes: list[Holder], rules: Rules, trusted: str = "abcdef") -> list[H
 
 @pytest.mark.parametrize(("total", "most"), [(1, 1), (2, 1), (4, 2), (96, 48)])
 def test_one_network_alone_gets_half_of_the_places(total: int, most: int) -> None:
-    assert len(taken([Holder("ADD", ("a",))] * 200, Rules(total))) == most
+    assert len(taken([Turn("ADD", ("a",))] * 200, Rules(total))) == most
 
 
 def test_each_further_network_gets_half_of_the_rest() -> None:
-    wishes = [Holder("ADD", (name,)) for name in "abcdef" for _ in range(200)]
+    wishes = [Turn("ADD", (name,)) for name in "abcdef" for _ in range(200)]
     held = taken(wishes, Rules(96))
-    assert [held.count(Holder("ADD", (name,))) for name in "abcdef"] == [48, 24, 12, 6, 3, 2]
+    assert [held.count(Turn("ADD", (name,))) for name in "abcdef"] == [48, 24, 12, 6, 3, 2]
 
 
 def test_one_namespace_gets_half_of_the_places_however_many_networks_it_has() -> None:
-    wishes = [Holder("ADD", (name,), namespace) for namespace in ("one", "two") for name in "abcdef" for _ in range(20)]
+    wishes = [Turn("ADD", (name,), namespace) for namespace in ("one", "two") for name in "abcdef" for _ in range(20)]
     held = taken(wishes, Rules(32))
     assert [sum(holder.namespace == namespace for holder in held) for namespace in ("one", "two")] == [16, 8]
 
 
 def test_networks_that_are_not_trusted_have_their_part_and_each_namespace_half_of_it() -> None:
     rules = Rules(5, KINDS, untrusted=2)
-    wishes = [Holder("ADD", (f"fresh{n}",), namespace) for namespace in ("one", "two", "three") for n in range(50)]
+    wishes = [Turn("ADD", (f"fresh{n}",), namespace) for namespace in ("one", "two", "three") for n in range(50)]
     held = taken(wishes, rules)
     assert [holder.namespace for holder in held] == ["one", "two"]
     for namespace in ("one", "two", "three"):  # the others are for whoever is trusted
-        assert too_many(held, Holder("ADD", ("a",), namespace), rules, lambda name, _: name == "a") is None
-        assert too_many(held, Holder("DEL", ("a",), namespace), rules, lambda name, _: name == "a") is None
+        assert too_many(held, Turn("ADD", ("a",), namespace), rules, lambda name, _: name == "a") is None
+        assert too_many(held, Turn("DEL", ("a",), namespace), rules, lambda name, _: name == "a") is None
 
 
 def test_a_network_whose_plugin_was_killed_is_trusted_again_once_it_answers() -> None:
@@ -77,11 +77,11 @@ def test_somebody_who_calls_a_network_as_another_namespace_does_takes_no_trust_f
 
 @given(st.lists(st.tuples(WANTED, st.integers(0, 9)), max_size=60), st.sets(st.sampled_from("abcde")))
 def test_whoever_comes_and_goes_there_is_always_a_place_for_each_kind(
-    moves: list[tuple[Holder, int]], trusted: set[str]
+    moves: list[tuple[Turn, int]], trusted: set[str]
 ) -> None:
     """`a` to `e` come and go, or hang for ever."""
     rules, allowed = Rules(4, KINDS, untrusted=2), {*trusted, "new"}
-    held: list[Holder] = []
+    held: list[Turn] = []
     for wanted, who in moves:
         if too_many(held, wanted, rules, lambda name, _: name in allowed) is None:
             held.append(wanted)
@@ -91,47 +91,47 @@ def test_whoever_comes_and_goes_there_is_always_a_place_for_each_kind(
         for kind in KINDS:
             has_one = any(holder.kind == kind for holder in held)
             assert (
-                has_one or too_many(held, Holder(kind, ("new",), "new"), rules, lambda name, _: name in allowed) is None
+                has_one or too_many(held, Turn(kind, ("new",), "new"), rules, lambda name, _: name in allowed) is None
             )
 
 
 def test_who_finds_no_place_is_told_of_which_network_there_are_how_many() -> None:
-    places = Places("ADDs under way", Rules(4))
-    with places.hold("ADD", "rails"), places.hold("ADD", "rails"), places.hold("ADD", "storage"):
+    turns = Turns("ADDs under way", Rules(4))
+    with turns.hold("ADD", "rails"), turns.hold("ADD", "rails"), turns.hold("ADD", "storage"):
         with pytest.raises(
             DeviceBusy, match=r"^network rails has 2 ADDs under way \(the node 3 of at most 4\); the rest .+"
         ):
-            places.hold("ADD", "third", "rails").__enter__()
-        with places.hold("ADD", "third"):
+            turns.hold("ADD", "third", "rails").__enter__()
+        with turns.hold("ADD", "third"):
             pass
     for _ in range(8):  # a place is left, also by who fails
-        with pytest.raises(KeyError), places.hold("ADD", "rails"), places.hold("ADD", "rails"):
+        with pytest.raises(KeyError), turns.hold("ADD", "rails"), turns.hold("ADD", "rails"):
             raise KeyError
 
 
 def test_who_waits_gets_the_place_that_becomes_free() -> None:
-    places, has = Places("ADDs under way", Rules(2)), threading.Event()
+    turns, has = Turns("ADDs under way", Rules(2)), threading.Event()
 
     def wait() -> None:
-        with places.hold("ADD", "rails", seconds=30):
+        with turns.hold("ADD", "rails", seconds=30):
             has.set()
 
     waiting = threading.Thread(target=wait)
-    with places.hold("ADD", "rails"):
+    with turns.hold("ADD", "rails"):
         waiting.start()
         assert not has.wait(0.2)
         with pytest.raises(DeviceBusy, match=r"after 0\.1 s"):
-            places.hold("ADD", "rails", seconds=0.1).__enter__()
+            turns.hold("ADD", "rails", seconds=0.1).__enter__()
     assert has.wait(30)
     waiting.join()
 
 
 def test_who_is_not_waited_for_any_more_waits_no_longer() -> None:
-    places, is_wanted = Places("ADDs under way", Rules(2)), threading.Event()
+    turns, is_wanted = Turns("ADDs under way", Rules(2)), threading.Event()
     is_wanted.set()
     threading.Timer(0.2, is_wanted.clear).start()
-    with places.hold("ADD", "rails"), pytest.raises(NotWanted):
-        places.hold("ADD", "rails", seconds=60, is_wanted=is_wanted.is_set).__enter__()
+    with turns.hold("ADD", "rails"), pytest.raises(NotWanted):
+        turns.hold("ADD", "rails", seconds=60, is_wanted=is_wanted.is_set).__enter__()
 
 
 # ------------------------------------------------------------------------------- a lock for each device

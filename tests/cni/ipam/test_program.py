@@ -26,7 +26,7 @@ from cni.ipam.program import (
     Room,
     memory_limit,
 )
-from cni.turns import NoPlace, NotWanted
+from cni.turns import NoTurn, NotWanted
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -252,7 +252,7 @@ def test_as_many_begin_at_once_as_fit_beside_the_agent_and_one_in_any_case(tmp_p
         with ExitStack() as stack:
             for _ in range(fit):
                 stack.enter_context(room.place(0))
-            with pytest.raises(NoPlace, match="raise the agent's limit"):
+            with pytest.raises(NoTurn, match="raise the agent's limit"):
                 stack.enter_context(room.place(0.01))
         with room.place(0):
             pass
@@ -297,6 +297,6 @@ def test_one_may_take_more_than_most_where_nobody_else_needs_it() -> None:
 def test_without_a_limit_each_is_bounded_alone() -> None:
     room = Room()
     with ExitStack() as stack:
-        places = [stack.enter_context(room.place(0)) for _ in range(50)]
-        assert all(allows(150 * MIB) for allows in places)
-        assert not places[0](200 * MIB)
+        turns = [stack.enter_context(room.place(0)) for _ in range(50)]
+        assert all(allows(150 * MIB) for allows in turns)
+        assert not turns[0](200 * MIB)
