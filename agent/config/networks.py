@@ -8,8 +8,9 @@ loaded, a CNI configuration when it is first met.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -483,13 +484,13 @@ def _read_entry(given: Any) -> Network:
         refuse([Refusal(("name",), f"must be a lower-case DNS label, is {shown(name)}{advice(name, is_text=True)}")])
     refuse(Refusal(loc, f"is {text} without quotes: {IN_QUOTES}") for loc, text in unquoted(keys))
     refuse(Refusal(loc, text) for loc, text in misunderstood(keys))
-    return _network(str(name), keys)
+    return _made(str(name), keys, _ENTRY.validate_python)
 
 
-def _network(name: str, keys: Mapping[str, Any]) -> Network:
+def _made(name: str, keys: Mapping[str, Any], read: Callable[[Any], Entry]) -> Network:
     words = words_of(keys)
     meant = filled(keys, SAMPLE) if words else keys
-    entry = _ENTRY.validate_python(meant)
+    entry = read(meant)
     return Network(name, entry.setup(meant), keys, entry.ifname or "", words)
 
 
@@ -520,10 +521,7 @@ def network_of_keys(keys: Mapping[str, Any]) -> Network:
     if not is_plain_json(keys):
         raise RequestInvalid(f"a network must be plain JSON of at most {MAX_VALUES} values")
     left = {key: value for key, value in keys.items() if key != "name"}
-    words = words_of(left)
-    meant = filled(left, SAMPLE) if words else left
-    entry = checked(_ENTRY, meant)
-    return Network(keys.get("name", ""), entry.setup(meant), left, entry.ifname or "", words)
+    return _made(keys.get("name", ""), left, partial(checked, _ENTRY))
 
 
 def misplaced_in(network: Network) -> Iterator[str]:

@@ -316,19 +316,6 @@ def _without(document: Any, loc: Loc, *, is_mapping: bool) -> Any:
     return {key: value for key, value in document.items() if key != first}
 
 
-def below(error: ValidationError, *loc: str | int) -> ValidationError:
-    """Put what was refused below a place."""
-    lines = [
-        InitErrorDetails(
-            type=PydanticCustomError(line["type"], "{text}", {"text": line["msg"], **line.get("ctx", {})}),
-            loc=(*loc, *line["loc"]),
-            input=line["input"],
-        )
-        for line in error.errors(include_url=False)
-    ]
-    return ValidationError.from_exception_data("", lines)
-
-
 # --------------------------------------------------------------------------------------------------- kinds of values
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import PlainValidator, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, WithJsonSchema
 
 from agent.config.section import (
     ABSENT,
@@ -18,7 +18,7 @@ from agent.config.section import (
     Many,
     Refusal,
     Section,
-    below,
+    Through,
     choice,
     matching,
     must_be,
@@ -130,30 +130,24 @@ class Fact(Section):
                 yield Refusal((name,), f"is for fact {its_fact} only", ("fact",))
 
 
-_FACT = TypeAdapter(Fact)
-
-
-def _rules(given: Any) -> tuple[LabelRule, ...]:
-    """Read the labels. A fact alone may stand for its mapping."""
+def _expanded(given: Any) -> dict[str, Any]:
+    """Check the keys of labels. A fact alone may stand for its mapping."""
     if not isinstance(given, dict):
         raise must_be("a mapping")
-    found: list[LabelRule] = []
     for key in given:
         plain = str(key).replace(NIC, "0000-00-00.0").replace(RAIL, "00").replace(PLANE, "0")
         if not isinstance(key, str) or not _KEY.fullmatch(plain):
             words = f"{NIC}, or {RAIL} and {PLANE},"
             raise wrong(f"a label key must be domain/name, perhaps with {words} in the name, is {shown(key)}")
-    for key, said in given.items():
-        if isinstance(said, str) and said not in FACTS:
-            refuse([Refusal((key,), f"must be one of {', '.join(FACTS)}, is {shown(said)}")])
-        try:
-            fact = _FACT.validate_python({"fact": said} if isinstance(said, str) else said)
-        except ValidationError as error:
-            raise below(error, key) from error
-        rule = LabelRule(key, fact.fact, fact.pattern, fact.path, fact.text)
-        refuse(Refusal((key,) if isinstance(said, str) else (key, "fact"), text) for text in _unfit(rule))
-        found.append(rule)
-    return tuple(found)
+    unknown = [key for key, said in given.items() if isinstance(said, str) and said not in FACTS]
+    refuse(Refusal((key,), f"must be one of {', '.join(FACTS)}, is {shown(given[key])}") for key in unknown)
+    return {key: {"fact": said} if isinstance(said, str) else said for key, said in given.items()}
+
+
+def _rules(found: Mapping[str, Fact]) -> tuple[LabelRule, ...]:
+    rules = tuple(LabelRule(key, fact.fact, fact.pattern, fact.path, fact.text) for key, fact in found.items())
+    refuse(Refusal((rule.key,), text) for rule in rules for text in _unfit(rule))
+    return rules
 
 
 def _unfit(rule: LabelRule) -> Iterator[str]:
@@ -170,7 +164,7 @@ def _unfit(rule: LabelRule) -> Iterator[str]:
 class Labels(Section):
     keys: Annotated[
         tuple[LabelRule, ...],
-        PlainValidator(_rules, json_schema_input_type=dict[str, Any]),
+        Through(Annotated[dict[str, Fact], BeforeValidator(_expanded)], _rules),
         WithJsonSchema({"type": "object", "additionalProperties": _KEY_SCHEMA}),
     ] = ()
     """Label key → fact; a key may have {nic} (PCI address), {rail} and {plane}"""
