@@ -41,11 +41,6 @@ def config(tmp_path: Path) -> Iterator[Path]:
         server.close()
 
 
-def test_status_shows_what_the_agent_says(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "--config", str(config)]) == 0
-    assert capsys.readouterr().out.startswith("node n1  nodefabric 1.2  ready\n")
-
-
 @pytest.mark.parametrize(
     ("command", "expected"), [("status", "node n1  nodefabric 1.2  ready"), ("events", "LinkDown")]
 )

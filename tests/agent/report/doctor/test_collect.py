@@ -200,6 +200,7 @@ def test_a_whole_root_is_collected(short_folder: Path, node_root: Callable[[str]
             "proc/cmdline": "ro iommu=pt quiet\n",
             "var/lib/kubelet/config.yaml": "topologyManagerPolicy: best-effort\n",
             "sys/class/iommu/dmar0": "",
+            "etc/cni/net.d/10-a.conf": '{"type": "ptp"}',
         },
     )
     plugin = short_folder / "opt/cni/bin/nodefabric"
@@ -211,6 +212,7 @@ def test_a_whole_root_is_collected(short_folder: Path, node_root: Callable[[str]
     assert facts.has_iommu
     assert facts.topology_policy == "best-effort"
     assert facts.plugins == frozenset({"nodefabric"})
+    assert facts.networks == (NetworkFile("10-a.conf", ("ptp",)),)
     assert [wrong for _, wrong in facts.kubelet_sockets] == ["No such file or directory"] * 2
     assert (facts.config_problems, facts.config_path, facts.agent) == (("is bad",), "/c.yaml", ())
 
