@@ -69,7 +69,6 @@ DEFAULT_TIMES = Times()
 
 @dataclass(frozen=True, slots=True)
 class RegistrationStatus:
-    resource_name: str
     socket: str
     """File name of the socket it is served on; empty while there is none."""
     streams_open: int
@@ -105,7 +104,6 @@ class ResourceServer:
     def status(self) -> RegistrationStatus:
         """Return how things stand."""
         return RegistrationStatus(
-            resource_name=self.resource_name,
             socket=self._socket.name if self._socket else "",
             streams_open=self._service.streams.open if self._service else 0,
             problem=self._problem,

@@ -7,11 +7,10 @@ checkpoint after each Allocate, so before a pod's sandbox is made, and by UID:
         {"PodUID", "ContainerName", "ResourceName", "DeviceIDs": {"<NUMA>": [ID]}, "AllocResp"}
     ]}}
 
-Before 1.20 DeviceIDs is a plain list. It is read for the slots that no pod of PodResources has, for the answers
-that kubelet replays (AllocResp), and for the device files in other plugins' answers, which show where a GPU is whose ID
-does not. It is trusted for nothing else: where it cannot be read, or looks otherwise, init containers go without. Of a
-pod that has no sandbox yet, or a new one, it is never out of date: kubelet takes nothing from a pod before that has
-ended.
+It is read for the slots that no pod of PodResources has, for the answers that kubelet replays (AllocResp), and for the
+device files in other plugins' answers, which show where a GPU is whose ID does not. It is trusted for nothing else:
+where it cannot be read, or looks otherwise, init containers go without. Of a pod that has no sandbox yet, or a new one,
+it is never out of date: kubelet takes nothing from a pod before that has ended.
 
 kubelet notes a claim before it asks any driver to prepare it, and until all have unprepared it: it asks these drivers
 before the claims' pods can end. The form is that of Kubernetes, pkg/kubelet/cm/dra/state: since 1.32
@@ -29,7 +28,7 @@ import base64
 import binascii
 import json
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,7 +145,7 @@ def _parsed(kubelet_dir: Path, text: bytes) -> tuple[Entry, ...] | None:
                 str(e["PodUID"]),
                 str(e["ContainerName"]),
                 str(e["ResourceName"]),
-                tuple(_ids(e["DeviceIDs"])),
+                tuple(str(unit) for ids in e["DeviceIDs"].values() for unit in ids or ()),
                 str(e.get("AllocResp") or ""),
             )
             for e in json.loads(text)["Data"]["PodDeviceEntries"] or ()
@@ -158,12 +157,6 @@ def _parsed(kubelet_dir: Path, text: bytes) -> tuple[Entry, ...] | None:
 
 def _say(kubelet_dir: Path, error: Exception) -> None:
     log.warning("what kubelet gave to init containers is not known: %s cannot be read: %s", kubelet_dir / FILE, error)
-
-
-def _ids(value: Any) -> Iterator[str]:
-    lists = value.values() if isinstance(value, dict) else (value,)
-    for ids in lists:
-        yield from (str(unit_id) for unit_id in ids or ())
 
 
 _CLAIMS_FORM = ("DRACheckpoint", "checkpoint.dra.kubelet.k8s.io/v1")

@@ -16,8 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,8 +35,8 @@ REQUEST_SECONDS = 2.0
 REPLY_SECONDS = 3.0
 POLL_SECONDS = 0.1
 ACCEPT_PAUSE_SECONDS = 0.1
-SCRAPE_WAIT_SECONDS = 5.0
-MOST_WAITING_SCRAPES = 4
+SCRAPE_WAIT_SECONDS = 2.0
+"""A crowd of scrapes holds every place for no longer than one that sends nothing."""
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 CLOSED_POLICY = "default-src 'none'; frame-ancestors 'none'"
@@ -100,32 +99,8 @@ class Reply:
     policy: str = CLOSED_POLICY
 
 
-class Turns:
-    """One scrape at a time. A few wait for their turn; a crowd is turned away at once, and holds up no probe."""
-
-    def __init__(self) -> None:
-        self._running = threading.Lock()
-        self._waiting = threading.Semaphore(MOST_WAITING_SCRAPES)
-
-    @contextmanager
-    def turn(self) -> Iterator[bool]:
-        """Wait for a turn, and tell whether there is one."""
-        if not self._waiting.acquire(blocking=False):
-            yield False
-            return
-        try:
-            has_turn = self._running.acquire(timeout=SCRAPE_WAIT_SECONDS)
-        finally:
-            self._waiting.release()
-        try:
-            yield has_turn
-        finally:
-            if has_turn:
-                self._running.release()
-
-
-def answer(asked: Asked, pages: Pages, scrapes: Turns, *, is_local: bool = False) -> Reply:
-    """Build the reply to a GET. `is_local`: the address is of loopback."""
+def answer(asked: Asked, pages: Pages, scraping: threading.Lock, *, is_local: bool = False) -> Reply:
+    """Build the reply to a GET. A scrape holds `scraping`; `is_local`: the address is of loopback."""
     path = asked.path.partition("?")[0]
     match path:
         case "/healthz":
@@ -134,10 +109,12 @@ def answer(asked: Asked, pages: Pages, scrapes: Turns, *, is_local: bool = False
             return _checked(pages.ready, pages.known())
         case "/metrics":
             # Reading the facts costs a ledger query, and a node with many VFs has thousands of counters.
-            with scrapes.turn() as has_turn:
-                if not has_turn:
-                    return text(HTTPStatus.SERVICE_UNAVAILABLE, "another scrape is still running")
+            if not scraping.acquire(timeout=SCRAPE_WAIT_SECONDS):
+                return text(HTTPStatus.SERVICE_UNAVAILABLE, "another scrape is still running")
+            try:
                 content_type, body = pages.metrics(asked.accept)
+            finally:
+                scraping.release()
             return Reply(HTTPStatus.OK, content_type, body)
     is_private = is_local or not pages.everywhere
     if is_private and not asked.is_from_here:
@@ -224,7 +201,7 @@ class EndpointServer(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.pages = pages
         self.is_local = ipaddress.ip_address(address[0]).is_loopback
-        self.scrapes = Turns()
+        self.scraping = threading.Lock()
         self._is_closing = False
         self._places = threading.Semaphore(MAX_CONNECTIONS)
         self._is_short = False
@@ -323,7 +300,7 @@ class _Connection(BaseHTTPRequestHandler):
             is_from_here=is_from_here(self.client_address[0], self.connection.getsockname()[0]),
         )
         try:
-            reply = answer(asked, self.server.pages, self.server.scrapes, is_local=self.server.is_local)
+            reply = answer(asked, self.server.pages, self.server.scraping, is_local=self.server.is_local)
         except AgentError as error:
             reply = text(HTTPStatus.SERVICE_UNAVAILABLE, one_line(f"{error.reason}: {error}"))
         except Exception:
