@@ -33,7 +33,7 @@ from agent.state import Latest, first
 from deviceplugin.allocation import Allocator
 from deviceplugin.grant_records import GrantRecords
 from deviceplugin.registration import DEFAULT_TIMES, SOCKET_PATTERN, RegistrationStatus, ResourceServer, Times
-from deviceplugin.server import Observe, Units, post, unobserved
+from deviceplugin.server import Observe, post, unobserved
 
 SETTLE_SECONDS = 0.05
 """Ledger changes come in bursts; the lists follow the last one."""
@@ -93,23 +93,17 @@ class DevicePlugins:
         self._pool_specs = PoolSpecs(config.value.cdi_dir)
         self.allocator = allocator
         self._records = records
-        self._clock = ground.clock
         self._config = config
+        self._ground = ground
         self._posted: Latest[Config | None] = Latest(None)
         """The configuration whose lists are posted."""
         self._resources = config.value.resources
         """All of the configuration, and those that `mig: mixed` makes."""
-        self._snapshot = ground.snapshot
         self._offer = allocator.offer
-        self._health = ground.health
-        self._ledger = ground.ledger
-        self._gpu_files = ground.gpu_files
-        self._files_seconds = ground.files_seconds
         self._observe = observe
         self._times = times
         self._servers: dict[str, ResourceServer] = {}
         self._serving: dict[str, asyncio.Task[None]] = {}
-        self._units: dict[str, Units] = {}
         self._books_changed = asyncio.Event()
         self._health_changed = asyncio.Event()
         self._closing = asyncio.Event()
@@ -154,8 +148,8 @@ class DevicePlugins:
         """Offer, serve and stay registered until closed."""
         self._ended.clear()
         loop = asyncio.get_running_loop()
-        self._ledger.subscribe(partial(_tell, loop, self._books_changed.set))
-        self._health.subscribe(partial(_tell, loop, self._health_changed.set))
+        self._ground.ledger.subscribe(partial(_tell, loop, self._books_changed.set))
+        self._ground.health.subscribe(partial(_tell, loop, self._health_changed.set))
         try:
             await asyncio.to_thread(sweep, self.folder)
             async with asyncio.TaskGroup() as tasks:
@@ -200,9 +194,8 @@ class DevicePlugins:
         self._resources = resources
         for resource in self._served:
             if resource.name not in self._servers:
-                units = self._units[resource.name] = Units(())
                 self._servers[resource.name] = ResourceServer(
-                    resource.name, self.folder, units, self.allocator, self._observe, self._times
+                    resource.name, self.folder, self.allocator, self._observe, self._times
                 )
         self._records.go_by(self._served)
 
@@ -211,7 +204,6 @@ class DevicePlugins:
         wanted = {resource.name for resource in self._served}
         for name in self._servers.keys() - wanted:
             self._servers.pop(name).close()
-            self._units.pop(name)
         for name, server in self._servers.items():
             if name not in self._serving and not self._closing.is_set():
                 self._serving[name] = tasks.create_task(self._run_server(name, server), name=f"device plugin {name}")
@@ -223,9 +215,9 @@ class DevicePlugins:
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         """Post new lists whenever the snapshot, the books or the configuration ask for them."""
-        snapshot, looked_at = self._snapshot.value, self._clock()
-        self.allocator.gpu_files = await asyncio.to_thread(self._gpu_files)
-        offers = Offers(self._health, self._clock, await asyncio.to_thread(self._known_rails))
+        snapshot, looked_at = self._ground.snapshot.value, self._ground.clock()
+        self.allocator.gpu_files = await asyncio.to_thread(self._ground.gpu_files)
+        offers = Offers(self._ground.health, self._ground.clock, await asyncio.to_thread(self._known_rails))
         books = Reading()
         while True:
             self._books_changed.clear()
@@ -242,19 +234,19 @@ class DevicePlugins:
             self._serve(tasks)
             self._posted.set(config)
             await self._keep_files()
-            specs = self._files_seconds if self._pool_specs.is_watched else None
+            specs = self._ground.files_seconds if self._pool_specs.is_watched else None
             files_due = self._seconds_to_files(snapshot, looked_at)
             newer = await self._next(config, snapshot, offers.seconds_to_look(), files_due, specs)
             if newer is not snapshot or self._seconds_to_files(snapshot, looked_at) == 0:
-                looked_at = self._clock()
-                self.allocator.gpu_files = await asyncio.to_thread(self._gpu_files)
+                looked_at = self._ground.clock()
+                self.allocator.gpu_files = await asyncio.to_thread(self._ground.gpu_files)
                 snapshot = newer
 
     def _seconds_to_files(self, snapshot: Snapshot, looked_at: float) -> float | None:
         """Return in how many seconds a look at the GPUs' files is due; None if nobody is granted GPUs here."""
         if not snapshot.gpus or all(resource.kind not in ("gpu", "rail") for resource in self._resources):
             return None
-        return max(0.0, looked_at + self._files_seconds - self._clock())
+        return max(0.0, looked_at + self._ground.files_seconds - self._ground.clock())
 
     def _make(
         self,
@@ -279,15 +271,15 @@ class DevicePlugins:
 
     def _known_rails(self) -> tuple[Rail, ...]:
         try:
-            return self._ledger.rails()
+            return self._ground.ledger.rails()
         except LedgerError as error:
             log.warning("rails are numbered again: %s", error)
             return ()
 
     def _remember(self, rails: tuple[Rail, ...]) -> None:
         try:
-            if rails != self._ledger.rails():
-                self._ledger.keep_rails(rails)
+            if rails != self._ground.ledger.rails():
+                self._ground.ledger.keep_rails(rails)
         except LedgerError as error:
             log.warning("the numbers of rails would not outlive the agent: %s", error)
 
@@ -311,7 +303,7 @@ class DevicePlugins:
         These are seconds. Returns the newest snapshot.
         """
         woken_by = await first(
-            self._snapshot.other_than(snapshot),
+            self._ground.snapshot.other_than(snapshot),
             self._books_changed.wait(),
             self._config.other_than(config),
             self._health_changed.wait(),
@@ -319,13 +311,13 @@ class DevicePlugins:
         )
         if woken_by == 1:
             await asyncio.sleep(SETTLE_SECONDS)
-        return self._snapshot.value
+        return self._ground.snapshot.value
 
     async def _read_books(self, resources: tuple[Resource, ...], last: Reading) -> Reading:
         try:
             return await asyncio.to_thread(
                 read,
-                self._ledger,
+                self._ground.ledger,
                 with_names=any(map(asks_for_names, resources)),
                 with_slots=any(resource.has_slots for resource in resources),
             )
@@ -339,7 +331,7 @@ class DevicePlugins:
                 log.warning("%s", overlap)
         self._offer.set(offer)
         for resource in self._served:
-            post(self._units[resource.name], offer.units[resource.name])
+            post(self._servers[resource.name].units, offer.units[resource.name])
 
 
 def sweep(folder: Path) -> None:

@@ -83,7 +83,6 @@ class ResourceServer:
         self,
         resource_name: str,
         folder: Path,
-        units: Units,
         allocator: Allocator,
         observe: Observe,
         times: Times = DEFAULT_TIMES,
@@ -91,7 +90,8 @@ class ResourceServer:
         self.resource_name = resource_name
         self.kubelet_socket = folder / "kubelet.sock"
         self._folder = folder
-        self._units = units
+        self.units = Units(())
+        """The newest list, which kubelet gets."""
         self._allocator = allocator
         self._observe = observe
         self._times = times
@@ -121,7 +121,7 @@ class ResourceServer:
 
     async def _serve_once(self) -> None:
         """Listen, register, and stay until something asks for a new beginning."""
-        service = ResourceService(self.resource_name, self._units, self._allocator, self._observe)
+        service = ResourceService(self.resource_name, self.units, self._allocator, self._observe)
         server, socket = await self._listen(service)
         self._service, self._socket = service, socket
         try:
