@@ -20,7 +20,7 @@
     │   ├── UnknownDevice       nobody holds the device
     │   └── IpamFailed          the delegated IPAM plugin failed
     ├── LedgerError             the books cannot be read or written
-    │   ├── LedgerDamaged       their file is damaged, or gone
+    │   ├── LedgerDamaged       their file is damaged, gone, or stuck
     │   └── LedgerInUse         another agent works with them
     ├── InstallFailed           the CNI relay cannot be put in place or taken away
     └── Unavailable             a peer (kubelet, API server) does not answer
@@ -192,7 +192,7 @@ class LedgerError(AgentError):
 
 
 class LedgerDamaged(LedgerError):
-    """The file of the open books is damaged, or gone: only another start helps, which begins new ones."""
+    """The file of the open books is damaged, gone, or in a change that does not end: only another start helps."""
 
 
 class LedgerInUse(LedgerError):

@@ -149,8 +149,8 @@ class Database:
         self._is_open = True
         self._is_durable: bool | None = None
         """What `PRAGMA synchronous` was set to last: to set it once more is a statement that a pod waits for."""
-        self._is_stuck = False
-        """The connection is in a transaction that it cannot end."""
+        self._stuck = ""
+        """Why the connection cannot end a transaction; empty if it can."""
 
     @classmethod
     def open(cls, path: Path, boot_id: str, clock: Callable[[], float] = time.time) -> Self:
@@ -164,7 +164,7 @@ class Database:
         try:
             with ledger._translated():
                 ledger._connect()
-                ledger._connections.callback(lambda: ledger._db.close())  # whichever it is by then
+                ledger._connections.callback(ledger._db.close)
                 ledger._reader = ledger._open_reader()
                 ledger._connections.callback(ledger._reader.close)
                 ledger._load()
@@ -193,7 +193,6 @@ class Database:
         with self._usable():
             _check_file(self.path)
         with self._writing, self._usable():
-            self._reopen_if_stuck()  # or nobody would: while this fails no unit is offered, and nothing written
             version = schema.version_of(self._db)
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._is_durable = False
@@ -209,6 +208,8 @@ class Database:
     def _check_open(self) -> None:
         if not self._is_open:
             raise LedgerError(f"{self.path} is closed: the agent is ending")
+        if self._stuck:
+            raise LedgerDamaged(f"{self.path}: a change could not be taken back ({self._stuck}): see to its disk")
 
     def _read(self, sql: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
         with self._reading, self._usable():
@@ -217,7 +218,6 @@ class Database:
     def _write(self, work: Callable[[], T], durable: bool = True, then: Callable[[T], None] | None = None) -> T:
         """Do `work` in a transaction of its own, and `then` with its result once it holds."""
         with self._writing, self._usable():
-            self._reopen_if_stuck()
             if durable is not self._is_durable:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 self._is_durable = durable
@@ -240,16 +240,7 @@ class Database:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error as error:
-            log.error("%s: a failed change could not be taken back, the file is opened again: %s", self.path, error)
-            self._is_stuck = True
-            self._reopen_if_stuck()
-
-    def _reopen_if_stuck(self) -> None:
-        """Open the file anew after a transaction that would not end. SQLite takes it back then, as after a crash."""
-        if self._is_stuck:
-            self._db.close()
-            self._db = self._open_file(self.path)
-            self._is_durable, self._is_stuck = True, False
+            self._stuck = str(error)
 
     def _usable(self) -> _Translated:
         self._check_open()

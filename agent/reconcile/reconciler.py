@@ -225,7 +225,7 @@ class Reconciler:
         try:
             self._ledger.probe()
         except LedgerDamaged as error:
-            log.error("%s: the agent ends; the next start sets the file aside and finds again what pods have", error)
+            log.error("%s: the agent ends, and begins again as it does with lost books", error)
             raise
         except LedgerError as error:
             self._probe_at = 0.0

@@ -214,12 +214,6 @@ def test_a_slot_gets_no_second_file_of_its_name(rig: Rig) -> None:
     assert specs_on(rig, slot) == {}
 
 
-def test_a_folder_that_cannot_be_written_is_told(rig: Rig) -> None:
-    rig.folder.write_text("in the way")
-    with pytest.raises(Unavailable, match="no container for this unit"):
-        rig.grant(node(), HCA, SHARE)
-
-
 def test_a_spec_that_a_killed_agent_had_yet_to_remove_is_removed_afterwards(tmp_path: Path) -> None:
     with opened(tmp_path) as rig:
         rig.grant(node(), HCA, SHARE)
@@ -259,58 +253,52 @@ def test_what_the_books_refused_is_said_as_soon_as_they_take_it(rig: Rig, monkey
     assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
 
 
-@pytest.fixture
-def rails_rig(tmp_path: Path) -> Iterator[Rig]:
-    with opened(tmp_path) as made:
-        yield made
-
-
 SEVERAL = replace(RAIL, nic=RailNic("hca", shares=2, count=2), environment=("nccl",))
 
 
-def of_several(rails_rig: Rig) -> tuple[str, tuple[str, ...]]:
+def of_several(rig: Rig) -> tuple[str, tuple[str, ...]]:
     """Grant the rail of the first GPU, and return it with its NICs."""
-    rails_rig.resources = (SEVERAL,)
+    rig.resources = (SEVERAL,)
     unit = f"rail-{gpu_uuid(0)}"
-    offer = plain_offer(rails_rig.resources, node())
+    offer = plain_offer(rig.resources, node())
     found = offer.find(SEVERAL.name, unit)
     assert found is not None
-    rails_rig.specs.grant(SEVERAL.name, {unit: found.devices}, unit_specs(SEVERAL, [found], offer.snapshot))
+    rig.specs.grant(SEVERAL.name, {unit: found.devices}, unit_specs(SEVERAL, [found], offer.snapshot))
     return unit, found.devices
 
 
-def uverbs(rails_rig: Rig, unit: str) -> list[str]:
-    return [path for path in rails_rig.files(unit) if "uverbs" in path]
+def uverbs(rig: Rig, unit: str) -> list[str]:
+    return [path for path in rig.files(unit) if "uverbs" in path]
 
 
-def test_the_spec_of_a_rail_has_the_files_of_all_its_nics_and_follows_each(rails_rig: Rig) -> None:
-    unit, nics = of_several(rails_rig)
+def test_the_spec_of_a_rail_has_the_files_of_all_its_nics_and_follows_each(rig: Rig) -> None:
+    unit, nics = of_several(rig)
     assert nics == ("0000:12:00.0", "0000:22:00.0")
-    assert uverbs(rails_rig, unit) == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"]
-    assert "NCCL_IB_HCA==mlx5_0,mlx5_1" in rails_rig.said(unit)["env"]
-    rails_rig.renew(permuted(node()))
-    assert uverbs(rails_rig, unit) == ["/dev/infiniband/uverbs1", "/dev/infiniband/uverbs2"]
-    assert rails_rig.specs.rewrite() == []
+    assert uverbs(rig, unit) == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"]
+    assert "NCCL_IB_HCA==mlx5_0,mlx5_1" in rig.said(unit)["env"]
+    rig.renew(permuted(node()))
+    assert uverbs(rig, unit) == ["/dev/infiniband/uverbs1", "/dev/infiniband/uverbs2"]
+    assert rig.specs.rewrite() == []
 
 
-def test_a_rail_keeps_all_the_nics_that_it_was_granted_with(rails_rig: Rig) -> None:
-    unit, _ = of_several(rails_rig)
-    rails_rig.ledger.move_grants({unit: ("0000:22:00.0", "0000:42:00.0")})
-    rails_rig.renew(replace(node(), generation=9))
-    assert uverbs(rails_rig, unit) == ["/dev/infiniband/uverbs1", "/dev/infiniband/uverbs3"]
+def test_a_rail_keeps_all_the_nics_that_it_was_granted_with(rig: Rig) -> None:
+    unit, _ = of_several(rig)
+    rig.ledger.move_grants({unit: ("0000:22:00.0", "0000:42:00.0")})
+    rig.renew(replace(node(), generation=9))
+    assert uverbs(rig, unit) == ["/dev/infiniband/uverbs1", "/dev/infiniband/uverbs3"]
 
 
 @pytest.mark.parametrize("position", range(2))
-def test_a_rail_that_misses_one_of_its_nics_has_no_spec_until_it_is_back(rails_rig: Rig, position: int) -> None:
-    unit, nics = of_several(rails_rig)
-    rails_rig.renew(without(node(), nics[position]))
-    assert rails_rig.there() == set()
-    rails_rig.renew(replace(node(), generation=9))
-    assert len(uverbs(rails_rig, unit)) == 2
+def test_a_rail_that_misses_one_of_its_nics_has_no_spec_until_it_is_back(rig: Rig, position: int) -> None:
+    unit, nics = of_several(rig)
+    rig.renew(without(node(), nics[position]))
+    assert rig.there() == set()
+    rig.renew(replace(node(), generation=9))
+    assert len(uverbs(rig, unit)) == 2
 
 
-def test_a_nic_that_has_got_files_on_its_way_into_the_pod_keeps_these_beside_the_others(rails_rig: Rig) -> None:
-    unit, nics = of_several(rails_rig)
-    books.attach(rails_rig.ledger, nics[0], undo=replace(UNDO, rdma="mlx5_50"))
-    rails_rig.renew(permuted(node()))
-    assert uverbs(rails_rig, unit) == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs2"]
+def test_a_nic_that_has_got_files_on_its_way_into_the_pod_keeps_these_beside_the_others(rig: Rig) -> None:
+    unit, nics = of_several(rig)
+    books.attach(rig.ledger, nics[0], undo=replace(UNDO, rdma="mlx5_50"))
+    rig.renew(permuted(node()))
+    assert uverbs(rig, unit) == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs2"]

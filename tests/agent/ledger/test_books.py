@@ -240,23 +240,3 @@ def test_nothing_is_left_open_or_beside_the_file_after_a_close(tmp_path: Path) -
         books.grant("rdma/vf", {"u1": VF})
     assert set(threading.enumerate()) <= threads  # one of another test may have ended meanwhile
     assert [p.name for p in tmp_path.iterdir()] == ["ledger.db"]
-
-
-def test_the_ledger_may_be_used_from_many_threads(tmp_path: Path) -> None:
-    def work(number: int) -> None:
-        device = f"0000:3b:00.{number}"
-        for _ in range(5):
-            books.grant("rdma/vf", {f"u{number}": device})
-            row = attach(books, device, owner(f"c{number}"))
-            books.finish_attach([row.attachment_id], {})
-            books.begin_detach([row.attachment_id])
-            books.finish_detach(row)
-
-    with open_books(tmp_path) as books:
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(books.grants()) == 6
-        assert books.attachments() == ()

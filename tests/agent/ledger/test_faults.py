@@ -11,15 +11,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import pytest
 
 from agent import ledger
 from agent.errors import LedgerDamaged, LedgerError, LedgerInUse
 from agent.ledger import Ledger
-from agent.ledger.database import is_locked, lock_folder
+from agent.ledger.database import is_locked, lock_folder, read_books
 from agent.model.allocation import Attachment, AttachmentState
 from tests.node import POD, VF, attach, open_books, owner
 
@@ -49,6 +50,8 @@ def test_what_was_written_survives_a_kill(tmp_path: Path, state: str) -> None:
         assert process.stdout.readline() == b"written\n"
         process.send_signal(signal.SIGKILL)
         process.wait()
+    assert (tmp_path / "ledger.db-wal").stat().st_size > 0
+    assert [found.state for found in read_books(tmp_path / "ledger.db").attachments] == [state]
     with open_books(tmp_path) as books:
         (row,) = books.attachments()
         assert (row.owner.container_id, row.state) == ("killed", AttachmentState(state))
@@ -326,65 +329,18 @@ class RefusesToRollBack:
         return self._db.execute(sql, *values)
 
 
-class FailingBooks(Ledger):
-    """Books on a disk that fails so, the first `failures` times that the file is opened."""
-
-    failures: ClassVar[int] = 1
-
-    def _open_file(self, path: Path) -> sqlite3.Connection:
-        opened = super()._open_file(path)
-        if self.failures == 0:
-            return opened
-        type(self).failures -= 1
-        return cast(sqlite3.Connection, RefusesToRollBack(opened))
-
-
-@pytest.mark.parametrize("failures", [1, 3])
-def test_a_change_that_cannot_be_taken_back_does_not_block_the_next(tmp_path: Path, failures: int) -> None:
-    FailingBooks.failures = failures
-    books = FailingBooks.open(tmp_path / "ledger.db", "boot")
-    try:
+def test_after_a_change_that_cannot_be_taken_back_only_another_start_helps(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
         books.grant("rdma/vf", {"u0": VF})
-        for _ in range(failures):
-            with pytest.raises(LedgerError):
-                books.grant("rdma/vf", {"u1": cast(str, None)})  # refused by the schema
-        books.grant("rdma/vf", {"u2": VF})
-        assert {grant.unit_id for grant in books.grants()} == {"u0", "u2"}
-    finally:
-        books.close()
-    again = Ledger.open(tmp_path / "ledger.db", "boot")
-    try:
-        assert {grant.unit_id for grant in again.grants()} == {"u0", "u2"}
-    finally:
-        again.close()
-
-
-class BooksOnABrokenDisk(FailingBooks):
-    """Books whose file cannot be opened again while the disk is broken."""
-
-    is_broken: ClassVar[bool] = False
-
-    def _open_file(self, path: Path) -> sqlite3.Connection:
-        if self.is_broken:
-            raise sqlite3.OperationalError("disk I/O error")
-        return super()._open_file(path)
-
-
-def test_a_probe_finds_a_disk_repaired_whose_change_could_not_be_taken_back(tmp_path: Path) -> None:
-    """Nothing else is written meanwhile: books that cannot be written keep pods away from the node."""
-    BooksOnABrokenDisk.failures = 1
-    books = BooksOnABrokenDisk.open(tmp_path / "ledger.db", "boot")
-    try:
-        BooksOnABrokenDisk.is_broken = True
-        with pytest.raises(LedgerError):
+        books._db = cast(sqlite3.Connection, RefusesToRollBack(books._db))
+        with pytest.raises(LedgerError, match="nothing was changed"):
             books.grant("rdma/vf", {"u1": cast(str, None)})  # refused by the schema
-        with pytest.raises(LedgerError, match="disk I/O error"):
-            books.probe()
-        BooksOnABrokenDisk.is_broken = False
-        books.probe()
-    finally:
-        BooksOnABrokenDisk.is_broken = False
-        books.close()
+        for use in (books.probe, books.grants, partial(books.quarantine, VF, "x")):
+            with pytest.raises(LedgerDamaged, match=r"a change could not be taken back \(disk I/O error\)"):
+                use()
+    with open_books(tmp_path) as again:
+        assert again.recovered_from is None
+        assert {grant.unit_id for grant in again.grants()} == {"u0"}
 
 
 def test_nobody_else_reads_the_books_whoever_made_their_folder(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -57,20 +55,6 @@ def test_reading_writes_nothing(tmp_path: Path) -> None:
     before = (tmp_path / "ledger.db").read_bytes()
     assert len(read_books(tmp_path / "ledger.db").attachments) == 3
     assert (tmp_path / "ledger.db").read_bytes() == before
-
-
-def test_what_a_killed_agent_had_written_last_is_read(tmp_path: Path) -> None:
-    script = (
-        "import os, sys; from pathlib import Path; from tests.node import *\n"
-        "with open_books(Path(sys.argv[1])) as books:\n"
-        "    attach(books, VF, owner()); os._exit(9)"
-    )
-    done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=Path(__file__).parents[3], check=False)
-    assert done.returncode == 9
-    assert (tmp_path / "ledger.db-wal").stat().st_size > 0
-    assert [row.device for row in read_books(tmp_path / "ledger.db").attachments] == [VF]
-    with open_books(tmp_path) as books:
-        assert len(books.attachments()) == 1
 
 
 def test_the_numbers_of_rails_are_read_and_no_books_are_told(tmp_path: Path) -> None:

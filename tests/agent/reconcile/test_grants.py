@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from agent.kubelet.podresources import HeldUnit
-from agent.model.allocation import Grant, PodRef, UnitSpec, all_of
+from agent.model.allocation import Devices, Grant, PodRef, UnitSpec, all_of
 from agent.reconcile.grants import Action, Bind, Ended, Move, Release, TakeOver, decide
 
 A, B, C = "0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4"
@@ -29,7 +29,7 @@ def held(unit: str, pod: PodRef = POD) -> HeldUnit:
 def decided(
     grants: Sequence[Grant] = (),
     held_units: Sequence[HeldUnit] = (),
-    offered: Mapping[str, str] | None = None,
+    offered: Mapping[str, Devices] | None = None,
     attached: Collection[str] = (),
     moved: Mapping[str, str] | None = None,
     ended: Sequence[Ended] = (),
@@ -47,88 +47,85 @@ def decided(
     )
 
 
-def test_what_fits_is_left_alone() -> None:
-    assert decided([grant(A)], [held(A)], {A: A}) == ()
-
-
-def test_a_unit_that_a_pod_has_is_taken_over_once_it_is_offered() -> None:
-    assert decided([], [held(A)], None) == ()
-    assert decided([], [held(A)], {}) == ()
-    assert decided([], [held(A)], {A: A}) == (TakeOver(held(A), A),)
-
-
-def test_a_unit_goes_to_the_pod_that_has_it_now() -> None:
-    assert decided([grant(A, pod=None)], [held(A)]) == (Bind(held(A)),)
-    assert decided([grant(A)], [held(A, NEXT)]) == (Bind(held(A, NEXT)),)
-
-
-def test_what_kubelet_said_before_a_unit_was_granted_anew_is_of_another_pod() -> None:
-    assert decided([grant(A, pod=NEXT, at=170.0)], [held(A)], {A: A}) == ()
-
-
-def test_an_old_grant_that_no_pod_has_is_freed() -> None:
-    assert decided([grant(A), grant(B, at=150.0)]) == (Release(A),)
-
-
-def test_a_new_grant_is_freed_with_the_end_of_the_pod_that_had_it() -> None:
-    new, other = grant(A, at=140.0), grant(B, at=140.0, pod=NEXT)
-    assert decided([new, other], ended=[Ended(POD, 150.0)]) == (Release(A),)
-    assert decided([new, other], ended=[Ended(PodRef("default", "a"), 150.0)]) == (Release(A),)
+NEW, OTHERS = grant(A, at=140.0), grant(B, at=140.0, pod=NEXT)
+ENDED = Ended(POD, 150.0)
+NAMED = replace(grant(A, pod=None), spec=UnitSpec("hca", (A,), {"deviceNodes": [{"path": "/dev/infiniband/uverbs0"}]}))
+RAIL, NICS, SOON = "rail-GPU-1", ("0000:3b:00.0", "0000:3c:00.0"), (A, "0000:5b:00.0")
+GRANTED_RAIL = Grant(RAIL, "rdma/rail", NICS[0], 0.0, POD, others=NICS[1:])
+MOVED_NIC = {NICS[1]: "0000:5b:00.0"}
 
 
 @pytest.mark.parametrize(
-    ("held", "ended"),
+    ("grants", "held_units", "facts", "expected"),
     [
-        (grant(A, at=140.0), Ended(NEXT, 150.0)),
-        (grant(A, at=140.0), Ended(PodRef("default", "a", "uid of the pod before"), 150.0)),
-        (grant(A, at=140.0, pod=None), Ended(POD, 150.0)),
-        (grant(A, at=155.0), Ended(POD, 150.0)),  # the next pod of this name
-        (grant(A, at=140.0), Ended(POD, 165.0)),  # after kubelet was asked
+        ([grant(A)], [held(A)], {"offered": {A: A}}, ()),
+        # A unit that a pod has is taken over once it is offered, and goes to the pod that has it now.
+        ([], [held(A)], {}, ()),
+        ([], [held(A)], {"offered": {}}, ()),
+        ([], [held(A)], {"offered": {A: A}}, (TakeOver(held(A), A),)),
+        ([grant(A, pod=None)], [held(A)], {}, (Bind(held(A)),)),
+        ([grant(A)], [held(A, NEXT)], {}, (Bind(held(A, NEXT)),)),
+        # What kubelet said before a unit was granted again is of another pod.
+        ([grant(A, pod=NEXT, at=170.0)], [held(A)], {"offered": {A: A}}, ()),
+        # An old grant that no pod has is free, a new one with the end of its pod, before kubelet was asked.
+        ([grant(A), grant(B, at=150.0)], [], {}, (Release(A),)),
+        ([NEW, OTHERS], [], {"ended": [ENDED]}, (Release(A),)),
+        ([NEW, OTHERS], [], {"ended": [Ended(PodRef("default", "a"), 150.0)]}, (Release(A),)),
+        ([NEW], [], {"ended": [Ended(NEXT, 150.0)]}, ()),
+        ([NEW], [], {"ended": [Ended(PodRef("default", "a", "uid of the pod before"), 150.0)]}, ()),
+        ([replace(NEW, pod=None)], [], {"ended": [ENDED]}, ()),
+        ([grant(A, at=155.0)], [], {"ended": [ENDED]}, ()),  # the next pod of this name
+        ([NEW], [], {"ended": [Ended(POD, 165.0)]}, ()),
+        ([NEW], [held(A)], {"ended": [ENDED]}, ()),
+        # What is in a pod stays.
+        ([NEW], [], {"ended": [ENDED], "attached": [A]}, ()),
+        ([grant(A)], [], {"attached": [A]}, ()),
+        ([grant(A)], [held(A)], {"offered": {A: B}, "attached": [A]}, ()),
+        # A unit whose address is gone follows its VF, but one that is offered stays what its container was told.
+        ([grant(A)], [held(A)], {"offered": {B: B}, "moved": {A: B}}, (Move(A, (B,), "renumbered"),)),
+        ([grant(A)], [held(A)], {"offered": {A: A, B: B}, "moved": {A: B, B: A}}, ()),
+        ([grant(A)], [held(A)], {"moved": {A: B}}, ()),
+        (
+            [grant("hca-1-0", A)],
+            [held("hca-1-0")],
+            {"offered": {"hca-1-0": B}},
+            (Move("hca-1-0", B, "offered-elsewhere"),),
+        ),
+        # None follows to where another pod is.
+        ([grant(A), grant(B, pod=NEXT)], [held(A), held(B, NEXT)], {"offered": {B: B}, "moved": {A: B}}, ()),
+        (
+            [grant(A)],
+            [held(A), held(B, NEXT)],
+            {"offered": {B: B}, "moved": {A: B}},
+            (TakeOver(held(B, NEXT), B),),
+        ),
+        # What an init container has keeps its spec while kubelet notes it.
+        ([NAMED], [], {"offered": {A: A}, "noted": {A}}, ()),
+        ([NAMED], [], {"offered": {A: A}}, (Release(A),)),
+        ([replace(NAMED, pod=POD)], [], {"offered": {A: A}, "noted": {A}}, (Release(A),)),
+        # A rail with several NICs: all of them count.
+        ([GRANTED_RAIL], [], {"offered": {RAIL: NICS}}, (Release(RAIL),)),
+        ([GRANTED_RAIL], [], {"offered": {RAIL: NICS}, "attached": {NICS[1]}}, ()),
+        ([GRANTED_RAIL], [held(RAIL)], {"offered": {RAIL: NICS}}, ()),
+        ([GRANTED_RAIL], [held(RAIL)], {"offered": {RAIL: SOON}}, (Move(RAIL, SOON, "offered-elsewhere"),)),
+        (
+            [GRANTED_RAIL],
+            [held(RAIL)],
+            {"offered": {}, "moved": MOVED_NIC},
+            (Move(RAIL, (NICS[0], "0000:5b:00.0"), "renumbered"),),
+        ),
+        (
+            [GRANTED_RAIL],
+            [held(RAIL), held("rail-GPU-2")],
+            {"offered": {"rail-GPU-2": SOON}, "moved": MOVED_NIC},
+            (TakeOver(held("rail-GPU-2"), SOON),),
+        ),
     ],
 )
-def test_a_new_grant_stays_unless_its_pod_ended_after_it_and_before_kubelet_was_asked(
-    held: Grant, ended: Ended
+def test_kubelets_word_decides_and_nothing_in_a_pod_is_freed(
+    grants: Sequence[Grant], held_units: Sequence[HeldUnit], facts: Mapping[str, Any], expected: tuple[Action, ...]
 ) -> None:
-    assert decided([held], ended=[ended]) == ()
-
-
-def test_what_kubelet_counts_to_an_ended_pod_or_a_pod_has_attached_stays() -> None:
-    new, ended = grant(A, at=140.0), Ended(POD, 150.0)
-    assert decided([new], [held(A)], ended=[ended]) == ()
-    assert decided([new], attached=[A], ended=[ended]) == ()
-
-
-def test_the_grant_of_a_device_in_a_pod_stays() -> None:
-    assert decided([grant(A)], attached=[A]) == ()
-
-
-def test_a_unit_whose_address_is_gone_follows_its_vf() -> None:
-    assert decided([grant(A)], [held(A)], {B: B}, moved={A: B}) == (Move(A, (B,), "renumbered"),)
-
-
-def test_a_unit_that_is_offered_stays_where_kubelet_takes_it_to_be() -> None:
-    """Its container was told this address, whichever card answers there now."""
-    assert decided([grant(A)], [held(A)], {A: A, B: B}, moved={A: B, B: A}) == ()
-
-
-def test_a_share_whose_adapter_has_moved_follows_it() -> None:
-    assert decided([grant("hca-1-0", A)], [held("hca-1-0")], {"hca-1-0": B}) == (
-        Move("hca-1-0", B, "offered-elsewhere"),
-    )
-
-
-def test_no_unit_follows_its_vf_to_where_another_pod_is() -> None:
-    grants, held_units = [grant(A), grant(B, pod=NEXT)], [held(A), held(B, NEXT)]
-    assert decided(grants, held_units, {B: B}, moved={A: B}) == ()
-    assert decided([grant(A)], held_units, {B: B}, moved={A: B}) == (TakeOver(held(B, NEXT), B),)
-
-
-def test_nothing_moves_before_it_is_known_what_is_offered() -> None:
-    assert decided([grant(A)], [held(A)], None, moved={A: B}) == ()
-
-
-def test_the_device_of_a_living_attachment_moves_nowhere() -> None:
-    assert decided([grant(A)], [held(A)], {A: B}, attached=[A]) == ()
+    assert decided(grants, held_units, **facts) == expected
 
 
 units = some.sampled_from([A, B, C, "hca-1-0"])
@@ -141,8 +138,6 @@ held_ = some.lists(some.builds(held, units, some.sampled_from([POD, NEXT])), uni
 
 def applied(grants: Sequence[Grant], actions: Sequence[Action]) -> list[Grant]:
     """Carry the actions out on values."""
-    from dataclasses import replace
-
     now = {g.unit_id: g for g in grants}
     for action in actions:
         match action:
@@ -179,12 +174,3 @@ def test_once_settled_nothing_more_is_done_and_kubelet_is_obeyed(
     assert len(followed) == len(set(followed))
     again = [a for a in decided(after, held_units, **facts) if not isinstance(a, Move) or a.reason != "renumbered"]
     assert again == []
-
-
-def test_what_an_init_container_has_keeps_its_spec_while_kubelet_notes_it() -> None:
-    named = replace(
-        grant(A, pod=None), spec=UnitSpec("hca", (A,), {"deviceNodes": [{"path": "/dev/infiniband/uverbs0"}]})
-    )
-    assert decided([named], [], {A: A}, noted={A}) == ()
-    assert decided([named], [], {A: A}) == (Release(A),)
-    assert decided([replace(named, pod=POD)], [], {A: A}, noted={A}) == (Release(A),)

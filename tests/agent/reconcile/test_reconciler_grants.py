@@ -39,8 +39,8 @@ def test_a_clock_that_is_set_back_leaves_no_grant_for_the_time_between(tmp_path:
     scene: Scene
     with open_books(tmp_path, clock=lambda: scene.now) as books:
         scene = Scene(books)
-        scene.offered = {VF: VF, OTHER_VF: OTHER_VF}
-        books.grant("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF})
+        scene.offered = {VF: (VF, "0000:5e:00.2"), OTHER_VF: OTHER_VF}
+        books.grant("rdma/vf", scene.offered)
         books.bind([OTHER_VF], POD)
         scene.now -= 8 * 3600
         scene.held_units = [HeldUnit(POD, "rdma/vf", VF), HeldUnit(POD, "rdma/vf", OTHER_VF)]
@@ -51,7 +51,7 @@ def test_a_clock_that_is_set_back_leaves_no_grant_for_the_time_between(tmp_path:
         assert [books.pod_of(unit) for unit in (VF, OTHER_VF)] == [POD, POD]
         scene.held_units = [HeldUnit(POD, "rdma/vf", OTHER_VF)]
         scene.run_once()
-        assert len(books.grants()) == 2
+        assert {grant.devices for grant in books.grants()} == {(VF, "0000:5e:00.2"), (OTHER_VF,)}
         scene.now += UNCLAIMED_SECONDS + 1
         scene.run_once()
         assert [grant.unit_id for grant in books.grants()] == [OTHER_VF]

@@ -19,7 +19,6 @@ from tests.deviceplugin.dra.nodes import (
     FIRST,
     GPU_NODES,
     HCA,
-    NIC,
     PF,
     SECOND,
     VF,
@@ -38,12 +37,6 @@ def by_name(devices: tuple[DraDevice, ...]) -> dict[str, DraDevice]:
     found = {device.name: device for device in devices}
     assert len(found) == len(devices)
     return found
-
-
-def test_a_whole_adapter_is_one_device() -> None:
-    found = by_name(Offered(node(rails=2, vfs=0), [NIC]).devices)
-    assert list(found) == ["nic-0000-12-00-0", "nic-0000-22-00-0"]
-    assert not any(device.allow_multiple or device.capacity for device in found.values())
 
 
 def test_a_shared_adapter_is_one_device_with_its_shares_as_capacity() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
@@ -122,92 +123,84 @@ class Node:
             await task
 
 
-def test_a_node_without_claims_opens_nothing(short_folder: Path) -> None:
-    async def work(node: Node) -> None:
-        async with node.running():
-            await asyncio.sleep(0.2)
-            assert (node.opened, node.sockets()) == (0, [])
-
+@pytest.fixture
+def node(short_folder: Path) -> Iterator[Node]:
     with closing(Ledger.open(short_folder / "ledger.db", "boot")) as ledger:
-        asyncio.run(work(Node(short_folder, ledger)))
+        yield Node(short_folder, ledger)
 
 
-def test_nothing_is_served_before_it_is_due(short_folder: Path) -> None:
-    async def work(node: Node) -> None:
+@pytest.fixture
+def server(node: Node) -> Iterator[ApiServerStandIn]:
+    with ApiServerStandIn() as running:
+        running.state.add_node("node-1")
+        node.server = running
+        yield running
+
+
+async def test_a_node_without_claims_opens_nothing(node: Node) -> None:
+    async with node.running():
+        await asyncio.sleep(0.2)
+        assert (node.opened, node.sockets()) == (0, [])
+
+
+async def test_nothing_is_served_before_it_is_due(node: Node) -> None:
+    node.config.set(node.configured(*OFFERED))
+    async with node.running(is_due=False):
+        await asyncio.sleep(0.2)
+        assert (node.opened, node.sockets()) == (0, [])
+
+
+async def test_the_driver_comes_and_goes_with_the_configuration(node: Node) -> None:
+    async with node.running():
         node.config.set(node.configured(*OFFERED))
-        async with node.running(is_due=False):
-            await asyncio.sleep(0.2)
-            assert (node.opened, node.sockets()) == (0, [])
-
-    with closing(Ledger.open(short_folder / "ledger.db", "boot")) as ledger:
-        asyncio.run(work(Node(short_folder, ledger)))
-
-
-def test_the_driver_comes_and_goes_with_the_configuration(short_folder: Path) -> None:
-    async def work(node: Node) -> None:
-        async with node.running():
-            node.config.set(node.configured(*OFFERED))
-            await until(lambda: len(node.sockets()) == 1)
-            await until(lambda: node.driver is not None)
-            node.config.set(node.configured())
-            await until(lambda: node.sockets() == [])
-            assert node.opened == 1
-            await until(lambda: node.driver is None)
-
-    with closing(Ledger.open(short_folder / "ledger.db", "boot")) as ledger:
-        asyncio.run(work(Node(short_folder, ledger)))
+        await until(lambda: len(node.sockets()) == 1)
+        await until(lambda: node.driver is not None)
+        node.config.set(node.configured())
+        await until(lambda: node.sockets() == [])
+        assert node.opened == 1
+        await until(lambda: node.driver is None)
 
 
-def test_kubelet_finds_the_driver_while_the_api_server_is_opened_and_a_claim_waits_for_that(short_folder: Path) -> None:
-    async def work(node: Node, server: ApiServerStandIn) -> None:
-        node.server = server
-        node.may_open.clear()
-        node.config.set(node.configured(*OFFERED))
-        async with node.running() as dra:
-            await dra.served()
-            await until(lambda: len(node.sockets()) == 1)
-            await until(lambda: node.opened == 1)
-            (socket,) = (node.kubelet_dir / "plugins/nodefabric.io").glob("*.sock")
-            async with channel(socket) as to_driver:
-                stub: api_pb2_grpc.DRAPluginAsyncStub = api_pb2_grpc.DRAPluginStub(to_driver)
-                claim = api_pb2.Claim(namespace="ns", uid="u", name="c")
-                call = stub.NodePrepareResources(api_pb2.NodePrepareResourcesRequest(claims=[claim]))
-                node.may_open.set()
-                assert "does not exist" in (await call).claims["u"].error
-
-    with closing(Ledger.open(short_folder / "ledger.db", "boot")) as ledger, ApiServerStandIn() as server:
-        asyncio.run(work(Node(short_folder, ledger), server))
+async def test_kubelet_finds_the_driver_while_the_api_server_is_opened_and_a_claim_waits_for_that(
+    node: Node, server: ApiServerStandIn
+) -> None:
+    node.may_open.clear()
+    node.config.set(node.configured(*OFFERED))
+    async with node.running() as dra:
+        await dra.served()
+        await until(lambda: len(node.sockets()) == 1)
+        await until(lambda: node.opened == 1)
+        (socket,) = (node.kubelet_dir / "plugins/nodefabric.io").glob("*.sock")
+        async with channel(socket) as to_driver:
+            stub: api_pb2_grpc.DRAPluginAsyncStub = api_pb2_grpc.DRAPluginStub(to_driver)
+            claim = api_pb2.Claim(namespace="ns", uid="u", name="c")
+            call = stub.NodePrepareResources(api_pb2.NodePrepareResourcesRequest(claims=[claim]))
+            node.may_open.set()
+            assert "does not exist" in (await call).claims["u"].error
 
 
-def test_with_the_last_resource_its_slices_go_and_at_the_agents_end_they_stay(short_folder: Path) -> None:
-    async def work(node: Node, server: ApiServerStandIn) -> None:
-        node.server = server
-        node.config.set(node.configured(*OFFERED))
-        async with node.running():
-            await until(lambda: len(node.sockets()) == 1)
-        assert server.state.get("ResourceSlice", "mine") is not None
-        async with node.running():
-            await until(lambda: len(node.sockets()) == 1)
-            node.config.set(node.configured())
-            await until(lambda: server.state.get("ResourceSlice", "mine") is None)
-        assert server.state.get("ResourceSlice", "of-another") is not None
-
-    with closing(Ledger.open(short_folder / "ledger.db", "boot")) as ledger, ApiServerStandIn() as server:
-        server.state.write("ResourceSlice", "mine", resource_slice("mine", node="node-1"), "before")
-        server.state.write("ResourceSlice", "of-another", resource_slice("of-another", node="node-2"), "before")
-        asyncio.run(work(Node(short_folder, ledger), server))
+async def test_with_the_last_resource_its_slices_go_and_at_the_agents_end_they_stay(
+    node: Node, server: ApiServerStandIn
+) -> None:
+    server.state.write("ResourceSlice", "mine", resource_slice("mine", node="node-1"), "before")
+    server.state.write("ResourceSlice", "of-another", resource_slice("of-another", node="node-2"), "before")
+    node.config.set(node.configured(*OFFERED))
+    async with node.running():
+        await until(lambda: len(node.sockets()) == 1)
+    assert server.state.get("ResourceSlice", "mine") is not None
+    async with node.running():
+        await until(lambda: len(node.sockets()) == 1)
+        node.config.set(node.configured())
+        await until(lambda: server.state.get("ResourceSlice", "mine") is None)
+    assert server.state.get("ResourceSlice", "of-another") is not None
 
 
-def test_the_driver_stays_until_the_last_claim_is_unprepared(short_folder: Path) -> None:
-    async def work(node: Node) -> None:
-        async with node.running():
-            await until(lambda: len(node.sockets()) == 1)
-            node.ledger.remove_claim("uid-c")
-            await until(lambda: node.sockets() == [])
-
-    with closing(Ledger.open(short_folder / "ledger.db", "boot")) as ledger:
-        ledger.prepare_claim(claim())
-        asyncio.run(work(Node(short_folder, ledger)))
+async def test_the_driver_stays_until_the_last_claim_is_unprepared(node: Node) -> None:
+    node.ledger.prepare_claim(claim())
+    async with node.running():
+        await until(lambda: len(node.sockets()) == 1)
+        node.ledger.remove_claim("uid-c")
+        await until(lambda: node.sockets() == [])
 
 
 def test_an_attachment_tells_interface_and_addresses_of_its_claims_device(tmp_path: Path) -> None:
@@ -231,65 +224,49 @@ def test_an_attachment_tells_interface_and_addresses_of_its_claims_device(tmp_pa
     assert POD in made.pods
 
 
-def test_how_the_driver_stands_is_told_while_it_runs(short_folder: Path) -> None:
-    async def work(node: Node, server: ApiServerStandIn) -> None:
-        node.server = server
-        snapshot = change(machine(), "0000:12:00.1", driver=None)
-        node.offer.set(plain_offer(OFFERED, replace(snapshot, generation=1)))
-        node.config.set(node.configured(*OFFERED))
-        async with node.running():
-            await until(lambda: node.driver is not None and node.driver.slices is not None)
-            state = node.driver
-            assert state is not None
-            assert (state.name, state.is_registered) == ("nodefabric.io", False)
-            assert "kubelet has not found the driver" in state.problem
-            assert state.devices == (("rdma/vf", "NoDriver", 1), ("rdma/vf", "healthy", 15))
-        assert node.driver is None
-
-    with closing(Ledger.open(short_folder / "ledger.db", "boot")) as ledger, ApiServerStandIn() as server:
-        server.state.add_node("node-1")
-        asyncio.run(work(Node(short_folder, ledger), server))
+async def test_how_the_driver_stands_is_told_while_it_runs(node: Node, server: ApiServerStandIn) -> None:
+    snapshot = change(machine(), "0000:12:00.1", driver=None)
+    node.offer.set(plain_offer(OFFERED, replace(snapshot, generation=1)))
+    node.config.set(node.configured(*OFFERED))
+    async with node.running():
+        await until(lambda: node.driver is not None and node.driver.slices is not None)
+        state = node.driver
+        assert state is not None
+        assert (state.name, state.is_registered) == ("nodefabric.io", False)
+        assert "kubelet has not found the driver" in state.problem
+        assert state.devices == (("rdma/vf", "NoDriver", 1), ("rdma/vf", "healthy", 15))
+    assert node.driver is None
 
 
-def test_the_switch_that_was_heard_on_an_adapter_is_in_its_slice(short_folder: Path) -> None:
-    async def work(node: Node, server: ApiServerStandIn) -> None:
-        node.server = server
-        snapshot = replace(machine(), generation=1)
-        node.offer.set(plain_offer(OFFERED, snapshot))
-        node.config.set(node.configured(*OFFERED))
-        node.leaves.set({device.address: Neighbour("aa:bb", "Ethernet1/7", "leaf-3") for device in snapshot.devices})
-        async with node.running():
-            await until(lambda: node.driver is not None and bool(node.driver.slices))
-            _, slices, _ = server.state.listed(Target(SLICE), {})
-            found = [device for each in slices for device in each["spec"]["devices"]]
-            assert {device["attributes"]["leaf"]["string"] for device in found} == {"leaf-3"}
-
-    with closing(Ledger.open(short_folder / "ledger.db", "boot")) as ledger, ApiServerStandIn() as server:
-        server.state.add_node("node-1")
-        asyncio.run(work(Node(short_folder, ledger), server))
+async def test_the_switch_that_was_heard_on_an_adapter_is_in_its_slice(node: Node, server: ApiServerStandIn) -> None:
+    snapshot = replace(machine(), generation=1)
+    node.offer.set(plain_offer(OFFERED, snapshot))
+    node.config.set(node.configured(*OFFERED))
+    node.leaves.set({device.address: Neighbour("aa:bb", "Ethernet1/7", "leaf-3") for device in snapshot.devices})
+    async with node.running():
+        await until(lambda: node.driver is not None and bool(node.driver.slices))
+        _, slices, _ = server.state.listed(Target(SLICE), {})
+        found = [device for each in slices for device in each["spec"]["devices"]]
+        assert {device["attributes"]["leaf"]["string"] for device in found} == {"leaf-3"}
 
 
-def test_switches_that_slices_tell_of_stay_after_a_restart_until_others_are_heard(short_folder: Path) -> None:
+async def test_switches_that_slices_tell_of_stay_after_a_restart_until_others_are_heard(
+    node: Node, server: ApiServerStandIn
+) -> None:
     listening = Topology(labels=Labels((LabelRule("example.com/leaf", "leaf-switch"),)))
 
-    async def work(node: Node, server: ApiServerStandIn) -> None:
-        node.server = server
-        snapshot = replace(machine(), generation=1)
-        node.offer.set(plain_offer(OFFERED, snapshot))
-        node.config.set(replace(node.configured(*OFFERED), topology=listening))
-        ports = [device.address for device in snapshot.devices if device.vfs]
-        node.leaves.set({port: Neighbour("aa:bb", f"Ethernet{i}", "leaf-3") for i, port in enumerate(ports)})
-        async with node.running():
-            await until(lambda: node.driver is not None and bool(node.driver.slices))
-        _, before, _ = server.state.listed(Target(SLICE), {})
+    snapshot = replace(machine(), generation=1)
+    node.offer.set(plain_offer(OFFERED, snapshot))
+    node.config.set(replace(node.configured(*OFFERED), topology=listening))
+    ports = [device.address for device in snapshot.devices if device.vfs]
+    node.leaves.set({port: Neighbour("aa:bb", f"Ethernet{i}", "leaf-3") for i, port in enumerate(ports)})
+    async with node.running():
+        await until(lambda: node.driver is not None and bool(node.driver.slices))
+    _, before, _ = server.state.listed(Target(SLICE), {})
 
-        node.leaves = Latest({})
-        async with node.running():
-            await until(lambda: node.driver is not None and bool(node.driver.slices))
-            _, after, _ = server.state.listed(Target(SLICE), {})
-            assert after == before
-            assert set(node.leaves.value) == set(ports)
-
-    with closing(Ledger.open(short_folder / "ledger.db", "boot")) as ledger, ApiServerStandIn() as server:
-        server.state.add_node("node-1")
-        asyncio.run(work(Node(short_folder, ledger), server))
+    node.leaves = Latest({})
+    async with node.running():
+        await until(lambda: node.driver is not None and bool(node.driver.slices))
+        _, after, _ = server.state.listed(Target(SLICE), {})
+        assert after == before
+        assert set(node.leaves.value) == set(ports)

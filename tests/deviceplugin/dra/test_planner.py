@@ -324,28 +324,12 @@ def test_a_claim_of_a_pod_group_is_prepared_though_nobody_tells_its_pods(desk: D
 
 def test_nobody_who_is_away_keeps_a_pod_from_starting(desk: Desk) -> None:
     class Away:
-        def pod(self, pod: PodRef) -> None:
-            raise AgentError("away")
-
-        def claim(self, namespace: str, name: str) -> None:
-            raise AgentError("away")
-
-        def slices(self, driver: str) -> Any:
-            raise AgentError("away")
-
-        def pods(self) -> Any:
-            raise AgentError("away")
-
-        def files(self, pod: PodRef, container: str, resource_name: str) -> Any:
-            raise AgentError("away")
-
-        def sandboxes(self) -> Any:
+        def __getattr__(self, name: str) -> Any:
             raise AgentError("away")
 
     document = claim(gpu_of_driver("gpu-2"), result("nic", "slots-0"))
     away: Any = Away()
     found = GpuAsker(away, away).of(ours(document, REF, "nodefabric.io", NODE), desk.offer.distances)
-
     assert found == NO_GPUS
 
 

@@ -340,16 +340,16 @@ def test_a_device_on_its_way_back_is_waited_for(tmp_path: Path) -> None:
 
 def test_who_waits_looks_ever_more_seldom(tmp_path: Path) -> None:
     """A node full of claims that wait would have no time left for those that need not."""
-    desk = Desk(tmp_path, VF, patience=replace(PATIENT, prepare=2))
+    desk = Desk(tmp_path, VF)
     with closing(desk.ledger):
         prepared(desk)
         desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
         counted = Counting(desk.ledger)
-        waiting = desk.made(replace(PATIENT, prepare=2), counted)
+        waiting = desk.made(replace(PATIENT, prepare=0.6), counted)
         with pytest.raises(DeviceBusy):
             waiting.prepare(of_another(desk))
 
-    assert 5 < counted.looks < 100
+    assert 5 < counted.looks < 60  # 120 at the first pace
 
 
 def test_a_device_whose_namespace_has_gone_is_healed_and_had(desk: Desk) -> None:

@@ -18,7 +18,6 @@ from tests.deviceplugin.dra.preparing import (
     OTHER,
     PATIENT,
     VF,
-    Counting,
     Desk,
     files,
     prepared,
@@ -100,17 +99,6 @@ def test_a_device_that_does_not_come_back_fails_unprepare_until_it_is_withheld(d
     desk.ledger.quarantine(FIRST, "it does not answer")
     desk.preparer.unprepare(REF)
     assert desk.ledger.claims() == ()
-
-
-def test_who_waits_for_a_device_that_does_not_come_back_looks_ever_more_seldom(desk: Desk) -> None:
-    prepared(desk)
-    row = desk.attach(FIRST, POD, REF.uid)
-    desk.ledger.begin_detach([row.attachment_id])
-    counted = Counting(desk.ledger)
-    with pytest.raises(DeviceBusy, match="on its way back"):
-        desk.made(replace(PATIENT, unprepare=2), counted).unprepare(REF)
-
-    assert 5 < counted.looks < 150
 
 
 def test_a_device_whose_namespace_has_gone_is_healed_by_unprepare(desk: Desk) -> None:
