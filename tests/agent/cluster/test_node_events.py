@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.node_events import MOST_MESSAGE, NodeEvents, Saying, Times, of_config, of_health
+from agent.cluster.node_events import NodeEvents, Saying, Times, of_config, of_health
 from agent.config.files import WAITS
 from agent.model.health import HEALTHY, Health, Reason, unhealthy
 from agent.offer.offer import Offer, Unit, Units, health_changes
@@ -72,48 +72,44 @@ def test_a_configuration_that_waits_for_a_restart_is_not_told_as_refused() -> No
 
 
 class Node:
-    def __init__(self, units: Units | None = None) -> None:
+    def __init__(self, api: ApiServer, units: Units | None = None, times: Times = QUICK) -> None:
         self.offer = Latest(Offer())
         self.conditions = Conditions()
         self.have(units or offer(HEALTHY))
+        self.events = NodeEvents(api, "worker-1", self.offer, self.conditions, times)
 
     def have(self, units: Units) -> None:
         self.offer.set(Offer(units={name: tuple(found) for name, found in units.items()}))
 
-    def events(self, api: ApiServer, times: Times = QUICK) -> NodeEvents:
-        return NodeEvents(api, "worker-1", self.offer, self.conditions, times)
+    async def __aenter__(self) -> Node:
+        self.task = asyncio.create_task(self.events.run())
+        return self
 
-
-async def ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async def __aexit__(self, *exc: object) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
 
 
 async def test_faults_and_their_ends_become_events_of_the_node(server: ApiServerStandIn, api: ApiServer) -> None:
-    node, posted = Node(), server.state.created
-    task = asyncio.create_task(node.events(api).run())
-    await asyncio.sleep(0.05)
-    node.have(offer(LINK))
-    await until(lambda: len(posted) == 1)
-    node.have(offer(HEALTHY))
-    await until(lambda: len(posted) == 2)
-    node.conditions.set("config", "resources[0]: selects nothing")
-    await until(lambda: len(posted) == 3)
-    node.conditions.set("config", None)
-    await until(lambda: len(posted) == 4)
-    await ended(task)
+    posted = server.state.created
+    async with Node(api) as node:
+        await asyncio.sleep(0.05)
+        node.have(offer(LINK))
+        await until(lambda: len(posted) == 1)
+        node.have(offer(HEALTHY))
+        await until(lambda: len(posted) == 2)
+        node.conditions.set("config", "resources[0]: selects nothing")
+        await until(lambda: len(posted) == 3)
+        node.conditions.set("config", None)
+        await until(lambda: len(posted) == 4)
     assert [(e["type"], e["reason"]) for e in posted] == [
         ("Warning", "LinkDown"),
         ("Normal", "DeviceHealthy"),
         ("Warning", "ConfigRefused"),
         ("Normal", "ConfigTaken"),
     ]
-    assert posted[0]["involvedObject"] == {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "name": "worker-1",
-        "uid": "worker-1",
-    }
+    about = {"apiVersion": "v1", "kind": "Node", "name": "worker-1", "uid": "worker-1"}
+    assert posted[0]["involvedObject"] == about
     assert "resources[0]" in posted[2]["message"]
     assert len({e["metadata"]["name"] for e in posted}) == 4
 
@@ -121,43 +117,38 @@ async def test_faults_and_their_ends_become_events_of_the_node(server: ApiServer
 async def test_what_could_not_be_sent_is_sent_later_and_counted(server: ApiServerStandIn, api: ApiServer) -> None:
     posted = server.state.created
     server.state.set_fault(Fault(status=503, times=1_000_000))
-    events = Node().events(api)
+    node = Node(api)
     for before, after in ((HEALTHY, LINK), (LINK, HEALTHY)) * 2:
         for saying in changes(offer(before), offer(after)):
-            events.note(saying)
-    task = asyncio.create_task(events.run())
-    await until(lambda: server.state.counts.failures >= 2)
-    assert posted == []
-    server.state.set_fault(None)
-    await until(lambda: len(posted) == 2)
-    await ended(task)
+            node.events.note(saying)
+    async with node:
+        await until(lambda: server.state.counts.failures >= 2)
+        assert posted == []
+        server.state.set_fault(None)
+        await until(lambda: len(posted) == 2)
     assert [(e["reason"], e["count"]) for e in posted] == [("LinkDown", 2), ("DeviceHealthy", 2)]
 
 
 async def test_a_flood_is_held_back(server: ApiServerStandIn, api: ApiServer) -> None:
-    node = Node()
-    events = node.events(api, Times(look=0.01, refill=3600, burst=3))
+    node = Node(api, times=Times(look=0.01, refill=3600, burst=3))
     for number in range(200):
-        events.note(Saying("LinkDown", f"number {number}", True))
-    task = asyncio.create_task(events.run())
-    await until(lambda: len(server.state.created) == 3)
-    await asyncio.sleep(0.1)
-    await ended(task)
+        node.events.note(Saying("LinkDown", f"number {number}", True))
+    async with node:
+        await until(lambda: len(server.state.created) == 3)
+        await asyncio.sleep(0.1)
     assert [e["message"] for e in server.state.created] == ["number 150", "number 151", "number 152"]
 
 
 async def test_an_api_server_that_refuses_events_does_not_hold_up_the_others(
     server: ApiServerStandIn, api: ApiServer
 ) -> None:
-    node = Node()
-    events = node.events(api)
+    node = Node(api)
     server.state.set_fault(Fault(status=403, times=1))
-    events.note(Saying("LinkDown", "first", True))
-    events.note(Saying("LinkDown", "x" * 5000, True))
-    task = asyncio.create_task(events.run())
-    await until(lambda: len(server.state.created) == 1)
-    await ended(task)
-    assert MOST_MESSAGE == 1024
+    node.events.note(Saying("LinkDown", "first", True))
+    node.events.note(Saying("LinkDown", "x" * 5000, True))
+    async with node:
+        await until(lambda: len(server.state.created) == 1)
+    assert len(server.state.created[0]["message"]) == 1024
 
 
 class SilentApi(ApiServer):
@@ -174,14 +165,13 @@ class SilentApi(ApiServer):
         return {}
 
 
-async def test_a_silent_api_server_does_not_hold_up_the_end() -> None:
+def test_a_silent_api_server_does_not_hold_up_the_end() -> None:
     api = SilentApi()
 
-    node = Node()
-    node.have(offer(LINK))
-    events = node.events(api)
-    task = asyncio.create_task(events.run())
-    await until(api.asked.is_set)
-    await ended(task)
+    async def work() -> None:
+        async with Node(api, offer(LINK)):
+            await until(api.asked.is_set)
+
+    asyncio.run(work())  # and the loop's own threads are joined
     assert api.waited == []
     api.gate.set()

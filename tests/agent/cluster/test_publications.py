@@ -216,13 +216,3 @@ async def test_what_has_ended_tells_nothing_any_more(tmp_path: Path) -> None:
         assert any(family.name.startswith("nodefabric_port_") for family in rig.registry.collect())
     assert rig.complaints[-1] is None
     assert not any(family.name.startswith("nodefabric_port_") for family in rig.registry.collect())
-
-
-async def test_a_silent_api_server_holds_up_neither_the_loop_nor_the_end(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, replace(QUICK, volcano=True))
-    rig.server.state.set_fault(Fault(delay_seconds=30))
-    async with rig:
-        for _ in range(20):
-            rig.publications.changed()
-            await asyncio.sleep(0.005)
-    assert rig.server.state.counts.applies == 0

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -72,33 +71,17 @@ def test_what_kubelet_reserves_is_taken_off(
     assert (amount(replace(state, kubelet=kubelet), zone, name) or ())[1:] == (available, available)
 
 
-@pytest.mark.parametrize(("cpu_manager", "memory_manager"), list(product(("none", "static"), ("None", "Static"))))
-def test_each_manager_is_heeded_for_what_it_manages(cpu_manager: str, memory_manager: str) -> None:
-    """kubelet lists CPUs only with the static CPU manager, memory only with the Static memory manager."""
-    pods = (owning(2, 3) if cpu_manager == "static" else PodUsage("ns", "c"),)
-    block = MemoryBlock("memory", 10 * GIB, (0,))
-    told = (MemoryBlock("memory", 60 * GIB, (0,)), MemoryBlock("memory", 30 * GIB, (1,)))
-    if memory_manager == "Static":
-        pods = (replace(pods[0], memory=(block,)),)
+def test_what_managers_hand_out_counts_where_they_are_static_and_not_what_is_reserved() -> None:
+    handed_out = (MemoryBlock("memory", 60 * GIB, (0,)), MemoryBlock("memory", 30 * GIB, (1,)))
     state = replace(
         NODE,
-        pods=pods,
-        allocatable=Allocatable(
-            cpu_ids=(1, 2, 3, 5, 6, 7) if cpu_manager == "static" else (),
-            memory=told if memory_manager == "Static" else (),
-        ),
-        kubelet=KubeletSettings(
-            cpu_manager=cpu_manager,
-            reserved_milli_cpu=2000,
-            reserved_memory_bytes=4 * GIB,
-            eviction_bytes=0,
-        ),
+        pods=(replace(owning(2, 3), memory=(MemoryBlock("memory", 10 * GIB, (0,)),)),),
+        allocatable=Allocatable(cpu_ids=(1, 2, 3, 5, 6, 7), memory=handed_out),
+        kubelet=TOO_MUCH,
     )
-    static, none = [(4000, 3000, 1000), (4000, 3000, 3000)], [(4000, 4000, 4000)] * 2
-    assert [amount(state, zone, "cpu") for zone in (0, 1)] == (static if cpu_manager == "static" else none)
-    told_amounts = [(64 * GIB, 60 * GIB, 50 * GIB), (32 * GIB, 30 * GIB, 30 * GIB)]
-    reckoned = [(64 * GIB, 62 * GIB, 62 * GIB), (32 * GIB, 32 * GIB, 32 * GIB)]
-    assert [amount(state, z, "memory") for z in (0, 1)] == (told_amounts if memory_manager == "Static" else reckoned)
+    assert [amount(state, zone, "cpu") for zone in (0, 1)] == [(4000, 3000, 1000), (4000, 3000, 3000)]
+    assert amount(state, 0, "memory") == (64 * GIB, 60 * GIB, 50 * GIB)
+    assert amount(state, 1, "memory") == (32 * GIB, 30 * GIB, 30 * GIB)
     assert amount(state, 0, "hugepages-2Mi") == (2 * GIB, 2 * GIB, 2 * GIB)
 
 

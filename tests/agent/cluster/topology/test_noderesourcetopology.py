@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from agent.kubelet.podresources import Allocatable, DeviceAssignment
 from agent.model.device import NumaNode, Snapshot
 from hack.sim.cluster import definitions
 from tests.agent.cluster.topology.two_sockets import GIB, NODE, TWO_SOCKETS, offered
-from tests.agent.cluster.topology.whole_node import OBJECTS, h100
+from tests.agent.cluster.topology.whole_node import OBJECTS, in_use
 
 (DEFINITION,) = [d for d in definitions.load() if d.kind == "NodeResourceTopology"]
 UNITS = {"rdma/vf": (offered("a", 0), offered("b", 0), offered("c", 1))}
@@ -157,6 +156,6 @@ def test_the_order_in_which_things_are_found_does_not_change_the_content() -> No
     assert canonical(built(backwards)) == canonical(built(state))
 
 
-def test_the_object_of_a_whole_node_is_as_it_was(tmp_path: Path) -> None:
-    document = built(h100(tmp_path))
+def test_the_object_of_a_whole_node_is_as_it_was(node_snapshot: Callable[[str], Snapshot]) -> None:
+    document = built(in_use(node_snapshot("h100-8gpu")))
     assert document == json.loads((OBJECTS / "noderesourcetopology.json").read_text())

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from agent.kubelet.podresources import Allocatable
 from agent.model.device import CpuPlace, Snapshot
 from hack.sim.cluster import definitions
 from tests.agent.cluster.topology.two_sockets import NODE
-from tests.agent.cluster.topology.whole_node import OBJECTS, h100
+from tests.agent.cluster.topology.whole_node import OBJECTS, in_use
 
 (DEFINITION,) = [d for d in definitions.load() if d.kind == "Numatopology"]
 STATIC = KubeletSettings("best-effort", cpu_manager="static", reserved_milli_cpu=1500)
@@ -100,8 +100,8 @@ def test_socket_and_core_are_read_where_the_kernel_tells_them(two_cores: Path) -
     assert found == {0: CpuPlace(0, 0), 1: CpuPlace(0, 1), 2: CpuPlace(1, 0)}
 
 
-def test_the_object_of_a_whole_node_is_as_it_was(tmp_path: Path) -> None:
-    state = h100(tmp_path)
+def test_the_object_of_a_whole_node_is_as_it_was(node_snapshot: Callable[[str], Snapshot]) -> None:
+    state = in_use(node_snapshot("h100-8gpu"))
     half = {node.number: len(node.cpus) // 2 for node in state.snapshot.numa_nodes}
     places = {
         cpu: CpuPlace(node.number, rank % half[node.number])

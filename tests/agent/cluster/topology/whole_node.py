@@ -6,20 +6,17 @@ from pathlib import Path
 
 from agent.cluster.object_watch import WatchedPod
 from agent.cluster.topology.view import NodeState, PodUsage
-from agent.hardware import recorded
-from agent.hardware.sysfs import scan as sysfs
 from agent.kubelet import podresources as kubelet
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.model.allocation import PodRef
+from agent.model.device import Snapshot
 from tests.agent.cluster.topology.two_sockets import GIB, offered
 
 OBJECTS = Path(__file__).parent / "objects"
 
 
-def h100(tmp_path: Path) -> NodeState:
-    """An H100 node with both managers static, and a pod that owns CPUs, memory and a VF."""
-    recorded.unpack(recorded.load(Path("tests/nodes/h100-8gpu.json")), tmp_path)
-    snapshot = sysfs.scan(tmp_path)
+def in_use(snapshot: Snapshot) -> NodeState:
+    """A node with both managers static, and a pod that owns CPUs, memory and a VF."""
     vfs = [offered(d.address, d.numa_node, device=d.address) for d in snapshot.devices if d.is_vf]
     reserved = {0, 1, 48, 49}
     cpus = tuple(cpu for node in snapshot.numa_nodes for cpu in node.cpus if cpu not in reserved)
