@@ -183,9 +183,9 @@ class Agent:
         # kubelet needs none of what follows: what is loaded for it waits, too.
         from agent.cluster.node_events import NodeEvents
         from agent.cluster.publications import Republication
-        from agent.cluster.topology import view
+        from agent.cluster.topology import node_view
 
-        seen = view.Node(node_name(), self._host, node.scans, self._offer, self._kubelet, ledger, made.leaves)
+        seen = node_view.Node(node_name(), self._host, node.scans, self._offer, self._kubelet, ledger, made.leaves)
         publishing = Republication(self._config, seen, self._api, metrics, conditions)
         ledger.subscribe(publishing.changed)
         yield Part("owners of grants", run=made.owners.run)
@@ -344,12 +344,12 @@ def _prepare(config: Config, snapshot: Snapshot) -> None:
     import agent.cluster.apiserver
     import agent.cluster.node_events
     import agent.cluster.publications
-    import agent.cluster.topology.view
+    import agent.cluster.topology.node_view
     import deviceplugin.dra.dra
 
     if config.needs_api:
         agent.cluster.apiserver.load()
     if config.offers_dra:
-        import agent.cluster.claims
+        import agent.cluster.claim_objects
         import agent.cluster.slices
         import deviceplugin.dra.driver  # noqa: F401

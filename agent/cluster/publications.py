@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.topology.lldp import LeafListener
+from agent.cluster.topology.leaf_listener import LeafListener
 from agent.cluster.topology.node_object import Bandwidth, NodeObject
+from agent.cluster.topology.node_view import DEFAULT_INTERVALS, Intervals, Node, View
 from agent.cluster.topology.noderesourcetopology import NodeResourceTopology
 from agent.cluster.topology.numatopology import Numatopology
 from agent.cluster.topology.publisher import FACTS_SECONDS, REFRESH_SECONDS, Problems, Publication, Publisher, Times
-from agent.cluster.topology.view import DEFAULT_INTERVALS, Intervals, Node, View
 from agent.config import Config, Topology
 from agent.process.conditions import Conditions
 from agent.report.metrics import Metrics

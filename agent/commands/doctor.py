@@ -36,7 +36,7 @@ def add(command: Command) -> None:
 def _cluster() -> ClusterFacts:
     """Ask the API server with the pod's account; who is not in a pod has none."""
     from agent.cluster.apiserver import ApiServer
-    from agent.cluster.claims import cluster_facts
+    from agent.cluster.claim_objects import cluster_facts
     from agent.process.identity import node_name
     from agent.report.doctor.facts import ClusterFacts
 

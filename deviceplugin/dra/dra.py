@@ -25,7 +25,7 @@ from agent.state import Latest, first
 
 if TYPE_CHECKING:
     from agent.cluster.apiserver import ApiServer
-    from agent.cluster.claims import ClaimObjects
+    from agent.cluster.claim_objects import ClaimObjects
     from agent.config import Config
     from agent.hardware.lldp import Neighbour
     from agent.kubelet.podresources import AsksKubelet
@@ -222,7 +222,7 @@ class Dra:
         Meanwhile no selector is to miss the attribute: Kubernetes would place none of its pods.
         """
         from agent.cluster.apiserver import on_own_thread
-        from agent.cluster.claims import ClaimObjects
+        from agent.cluster.claim_objects import ClaimObjects
         from deviceplugin.dra.attributes import leaves_in
 
         try:
@@ -260,7 +260,7 @@ class Dra:
         self, name: str, api: ApiServer, driver: DraDriver, published: Published, closing: contextlib.ExitStack
     ) -> Beside:
         """Make what runs beside the driver."""
-        from agent.cluster.claims import ClaimObjects, ClaimStatus
+        from agent.cluster.claim_objects import ClaimObjects, ClaimStatus
         from agent.cluster.slices import Pool, SliceCells, SlicePublisher
 
         node, report = self._node, self._report
@@ -296,7 +296,7 @@ class _Reads:
 
     def open(self, api: ApiServer, node_name: str) -> None:
         """Read there from now on."""
-        from agent.cluster.claims import ClaimObjects
+        from agent.cluster.claim_objects import ClaimObjects
 
         self._found.set_result(ClaimObjects(api, node_name))
 

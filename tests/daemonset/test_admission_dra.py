@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.cluster.claims import AttachedDevice
+from agent.cluster.claim_objects import AttachedDevice
 from deviceplugin.dra.devices import slices_of
 from tests.daemonset.admission import Policy, Request
 from tests.daemonset.manifests import SWITCHES, Document, Kube, named, overlay

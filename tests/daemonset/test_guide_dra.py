@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from agent import config
-from agent.cluster.claims import AttachedDevice
+from agent.cluster.claim_objects import AttachedDevice
 from agent.config import Dra
 from agent.config.sections import CLAIM_KEYS, SAFE_KEYS
 from agent.hardware.lldp import Neighbour

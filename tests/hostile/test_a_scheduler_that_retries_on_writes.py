@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.cluster.topology.view import Intervals
+from agent.cluster.topology.node_view import Intervals
 from agent.config.topology import Fingerprint, Topology
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import PodRef

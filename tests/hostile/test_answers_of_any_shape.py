@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.cluster import slice_plan
 from agent.cluster.apiserver import NODE, SLICE, ApiServer
-from agent.cluster.claims import ClaimObjects
+from agent.cluster.claim_objects import ClaimObjects
 from agent.cluster.slices import Pool, remove_all
 from agent.config import HealthSettings
 from agent.edits.claim_specs import ClaimSpecs

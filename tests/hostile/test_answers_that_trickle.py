@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.cluster.apiserver import CLAIM, CONNECT_SECONDS, POD, READ_SECONDS, TURN_SECONDS, ApiServer
-from agent.cluster.claims import ClaimObjects
+from agent.cluster.claim_objects import ClaimObjects
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import Unavailable
 from agent.model.allocation import ClaimRef

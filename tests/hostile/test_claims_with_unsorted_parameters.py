@@ -15,7 +15,7 @@ from agent.model.allocation import ClaimRef
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.dra.rights import Caller
 from tests.agent.cluster.conftest import api, open_api, server
-from tests.agent.cluster.test_claims import ATTACHED, DEVICE, QUICK, Writing
+from tests.agent.cluster.test_claim_status import ATTACHED, DEVICE, QUICK, Writing
 from tests.awaiting import until
 from tests.sim.cluster.dra_documents import allocated
 
@@ -111,7 +111,7 @@ async def test_where_that_is_refused_too_it_is_shown_once_and_tried_rarely(
         for ref in refs:
             writing.writer.forget(ref.uid)
         assert "claim-status" not in writing.conditions.found
-    said = [record for record in caplog.records if record.name == "agent.cluster.claims"]
+    said = [record for record in caplog.records if record.name == "agent.cluster.claim_objects"]
     assert len(said) == 2, "once for each claim"
 
 

@@ -15,9 +15,9 @@ from prometheus_client.registry import Collector
 
 from agent.cluster.apiserver import NODE
 from agent.cluster.topology.labels import FabricNic, LabelFacts, fabric_nics, labels
-from agent.cluster.topology.lldp import LeafListener
+from agent.cluster.topology.leaf_listener import LeafListener
+from agent.cluster.topology.node_view import View
 from agent.cluster.topology.publisher import Publication
-from agent.cluster.topology.view import View
 from agent.errors import AgentError, Refused, Unavailable
 from agent.model.counters import PortCount, PortRate, annotation, in_steps, loads, parse_annotation, rates
 

@@ -56,8 +56,8 @@ from xxhash import xxh64_intdigest
 
 from agent.cluster.apiserver import TOPOLOGY
 from agent.cluster.object_watch import WatchedPod
+from agent.cluster.topology.node_view import NodeState, View
 from agent.cluster.topology.publisher import Publication
-from agent.cluster.topology.view import NodeState, View
 from agent.config.topology import Fingerprint
 from agent.kubelet.podresources import MemoryBlock
 from agent.model.device import NumaNode

@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.cluster.apiserver import NUMATOPOLOGY
+from agent.cluster.topology.node_view import NodeState, View
 from agent.cluster.topology.noderesourcetopology import metadata
 from agent.cluster.topology.publisher import Publication
-from agent.cluster.topology.view import NodeState, View
 from agent.errors import AgentError
 from agent.hardware.sysfs.numa import read_cpu_places
 from agent.model.device import CpuPlace, cpu_list

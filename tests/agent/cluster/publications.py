@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.publications import Publications
-from agent.cluster.topology.view import Intervals, Node
+from agent.cluster.topology.node_view import Intervals, Node
 from agent.config.topology import Fingerprint, Topology
 from agent.errors import Unavailable
 from agent.hardware import recorded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.claims import ClaimObjects
+from agent.cluster.claim_objects import ClaimObjects
 from agent.errors import Refused, Unavailable
 from agent.model.allocation import ClaimRef, PodRef
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.claims import cluster_facts
+from agent.cluster.claim_objects import cluster_facts
 from agent.report.doctor.facts import DeviceClass
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from agent.cluster.topology.node_view import FORGETFUL_SECONDS
 from agent.cluster.topology.noderesourcetopology import fingerprint
-from agent.cluster.topology.view import FORGETFUL_SECONDS
 from agent.config.topology import Bandwidth, Fingerprint
 from agent.hardware import recorded
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer, ObjectKind
 from agent.cluster.publications import Publications
-from agent.cluster.topology.view import Intervals
+from agent.cluster.topology.node_view import Intervals
 from agent.config.topology import LabelRule, Labels, Topology
 from agent.errors import Unavailable
 from agent.model.device import LinkLayer, Netdev, Snapshot

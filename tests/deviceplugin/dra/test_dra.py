@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.claims import attached
+from agent.cluster.claim_objects import attached
 from agent.config import Config, HealthSettings, Resource, Topology
 from agent.config.topology import LabelRule, Labels
 from agent.errors import ConfigError

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer, ObjectKind
 from agent.cluster.publications import Publications
-from agent.cluster.topology.view import Intervals, Node
+from agent.cluster.topology.node_view import Intervals, Node
 from agent.config.topology import Topology
 from agent.hardware.host import Host
 from agent.kubelet.podresources import Allocatable, ContainerDevices, DeviceAssignment, PodDevices, PodResources

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.cluster.topology.node_view import NodeState, PodUsage
 from agent.cluster.topology.noderesourcetopology import by_zone
-from agent.cluster.topology.view import NodeState, PodUsage
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.kubelet.podresources import Allocatable, DeviceAssignment, MemoryBlock
 from agent.model.device import NumaNode, Snapshot

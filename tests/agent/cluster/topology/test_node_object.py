@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from agent.cluster.apiserver import ApiServer, ObjectKind
-from agent.cluster.topology.lldp import LeafListener
+from agent.cluster.topology.leaf_listener import LeafListener
 from agent.cluster.topology.node_object import Bandwidth, NodeObject
+from agent.cluster.topology.node_view import Intervals, View
 from agent.cluster.topology.publisher import Problems
-from agent.cluster.topology.view import Intervals, View
 from agent.config.topology import LabelRule, Labels, Topology
 from agent.hardware.lldp import Neighbour
 from agent.model.device import Snapshot

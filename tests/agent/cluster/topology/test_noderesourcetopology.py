@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agent.cluster.object_watch import WatchedPod
+from agent.cluster.topology.node_view import NodeState, PodUsage
 from agent.cluster.topology.noderesourcetopology import build, fingerprint
 from agent.cluster.topology.publisher import canonical
-from agent.cluster.topology.view import NodeState, PodUsage
 from agent.config.topology import Fingerprint
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.kubelet.podresources import Allocatable, DeviceAssignment

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent.cluster.object_watch import WatchedPod
+from agent.cluster.topology.node_view import NodeState, PodUsage
 from agent.cluster.topology.numatopology import build
-from agent.cluster.topology.view import NodeState, PodUsage
 from agent.hardware.sysfs.numa import read_cpu_places
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.kubelet.podresources import Allocatable

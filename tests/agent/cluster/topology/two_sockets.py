@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.cluster.topology.view import NodeState
+from agent.cluster.topology.node_view import NodeState
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.model.device import NumaNode, Snapshot
 from agent.model.health import HEALTHY, Health

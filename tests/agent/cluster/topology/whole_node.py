@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.cluster.object_watch import WatchedPod
-from agent.cluster.topology.view import NodeState, PodUsage
+from agent.cluster.topology.node_view import NodeState, PodUsage
 from agent.kubelet import podresources as kubelet
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.model.allocation import PodRef

@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 from agent.cluster.apiserver import ApiServer, ObjectKind
-from agent.cluster.topology.view import RETRY_SECONDS, NodeMetadata, OwnNode
+from agent.cluster.topology.node_view import RETRY_SECONDS, NodeMetadata, OwnNode
 from agent.errors import Unavailable
 
 MINE = {

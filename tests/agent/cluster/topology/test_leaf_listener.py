@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cluster.topology.lldp import MAX_SPEAKERS, SETTLE_SECONDS, Neighbours
+from agent.cluster.topology.leaf_listener import MAX_SPEAKERS, SETTLE_SECONDS, Neighbours
 from agent.hardware.lldp import Neighbour
 
 A, B = Neighbour("aa", "1", "leaf-a"), Neighbour("bb", "1", "leaf-b")

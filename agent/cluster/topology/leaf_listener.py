@@ -14,7 +14,7 @@ import logging
 from dataclasses import dataclass, field
 
 from agent.cluster.topology.labels import fabric_nics
-from agent.cluster.topology.view import View
+from agent.cluster.topology.node_view import View
 from agent.errors import DriverUnavailable
 from agent.hardware.lldp import LldpSockets, Neighbour, NotLldp, parse_frame
 from agent.model.device import LinkLayer, Snapshot

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.claims import AttachedDevice, ClaimStatus
+from agent.cluster.claim_objects import AttachedDevice, ClaimStatus
 from agent.config import HealthSettings
 from agent.health import HealthBook
 from agent.model.allocation import ClaimRef
@@ -189,7 +189,7 @@ async def test_a_refusal_of_one_claim_is_said_once_tried_again_and_holds_up_no_o
         await until(lambda: writing.refusals("Refused") >= 5)
         server.state.caller = None
         await until(lambda: writing.devices("c") and writing.devices("d"))
-    said = [record for record in caplog.records if record.name == "agent.cluster.claims"]
+    said = [record for record in caplog.records if record.name == "agent.cluster.claim_objects"]
     assert len(said) == 2
 
 
