@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from agent.config.networks import OWN
 from agent.errors import InstallFailed
 from agent.process.backoff import Backoff
-from cni.install.folder import Entry, Folder, FolderChanges, Step, locked, unobserved
+from cni.install.folder import LOOK_SECONDS, Entry, Folder, Step, locked, unobserved, version_of
 from cni.migrate import sriov_state
 from cni.netconf import SUPPORTED_VERSIONS
 
@@ -230,14 +230,21 @@ class Keeper:
             self._said = text
 
 
-def keep(folder: Path, changes: FolderChanges, also: Callable[[], None]) -> None:
+def keep(folder: Path, also: Callable[[], None]) -> None:
     """Keep our plugin in the cluster network for ever, and call `also` each time round."""
     keeper = Keeper(folder)
     while True:
         also()
-        seconds = keeper.look_after()
-        if seconds > 0:
-            changes.wait(seconds)
+        before = versions(folder)
+        deadline = time.monotonic() + keeper.look_after()
+        while time.monotonic() < deadline and versions(folder) == before:
+            time.sleep(LOOK_SECONDS)
+
+
+def versions(folder: Path) -> list[tuple[int, ...]]:
+    """Return what differs once anything in a folder has changed."""
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    return [version_of(folder / name) for name in (".", *names)]
 
 
 def candidates(names: list[str]) -> list[str]:

@@ -21,7 +21,6 @@ from agent.process import logs
 from agent.process.supervision import Volumes
 from cni.install import chain
 from cni.install import installation as install
-from cni.install.folder import FolderChanges
 from cni.install.installation import Installation
 
 DEFAULT_RELAY = Path("/usr/local/libexec/nodefabric/nodefabric-cni")
@@ -133,7 +132,7 @@ def _watch(options: argparse.Namespace, wanted: Installation) -> NoReturn:
             said = ""
 
     if options.chain:
-        chain.keep(options.conf_dir, FolderChanges(options.conf_dir), keep_relay)
+        chain.keep(options.conf_dir, keep_relay)
     while True:
         keep_relay()
         time.sleep(chain.POLL_SECONDS)

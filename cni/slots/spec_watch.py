@@ -9,7 +9,7 @@ from typing import Protocol
 
 from agent.errors import AgentError
 from agent.report.report import Report
-from cni.install.folder import REMOVED, FolderChanges
+from cni.install.folder import LOOK_SECONDS, version_of
 
 SPECS_SECONDS = 5.0
 """How soon CDI specs are written again that could not be."""
@@ -41,7 +41,7 @@ class SpecWatch:
     """
 
     def __init__(self, folder: Path, specs: Sequence[Specs], pools: PoolLists, report: Report) -> None:
-        self._changes = FolderChanges(folder, REMOVED)
+        self._folder = folder
         self._specs = specs
         self._pools = pools
         self._report = report
@@ -50,27 +50,26 @@ class SpecWatch:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with specs of ours, or with the watch on their folder; None if nothing is."""
-        problems = (self._unwritten, self._pools.specs_problem, self._changes.problem)
+        """What is wrong with specs of ours; None if nothing is."""
+        problems = (self._unwritten, self._pools.specs_problem)
         return "; ".join(problem for problem in problems if problem is not None) or None
 
     async def run(self) -> None:
-        """Write the specs that are missing, at once and whenever something is removed."""
-        try:
-            while True:
-                self._changes.open()
-                self._pools.look_again()
-                try:
-                    written = await asyncio.to_thread(self._rewrite)
-                except AgentError as error:
-                    self._unwritten, written = str(error), ()
-                else:
-                    self._unwritten = None
-                for _ in written:
-                    self._report.reconciled("spec-write", "mended")
-                await self._changes.changed(SPECS_SECONDS if self._unwritten is not None else None)
-        finally:
-            self._changes.close()
+        """Write the specs that are missing, at once and whenever a name has come or gone."""
+        while True:
+            before, waited = version_of(self._folder), 0.0
+            self._pools.look_again()
+            try:
+                written = await asyncio.to_thread(self._rewrite)
+            except AgentError as error:
+                self._unwritten, written = str(error), ()
+            else:
+                self._unwritten = None
+            for _ in written:
+                self._report.reconciled("spec-write", "mended")
+            while version_of(self._folder) == before and (self._unwritten is None or waited < SPECS_SECONDS):
+                await asyncio.sleep(LOOK_SECONDS)
+                waited += LOOK_SECONDS
 
     def _rewrite(self) -> Sequence[str]:
         return [name for specs in self._specs for name in specs.rewrite()]

@@ -23,7 +23,6 @@ from agent.hardware.rdma import RdmaNetlink
 from agent.hardware.uevents import Uevents
 from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
-from cni.install.folder import FolderChanges
 from hack.sim.kubelet import Kubelet
 
 DEADLINE = 30.0
@@ -84,13 +83,6 @@ def gpus() -> None:
     nvml.close()
 
 
-def folder() -> None:
-    """inotify"""
-    changes = FolderChanges(FOLDER)
-    assert changes.open() is not None, changes.problem
-    changes.close()
-
-
 def ledger() -> None:
     """SQLite"""
     with_books = Ledger.open(FOLDER / "ledger.db", "boot")
@@ -118,7 +110,7 @@ def tls() -> None:
     ssl.create_default_context()
 
 
-CHECKS: tuple[Callable[[], None], ...] = (*(kernel_events, links, rdma, lldp, gpus, folder, ledger, kubelet, tls),)
+CHECKS: tuple[Callable[[], None], ...] = (*(kernel_events, links, rdma, lldp, gpus, ledger, kubelet, tls),)
 
 
 def main() -> int:

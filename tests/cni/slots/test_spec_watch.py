@@ -24,10 +24,8 @@ from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
 from cni.held import ClaimReader
-from cni.install.folder import LIMITS, FolderChanges
 from cni.slots.bound import BoundSlots
 from cni.slots.spec_watch import SpecWatch
-from tests import descriptors
 from tests.agent.reconcile.outside import Answers
 from tests.awaiting import until
 from tests.node import open_books, prepare
@@ -111,14 +109,3 @@ def test_cdi_specs_that_cannot_be_written_are_told_of_until_they_can(tmp_path: P
             assert kept.specs.problem == "those of pools are not there"
 
     asyncio.run(scenario())
-
-
-def test_a_folder_that_cannot_be_watched_is_told_of_until_it_can(tmp_path: Path) -> None:
-    changes = FolderChanges(tmp_path)
-    with descriptors.none_left():
-        assert changes.open() is None
-    said = [changes.problem]
-    assert changes.open() is not None
-    said.append(changes.problem)
-    assert said == [f"{tmp_path} cannot be watched: Too many open files ({LIMITS})", None]
-    changes.close()
