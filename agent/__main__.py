@@ -35,6 +35,8 @@ STATUS_OF = ((Unavailable, NO_ANSWER), (InUse, IN_USE), (RequestInvalid, WRONG_I
 def main(arguments: Sequence[str] | None = None, open_host: Callable[[], Host] | None = None) -> int:
     """Run one command and return its exit status. `open_host` opens another host than the options name."""
     words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["--version"]:
+        words = ["version"]
     parser, commands = _parser_and_commands(for_agent=words[:1] == ["run"])
     if words and not words[0].startswith("-") and words[0] not in commands:
         parser.error(f"{one_line(words[0])} {unknown(words[0], commands, 'command')}")
@@ -73,7 +75,7 @@ def _parser_and_commands(*, for_agent: bool) -> tuple[argparse.ArgumentParser, C
     parser = argparse.ArgumentParser(
         prog="nodefabric", description="Kubernetes node agent for RDMA, SR-IOV and GPUs", epilog=EXIT_STATUSES
     )
-    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and end")
+    parser.add_argument("--version", action="store_true", help="show the version and end")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Run, text: str) -> argparse.ArgumentParser:
@@ -95,16 +97,6 @@ def _parser_and_commands(*, for_agent: bool) -> tuple[argparse.ArgumentParser, C
     completion.add(command, parser)
     add_output(command("version", _version, "show the version"))
     return parser, commands.choices
-
-
-class _ShowVersion(argparse.Action):
-    """Look the version up only when it is asked for."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from agent.process.identity import agent_version
-
-        print(f"nodefabric {agent_version()}")
-        parser.exit(DONE)
 
 
 def _version(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from agent.config import Config, Flags, load_legible
 from agent.config.compat import SRIOV_PREFIX
@@ -46,9 +46,8 @@ EXIT_STATUSES = (
 Run = Callable[[argparse.Namespace], int]
 
 
-class Command(Protocol):
-    def __call__(self, name: str, run: Run, text: str, /) -> argparse.ArgumentParser:
-        """Add a command to the command line. `text` is its one line of help."""
+Command = Callable[[str, Run, str], argparse.ArgumentParser]
+"""Adds a command to the command line: its name, what it does, and its one line of help."""
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

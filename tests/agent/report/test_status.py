@@ -124,14 +124,6 @@ def rail(number: int) -> Unit:
     return Unit(f"slot-{number}", "rdma/rail", "rail", VF, HEALTHY, 0, gpu="GPU-1")
 
 
-def test_a_rail_is_told_for_its_nic_and_for_its_gpu() -> None:
-    granted = (Grant("slot-0", "rdma/rail", VF, 3.0, POD),)
-    made = document(Facts(Snapshot(), {"rdma/rail": (rail(0),)}, granted))
-    assert [(o["device"], o["granted"]) for o in made["offers"]] == [(VF, 1), ("GPU-1", 1)]
-    assert made["grants"][0]["gpu"] == "GPU-1"
-    assert made["resources"][0]["units"] == 1
-
-
 def test_a_rail_of_several_nics_is_told_for_each_of_them_and_attached_with_any() -> None:
     unit = replace(rail(0), further=(replace(rail(0), device=OTHER, gpu=""),))
     granted = (Grant("slot-0", "rdma/rail", VF, 3.0, POD, others=(OTHER,)),)
@@ -140,7 +132,7 @@ def test_a_rail_of_several_nics_is_told_for_each_of_them_and_attached_with_any()
     assert {offer["device"]: (offer["units"], offer["granted"]) for offer in made["offers"]} == dict.fromkeys(
         [VF, OTHER, "GPU-1"], (1, 1)
     )
-    assert [(grant["device"], grant["devices"]) for grant in made["grants"]] == [(VF, [VF, OTHER])]
+    assert [(g["device"], g["devices"], g["gpu"]) for g in made["grants"]] == [(VF, [VF, OTHER], "GPU-1")]
     assert made["resources"][0]["attached"] == 1
     assert f"{VF}, {OTHER}" in status_text.text(document(Facts(Snapshot(), {"rdma/rail": (unit,)}, granted)), 10.0)
 
