@@ -52,7 +52,7 @@ def test_a_device_of_a_live_pod_is_refused_until_forced(rig: Rig, caplog: pytest
     with pytest.raises(InUse, match="whose network namespace lives: delete the pod, or use --force"):
         rig.attachments.release(wish(), gone)
     assert rig.in_pod(pod) is not None
-    assert rig.attachments.release(wish(force=True), gone) == f"{vf(0)} is back, and free"
+    assert rig.attachments.release(wish(netdev(0), force=True), gone) == f"{vf(0)} is back, and free"
     assert rig.found() == before
     assert rig.leases() == []
     assert rig.ledger.attachments() == ()
@@ -74,26 +74,16 @@ def test_a_pod_that_is_known_or_may_be_keeps_its_device(rig: Rig, known: bool | 
     assert rig.ledger.attachments() == ()
 
 
-def test_a_device_is_named_by_its_interface_too(rig: Rig) -> None:
-    pod = rig.pod()
-    rig.add("c1", pod)
-    rig.attachments.release(wish(netdev(0), force=True), gone)
-    assert rig.ledger.attachments() == ()
-
-
 @pytest.mark.parametrize("device", ["0000:99:00.1", "ens1f0v1", "", "'; DROP TABLE grants"])
 def test_a_device_that_nobody_has_is_told(rig: Rig, device: str) -> None:
     with pytest.raises(UnknownDevice, match="is in no pod and not in quarantine"):
         rig.attachments.release(wish(device), gone)
 
 
-def test_a_device_in_quarantine_is_offered_again_once_it_is_seen(rig: Rig) -> None:
+def test_a_device_in_quarantine_is_offered_again_once_it_is_seen_or_by_force(rig: Rig) -> None:
     rig.ledger.quarantine(vf(0), "clean-up failed")
     assert rig.attachments.release(wish(), gone) == f"{vf(0)} leaves quarantine"
     assert rig.ledger.quarantines() == ()
-
-
-def test_a_device_in_quarantine_that_is_not_seen_needs_force(rig: Rig) -> None:
     rig.ledger.quarantine(vf(0), "clean-up failed")
     rig.unplug()
     with pytest.raises(InUse, match="cannot be verified to be clean"):

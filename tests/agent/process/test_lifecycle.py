@@ -44,23 +44,6 @@ class Stage:
 
 
 async def test_parts_are_made_and_opened_in_order_run_together_and_are_closed_in_reverse() -> None:
-    stage = Stage()
-
-    def listed() -> Iterator[Part]:
-        yield stage.part("a")
-        stage.said.append("a is open")
-        yield stage.part("b")
-
-    running = asyncio.create_task(lifecycle.run(listed(), stage.stop, stage.leave))
-    await until(lambda: "b runs" in stage.said)
-    assert stage.said == ["a opens", "a is open", "b opens", "a runs", "b runs"]
-    stage.said.clear()
-    stage.stop.set()
-    await running
-    assert stage.said == ["leave", "b closes", "b ran", "a closes", "a ran"]
-
-
-async def test_a_part_whose_run_ends_by_its_close_is_waited_for() -> None:
     stage, closing = Stage(), asyncio.Event()
 
     async def serve() -> None:
@@ -71,14 +54,26 @@ async def test_a_part_whose_run_ends_by_its_close_is_waited_for() -> None:
         closing.set()
         await until(lambda: "served to the end" in stage.said)
 
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        stage.said.append("entered")
+        yield
+        stage.said.append("left")
+
     def listed() -> Iterator[Part]:
         yield stage.part("a")
+        stage.said.append("a is open")
+        yield entered("context", context())
         yield Part("door", run=serve, close=close)
-        yield Part("end", partial(stage.say, "all open"))
-        stage.stop.set()
+        yield stage.part("b")
 
-    await lifecycle.run(listed(), stage.stop, stage.leave)
-    assert stage.said == ["a opens", "all open", "a runs", "leave", "served to the end", "a closes", "a ran"]
+    running = asyncio.create_task(lifecycle.run(listed(), stage.stop, stage.leave))
+    await until(lambda: "b runs" in stage.said)
+    assert stage.said == ["a opens", "a is open", "entered", "b opens", "a runs", "b runs"]
+    stage.said.clear()
+    stage.stop.set()
+    await running
+    assert stage.said == ["leave", "b closes", "b ran", "served to the end", "left", "a closes", "a ran"]
 
 
 async def test_nothing_more_is_opened_or_run_once_the_end_was_asked_for() -> None:
@@ -96,42 +91,21 @@ async def test_nothing_more_is_opened_or_run_once_the_end_was_asked_for() -> Non
 
 
 @pytest.mark.parametrize("how", ["open", "run", "made"])
-def test_what_a_part_raises_ends_all_and_those_that_were_open_are_closed(how: str) -> None:
+async def test_what_a_part_raises_ends_all_and_those_that_were_open_are_closed(how: str) -> None:
+    stage = Stage()
+
     async def fail() -> None:
         raise RuntimeError("no disk")
 
-    async def work() -> list[str]:
-        stage = Stage()
-
-        def listed() -> Iterator[Part]:
-            yield stage.part("a")
-            close = partial(stage.say, "b closes")
-            if how == "made":
-                raise RuntimeError("no disk")
-            yield Part("b", fail, close=close) if how == "open" else Part("b", run=fail, close=close)
-
-        with pytest.raises(ExceptionGroup, match="unhandled errors"):
-            await lifecycle.run(listed(), stage.stop, stage.leave)
-        return stage.said
-
-    said = asyncio.run(work())
-    assert said.index("a closes") > said.index("a opens")
-    assert "leave" not in said
-    assert ("b closes" in said) == (how != "made")
-
-
-async def test_a_part_may_be_a_context_that_is_entered() -> None:
-    stage = Stage()
-
-    @contextlib.contextmanager
-    def context() -> Iterator[None]:
-        stage.said.append("entered")
-        yield
-        stage.said.append("left")
-
     def listed() -> Iterator[Part]:
-        yield entered("context", context())
-        stage.stop.set()
+        yield stage.part("a")
+        close = partial(stage.say, "b closes")
+        if how == "made":
+            raise RuntimeError("no disk")
+        yield Part("b", fail, close=close) if how == "open" else Part("b", run=fail, close=close)
 
-    await lifecycle.run(listed(), stage.stop, stage.leave)
-    assert stage.said == ["entered", "leave", "left"]
+    with pytest.raises(ExceptionGroup, match="unhandled errors"):
+        await lifecycle.run(listed(), stage.stop, stage.leave)
+    assert stage.said.index("a closes") > stage.said.index("a opens")
+    assert "leave" not in stage.said
+    assert ("b closes" in stage.said) == (how != "made")
