@@ -154,22 +154,17 @@ class ResourceServer:
             options=api_pb2.DevicePluginOptions(get_preferred_allocation_available=True),
         )
         async with grpc.aio.insecure_channel(f"unix:{self.kubelet_socket}", options=CHANNEL_OPTIONS) as channel:
-            call = asyncio.ensure_future(
-                api_pb2_grpc.RegistrationStub(channel).Register(request, timeout=self._times.register)
-            )
-            closing = asyncio.ensure_future(self._closing.wait())
+            stub = api_pb2_grpc.RegistrationStub(channel)
+            call = asyncio.ensure_future(stub.Register(request, timeout=self._times.register))
+            await first(asyncio.wait((call,)), self._closing.wait())
+            if call.cancel():
+                raise Unavailable("closed while registering")
             try:
-                await asyncio.wait((call, closing), return_when=asyncio.FIRST_COMPLETED)
-                if not call.done():
-                    raise Unavailable("closed while registering")
                 call.result()
             except grpc.aio.AioRpcError as error:
                 raise Unavailable(
                     f"kubelet did not register {self.resource_name}: {error.code().name}: {error.details()}"
                 ) from error
-            finally:
-                closing.cancel()
-                call.cancel()
 
     async def _stay(self, service: ResourceService, socket: Path, kubelet: Identity) -> str:
         """Wait until this registration is over, and say why; empty when we are closing."""
