@@ -21,19 +21,23 @@ from cni import pods_file
 def write(config: Config) -> None:
     """Name in the file all pods that may have something, whatever their resources are for.
 
-    Raises LedgerInUse while another agent serves, LedgerError, Unavailable if kubelet's claims cannot be read, OSError.
+    A file of this boot that knows them all stays: the last agent wrote it by the right configuration. Raises
+    LedgerInUse while another agent serves, LedgerError, Unavailable if kubelet's claims cannot be read, and OSError.
     """
     lock = lock_folder(config.state_dir)
+    path, boot_id = pods_file.path_of(config.cni_socket), pods_file.kernel_boot_id()
     try:
+        content = path.read_bytes() if path.exists() else b""
+        if pods_file.is_of_boot(content, boot_id) and b"\nunknown 0\n" in content:
+            return
         books, noted = read_books(config.ledger_path), checkpoint.entries(config.kubelet_dir) or ()
         names = {*_names(books, noted)}
         # Lost books lack claims that kubelet has.
         known = {f"{claim.ref.namespace}/{claim.ref.name}" for claim in books.claims}
         for claim in set(checkpoint.claims_of(config.kubelet_dir, config.dra.driver)) - known:
             names.add(f"{claim.partition('/')[0]}/")
-        path = pods_file.path_of(config.cni_socket)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, pods_file.content_of(pods_file.kernel_boot_id(), names).decode(), pods_file.MODE)
+        write_whole(path, pods_file.content_of(boot_id, names).decode(), pods_file.MODE)
     finally:
         os.close(lock)
 

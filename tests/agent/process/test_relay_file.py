@@ -57,9 +57,12 @@ def test_books_and_kubelets_notes_say_who_may_have_something(config: Config) -> 
 
 def test_where_there_are_no_books_kubelets_notes_count(config: Config) -> None:
     assert written(config) == ("unknown 0", set())
+    (config.run_dir / "cni.sock.pods").unlink()
     note(config, vf=VF, slot=slot_id("rdma/vf", 0, 3), gpu=GPU)
     noted = ClaimCache(config.kubelet_dir / CHECKPOINT)
     noted.add(ClaimInfo("c1", "ai", "rails", {"p1"}, {"nodefabric.io": []}))
     noted.save()
     assert written(config) == ("unknown 0", {"vf", "slot", "ai/"})
     assert not config.ledger_path.exists()
+    note(config)
+    assert written(config)[1] == {"vf", "slot", "ai/"}  # a file of this boot is true: nothing was granted since
