@@ -99,14 +99,17 @@ class Kube:
             env={"HOME": "/nonexistent", "HELM_CACHE_HOME": "/nonexistent"},
         )
 
-    def template(self, values: Mapping[str, Any] | None = None, namespace: str = "nodefabric") -> list[Document]:
-        """Render the chart, as the release that the base is."""
-        return parsed(self.template_text(values, namespace))
+    def template(
+        self, values: Mapping[str, Any] | None = None, namespace: str = "nodefabric", release: str = "nodefabric"
+    ) -> list[Document]:
+        """Render the chart, by default as the release that the base is."""
+        return parsed(self.template_text(values, namespace, release))
 
-    def template_text(self, values: Mapping[str, Any] | None = None, namespace: str = "nodefabric") -> str:
-        done = self.run(
-            "helm", "template", "nodefabric", CHART, "-n", namespace, "--values", "-", text=json.dumps(values or {})
-        )
+    def template_text(
+        self, values: Mapping[str, Any] | None = None, namespace: str = "nodefabric", release: str = "nodefabric"
+    ) -> str:
+        words = ("template", release, CHART, "-n", namespace, "--values", "-")
+        done = self.run("helm", *words, text=json.dumps(values or {}))
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.node_events import NodeEvents
@@ -15,7 +14,7 @@ from agent.offer.offer import Offer
 from agent.process.conditions import Conditions
 from agent.state import Latest
 from tests.daemonset.admission import Policy, Request
-from tests.daemonset.manifests import REPOSITORY, Document, Kube
+from tests.daemonset.manifests import REPOSITORY, Document
 
 NODE, OTHER = "gpu-7", "gpu-8"
 OBJECTS = REPOSITORY / "tests/agent/cluster/topology/objects"
@@ -89,17 +88,76 @@ CONFIG: Document = {
     },
     "bandwidth": {"annotation": "example.com/load"},
 }
-WRITES = {"topology": TOPOLOGY, "volcano": VOLCANO, "event": EVENT, "labels": LABELS}
+WRITES = {
+    "topology": TOPOLOGY,
+    "volcano": VOLCANO,
+    "event": EVENT,
+    "labels": LABELS,
+    "topology again": replace(TOPOLOGY, operation="UPDATE", old_object=TOPOLOGY.object),
+    "volcano again": replace(VOLCANO, operation="UPDATE", old_object=VOLCANO.object),
+}
+
+# ---------------------------------------------------------------------------------------------------------- of claims
+
+DRIVER = "nodefabric.io"
+OWN_NODE, OWN_DEVICES = "nodefabric-own-node", "nodefabric-own-devices"
 
 
-@pytest.fixture(scope="module")
-def policy(kube: Kube) -> Policy:
-    """The one that is installed with CONFIG."""
-    return policy_in(kube.template({"config": {"topology": CONFIG}}))
+def resource_slice(node: str = NODE, driver: str = DRIVER, pool: str | None = None) -> Document:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"00000-{driver}-{node}"},
+        "spec": {
+            "driver": driver,
+            "nodeName": node,
+            "pool": {"name": node if pool is None else pool, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "vf-0000-18-00-1"}],
+        },
+    }
 
 
-def policy_in(found: list[Document]) -> Policy:
-    (document,) = [d for d in found if d["kind"] == "ValidatingAdmissionPolicy"]
+def device(driver: str = DRIVER, **said: Any) -> Document:
+    return {"driver": driver, "pool": NODE, "device": "vf-0000-18-00-1", **said}
+
+
+def claim(*devices: Document, node: str = NODE) -> Document:
+    """A claim that the scheduler has allocated on a node."""
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    result = {"request": "nic", "driver": DRIVER, "pool": node, "device": "vf-0000-18-00-1"}
+    status: Document = {
+        "allocation": {
+            "devices": {"results": [result]},
+            "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [field]}]},
+        },
+        "reservedFor": [{"resource": "pods", "name": "p", "uid": "1"}],
+    }
+    if devices:
+        status["devices"] = list(devices)
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c"}, "status": status}
+
+
+def on_slices(operation: str, new: Document | None, old: Document | None = None) -> Request:
+    return Request(operation, "resource.k8s.io", "v1", "resourceslices", ACCOUNT, {CLAIM: [NODE]}, new, old)
+
+
+def on_status(new: Document, old: Document) -> Request:
+    return Request("UPDATE", "resource.k8s.io", "v1", "resourceclaims", ACCOUNT, {CLAIM: [NODE]}, new, old, "status")
+
+
+WRITES_OF_CLAIMS = {
+    "create": on_slices("CREATE", resource_slice()),
+    "update": on_slices("UPDATE", resource_slice(), resource_slice()),
+    "delete": on_slices("DELETE", None, resource_slice()),
+    "first status": on_status(claim(device()), claim()),
+    "later status": on_status(claim(device(data={"network": "rails"})), claim(device())),
+    "status taken back": on_status(claim(), claim(device())),
+}
+
+
+def policy_in(found: list[Document], name: str = OWN_NODE) -> Policy:
+    of_kind = [d for d in found if d["kind"] == "ValidatingAdmissionPolicy"]
+    (document,) = [d for d in of_kind if d["metadata"]["name"].endswith(name.removeprefix("nodefabric"))]
     return Policy(document)
 
 

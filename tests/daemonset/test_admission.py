@@ -1,31 +1,142 @@
-"""What the admission policy lets an agent write, and what it refuses: each expression evaluated by a CEL runtime."""
+"""What the admission policies let an agent write, and what they refuse: each expression evaluated by a CEL runtime."""
 
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.cluster.claims import AttachedDevice
 from agent.cluster.node_taint import KEY
+from deviceplugin.dra.devices import slices_of
 from tests.daemonset.admission import Policy, Request
-from tests.daemonset.manifests import BASE, CHART, Document, Kube, documents, overlay, parsed
+from tests.daemonset.manifests import BASE, REPOSITORY, SWITCHES, Document, Kube, documents, overlay
 from tests.daemonset.node_writes import (
+    ACCOUNT,
     CLAIM,
     CONFIG,
+    DRIVER,
     EVENT,
     LABELS,
     NODE,
     OTHER,
+    OWN_DEVICES,
     TOPOLOGY,
     WRITES,
+    WRITES_OF_CLAIMS,
+    claim,
+    device,
     messages,
     node,
+    on_slices,
+    on_status,
     policy_in,
+    resource_slice,
     update,
 )
-from tests.daemonset.node_writes import policy as policy  # the fixture
+from tests.deviceplugin.dra.nodes import HCA, VF, Offered, recorded_node
+
+Pair = tuple[Policy, Request]
+
+
+@pytest.fixture(scope="module")
+def policy(kube: Kube) -> Policy:
+    """The one of the Node and its objects, as it is installed with CONFIG."""
+    return policy_in(kube.template({"config": {"topology": CONFIG}}))
+
+
+@pytest.fixture(scope="module")
+def tainting(kube: Kube) -> Policy:
+    """The same where agents taint their Nodes while they restart."""
+    return policy_in(kube.template(SWITCHES["restart"]))
+
+
+@pytest.fixture(scope="module")
+def claims(kube: Kube) -> Policy:
+    return policy_in(kube.template(SWITCHES["dra"]), OWN_DEVICES)
+
+
+@pytest.fixture(params=[*WRITES, *WRITES_OF_CLAIMS, "topology where agents taint", "event where agents taint"])
+def written(policy: Policy, claims: Policy, tainting: Policy, request: pytest.FixtureRequest) -> Pair:
+    """A write of an agent's, and the policy that looks at it."""
+    name, taints, _ = request.param.partition(" where")
+    if name in WRITES_OF_CLAIMS:
+        return claims, WRITES_OF_CLAIMS[name]
+    return tainting if taints else policy, WRITES[name]
+
+
+def elsewhere(request: Request) -> Request:
+    """Have the agent of another node ask for it."""
+    return replace(request, extra={CLAIM: [OTHER]})
+
+
+# ---------------------------------------------------------------------------------------------------- of which node
+
+
+def test_an_agent_writes_of_its_own_node_and_of_no_other(written: Pair) -> None:
+    policy, write = written
+    assert policy.denials(write) == ()
+    denials = policy.denials(elsewhere(write))
+    assert denials is not None
+    assert [denial.reason for denial in denials] == ["Forbidden"]
+    assert denials[0].message.startswith(f"the agent of node {OTHER} may not write ")
+
+
+@pytest.mark.parametrize("extra", [{}, {CLAIM: []}, {CLAIM: [""]}, {"authentication.kubernetes.io/pod-name": ["p"]}])
+def test_a_token_that_names_no_node_writes_nothing(written: Pair, extra: dict[str, list[str]]) -> None:
+    policy, write = written
+    assert messages(policy, replace(write, extra=extra)) == [
+        "the token names no node; it must be that of a pod, and ServiceAccountTokenPodNodeInfo be on"
+    ]
+
+
+@pytest.mark.parametrize("name", ["nodefabric:default", "nodefabric:other-nodefabric", "tenant:nodefabric"])
+def test_the_policies_are_for_the_agents_account_alone(written: Pair, name: str) -> None:
+    policy, write = written
+    for username in (f"system:serviceaccount:{name}", f"system:node:{NODE}", "nodefabric"):
+        assert policy.denials(replace(write, username=username, extra={})) is None
+
+
+@pytest.mark.parametrize(("release", "namespace"), [("nodefabric", "rdma"), ("fabric", "nodefabric")])
+def test_the_account_is_that_of_the_release(kube: Kube, release: str, namespace: str) -> None:
+    values = {"config": {"topology": CONFIG}}
+    policy = policy_in(kube.template(values, namespace=namespace, release=release))
+    write = replace(TOPOLOGY, username=f"system:serviceaccount:{namespace}:{release}")
+    assert policy.denials(write) == ()
+    assert policy.denials(elsewhere(write)) != ()
+    assert policy.denials(elsewhere(TOPOLOGY)) is None
+
+
+def test_what_they_do_not_look_at_is_for_the_role_to_refuse(policy: Policy, claims: Policy) -> None:
+    """`test_rights.py` holds that the role lets an agent do nothing of this."""
+    node_of, status_of = elsewhere(LABELS), elsewhere(WRITES_OF_CLAIMS["first status"])
+    for looking, unseen in (
+        (policy, replace(node_of, operation="DELETE", old_object=node_of.object, object=None)),
+        (policy, replace(node_of, subresource="status")),
+        (policy, replace(node_of, operation="CREATE")),
+        (policy, replace(node_of, resource="pods")),
+        (policy, replace(node_of, group="example.com")),
+        (policy, replace(EVENT, operation="UPDATE", extra={})),
+        (claims, replace(status_of, subresource="")),
+        (claims, replace(status_of, subresource="binding")),
+        (claims, replace(status_of, operation="CREATE")),
+        (claims, replace(WRITES_OF_CLAIMS["create"], resource="deviceclasses")),
+    ):
+        assert looking.denials(unseen) is None
+
+
+# ------------------------------------------------------------------------------------------------ Nodes and objects
+
+OF_SPEC = "the agent may not change the spec of a Node"
+OF_TAINTS = "the agent may not change the taints of a Node, but for the one of restart.taint"
+OF_OWNERS = "the agent may not change the finalizers and owners of a Node"
+MINE = {"key": KEY, "effect": "NoSchedule"}
+OTHERS = {"key": "example.com/maintenance", "effect": "NoSchedule"}
 
 
 def changed(request: Request, path: str, value: object) -> Request:
@@ -42,77 +153,16 @@ def changed(request: Request, path: str, value: object) -> Request:
     return replace(request, object=document)
 
 
-def test_every_expression_has_the_type_that_it_is_used_as(policy: Policy) -> None:
-    assert (policy.type_of("node"), policy.type_of("about")) == ("STRING", "STRING")
-    assert (policy.type_of("foreignLabels"), policy.type_of("foreignAnnotations")) == ("LIST<DYN>", "LIST<DYN>")
+def with_spec(**said: object) -> Document:
+    found = node()
+    return found | {"spec": found["spec"] | said}
 
 
-@pytest.mark.parametrize("kind", ["Node", "Event"])
-def test_the_api_server_has_nothing_to_warn_of_for_kinds_that_it_knows(policy: Policy, kind: str) -> None:
-    assert policy.warnings(kind) == ()
-
-
-def test_a_field_of_another_kind_would_be_warned_of() -> None:
-    (document, *_) = documents(BASE / "admission.yaml")
-    document["spec"]["validations"].append({"expression": "object.spec == oldObject.spec"})
-    policy = Policy(document)
-    assert policy.warnings("Node") == ()
-    (warning,) = policy.warnings("Event")
-    assert "undefined field 'spec'" in warning
-
-
-@pytest.mark.parametrize("write", WRITES)
-def test_an_agent_writes_what_is_of_its_own_node(policy: Policy, write: str) -> None:
-    assert policy.denials(WRITES[write]) == ()
-
-
-@pytest.mark.parametrize("write", ["topology", "volcano"])
-def test_an_agent_updates_what_is_of_its_own_node(policy: Policy, write: str) -> None:
-    again = replace(WRITES[write], operation="UPDATE", old_object=WRITES[write].object)
-    assert policy.denials(again) == ()
-    assert policy.denials(replace(again, extra={CLAIM: [OTHER]})) != ()
-
-
-@pytest.mark.parametrize("write", WRITES)
-def test_an_agent_does_not_write_of_another_node(policy: Policy, write: str) -> None:
-    denials = policy.denials(replace(WRITES[write], extra={CLAIM: [OTHER]}))
-    assert denials is not None
-    assert [(d.message, d.reason) for d in denials] == [
-        (f"the agent of node {OTHER} may not write of Node/{NODE}", "Forbidden")
-    ]
-
-
-@pytest.mark.parametrize("extra", [{}, {CLAIM: []}, {CLAIM: [""]}, {"authentication.kubernetes.io/pod-name": ["p"]}])
-@pytest.mark.parametrize("write", WRITES)
-def test_a_token_that_names_no_node_writes_nothing(policy: Policy, write: str, extra: dict[str, list[str]]) -> None:
-    assert messages(policy, replace(WRITES[write], extra=extra)) == [
-        "the token names no node; it must be that of a pod, and ServiceAccountTokenPodNodeInfo be on"
-    ]
-
-
-@pytest.mark.parametrize(
-    "username",
-    [
-        "system:serviceaccount:nodefabric:default",
-        "system:serviceaccount:nodefabric:other-nodefabric",
-        "system:serviceaccount:nodefabric:nodefabric-remove",
-        "system:serviceaccount:tenant:nodefabric",
-        f"system:node:{NODE}",
-        "oidc:nodefabric",
-        "nodefabric",
-    ],
-)
-def test_others_are_none_of_its_business(policy: Policy, username: str) -> None:
-    for request in WRITES.values():
-        assert policy.denials(replace(request, username=username, extra={})) is None
-
-
-def test_in_another_namespace_it_is_the_account_of_that_one_which_is_held_to_its_node(kube: Kube) -> None:
-    policy = policy_in(kube.template({"config": {"topology": CONFIG}}, namespace="rdma"))
-    moved = replace(TOPOLOGY, username="system:serviceaccount:rdma:nodefabric")
-    assert policy.denials(moved) == ()
-    assert policy.denials(replace(moved, extra={CLAIM: [OTHER]})) != ()
-    assert policy.denials(replace(TOPOLOGY, extra={CLAIM: [OTHER]})) is None
+def with_taints(*taints: Document) -> Document:
+    found = with_spec(taints=list(taints))
+    if not taints:
+        del found["spec"]["taints"]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -140,124 +190,266 @@ def test_what_lacks_what_is_asked_for_is_refused(policy: Policy, write: str, pat
 
 
 @pytest.mark.parametrize(
-    ("spec", "allowed"),
-    [({}, True), ({"unschedulable": True}, False), ({"podCIDR": "10.0.1.0/24"}, False), ({"podCIDRs": []}, False)],
+    ("new", "told"),
+    [
+        (with_spec(), []),
+        *(
+            (with_spec(**{key: value}), [OF_SPEC])
+            for key, value in (("unschedulable", True), ("podCIDR", "10.0.1.0/24"))
+        ),
+        (with_spec(podCIDRs=[], providerID="aws:///x"), [OF_SPEC]),
+        *((node(**{key: [{"uid": "1"}]}), [OF_OWNERS]) for key in ("finalizers", "ownerReferences")),
+    ],
 )
-def test_of_a_node_the_spec_stays_as_it_is(policy: Policy, spec: Document, allowed: bool) -> None:
-    told = messages(policy, update(node() | {"spec": node()["spec"] | spec}))
-    assert told == ([] if allowed else ["the agent may not change the spec of a Node"])
+def test_of_a_node_spec_finalizers_and_owners_stay(
+    policy: Policy, tainting: Policy, new: Document, told: list[str]
+) -> None:
+    for looking in (policy, tainting):
+        assert messages(looking, update(new, node())) == messages(looking, update(node(), new)) == told
+        assert looking.denials(update(new, new)) == ()
 
 
-@pytest.mark.parametrize("taints", [[], [{"key": KEY, "effect": "NoSchedule"}]], ids=str)
-def test_of_a_node_the_taints_stay_as_they_are(policy: Policy, taints: list[Document]) -> None:
-    there = node()["spec"]["taints"]
-    for new in (taints, [*there, *taints] if taints else []):
-        assert messages(policy, update(node() | {"spec": node()["spec"] | {"taints": new}})) == [OF_TAINTS]
+@pytest.mark.parametrize(
+    ("old", "new", "may"),
+    [
+        ([OTHERS], [OTHERS, MINE], True),
+        ([OTHERS, MINE], [OTHERS], True),
+        ([], [MINE], True),
+        ([MINE], [], True),
+        ([{**MINE, "effect": "NoExecute"}, OTHERS], [OTHERS, MINE], True),
+        ([OTHERS], [], False),
+        ([OTHERS], [MINE], False),
+        ([OTHERS], [OTHERS, {**OTHERS, "key": "example.com/x"}], False),
+        ([OTHERS], [{**OTHERS, "effect": "PreferNoSchedule"}], False),
+        ([], [{**MINE, "effect": "NoExecute"}], False),
+        ([MINE], [MINE, {**MINE, "effect": "NoExecute"}], False),
+        ([], [{**MINE, "key": f"{KEY}-too"}], False),
+    ],
+)
+def test_an_agent_that_taints_its_node_changes_the_one_taint_that_is_its_own(
+    tainting: Policy, policy: Policy, old: list[Document], new: list[Document], may: bool
+) -> None:
+    request = update(with_taints(*new), with_taints(*old))
+    assert messages(tainting, request) == ([] if may else [OF_TAINTS])
+    assert messages(policy, request) == [OF_TAINTS]
+    assert policy.denials(update(with_taints(*old), with_taints(*old))) == ()
+    assert messages(tainting, elsewhere(request)) != []
 
 
-@pytest.fixture(params=["helm", "kustomize"], scope="module")
-def tainting(kube: Kube, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """The policy where agents taint their Nodes while they restart."""
-    if request.param == "helm":
-        return policy_in(kube.template({"config": {"restart": {"taint": True}}}))
-    return policy_in(kube.kustomize(overlay(tmp_path_factory.mktemp("restart"), "restart")))
+# ------------------------------------------------------------------------------------------- labels and annotations
+
+OWN = (
+    *("example.com/rails", "plain.example/leaf.0000-3b-00.0", "plain.example/leaf.10000-3b-1f.7"),
+    "plain.example/rail.12-1",
+)
+FOREIGN = (
+    *("kubernetes.io/hostname", "topology.kubernetes.io/zone", "node.k8s.io/x", "feature.node.kubernetes.io/rdma"),
+    *("example.com/rails2", "example-com/rails", "plain.example/leaf.", "plain.example/leaf.0000-3b-00.0.1", "pool"),
+    *("plain.example/rail.12-", "plain.example/rail.{rail}-{plane}"),
+)
+NAMED = {
+    "labels": "labels but those of topology.labels",
+    "annotations": "annotations but that of topology.bandwidth.annotation",
+}
+RESTRICTED = "the agent may not change labels of node-role.kubernetes.io and node-restriction.kubernetes.io"
 
 
-MINE = {"key": KEY, "effect": "NoSchedule"}
-OTHERS = {"key": "example.com/maintenance", "effect": "NoSchedule"}
-OF_SPEC = "the agent may not change the spec of a Node"
-OF_TAINTS = "the agent may not change the taints of a Node, but for the one of restart.taint"
+def with_(what: str, values: dict[str, str]) -> Document:
+    """Return the Node with these labels or annotations in place of its own."""
+    document = node()
+    document["metadata"][what] = values
+    return document
 
 
-def with_taints(*taints: Document) -> Document:
-    found = node()
-    found["spec"] = {**found["spec"], "taints": list(taints)}
-    if not taints:
-        del found["spec"]["taints"]
+@pytest.mark.parametrize("what", ["labels", "annotations"])
+@pytest.mark.parametrize("key", [*OWN, "example.com/load", *FOREIGN])
+def test_of_labels_and_annotations_it_sets_those_of_its_configuration(policy: Policy, what: str, key: str) -> None:
+    own = OWN if what == "labels" else ("example.com/load",)
+    refused = [f"the agent may change no {NAMED[what]}: {key}"]
+    none, one, two, bare = (with_(what, values) for values in ({}, {key: "1"}, {key: "2"}, {}))
+    del bare["metadata"][what]
+    for new, old in ((one, none), (two, one), (one, bare)):
+        assert messages(policy, update(new, old)) == ([] if key in own else refused)
+    # What has left the configuration is taken back; nobody takes away what is Kubernetes' own.
+    taken = refused if "kubernetes.io" in key or "k8s.io" in key else []
+    for new, old in ((none, one), (bare, one)):
+        assert messages(policy, update(new, old)) == taken
+    for same in (none, one, bare):
+        assert policy.denials(update(same, same)) == ()
+
+
+def test_without_labels_in_the_configuration_it_sets_none(kube: Kube) -> None:
+    policy = policy_in(kube.template())
+    assert messages(policy, LABELS) == [
+        f"the agent may change no {NAMED['labels']}: example.com/rails",
+        f"the agent may change no {NAMED['annotations']}: example.com/load",
+    ]
+
+
+def test_by_kustomize_the_keys_are_patched_into_the_policy(kube: Kube, tmp_path: Path) -> None:
+    """As docs/install.md tells."""
+    folder = overlay(tmp_path / "overlay", "labels")
+    text = (REPOSITORY / "docs/install.md").read_text()
+    (patch,) = re.findall(r"^```yaml\n(patches:\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    with (folder / "kustomization.yaml").open("a") as file:
+        file.write(patch)
+    policy = policy_in(kube.kustomize(folder))
+    assert policy.denials(update(with_("labels", {"nodefabric.io/rails": "8"}), with_("labels", {}))) == ()
+    assert policy.denials(update(with_("labels", {"example.com/rails": "8"}), with_("labels", {}))) != ()
+
+
+@pytest.mark.parametrize("domain", ["node-restriction", "team.node-restriction", "node-role"])
+def test_labels_that_others_trust_stay_whatever_the_configuration_says(kube: Kube, domain: str) -> None:
+    key = f"{domain}.kubernetes.io/zone"
+    policy = policy_in(kube.template({"config": {"topology": {**CONFIG, "labels": {"keys": {key: "rails"}}}}}))
+    none, empty, one, two = (with_("labels", {"a": "b", **more}) for more in ({}, {key: ""}, {key: "1"}, {key: "2"}))
+    for new, old in ((one, none), (two, one), (none, one), (empty, none), (none, empty)):
+        assert messages(policy, update(new, old)) == [RESTRICTED]
+    for same in (none, empty, one):
+        assert policy.denials(update(same, same)) == ()
+
+
+# ------------------------------------------------------------------------------------------------ slices and claims
+
+OF_POOL = f"the agent of node {NODE} may not write slices of (node/pool) "
+OF_DRIVERS = f"the agent may not write slices of drivers other than {DRIVER}"
+OF_DEVICES = "of a claim's status the agent may change the devices alone"
+OF_OTHER_DEVICES = "the agent may not change what other drivers say of a claim's devices"
+
+
+def for_all_nodes() -> Document:
+    found = resource_slice()
+    del found["spec"]["nodeName"]
+    found["spec"]["allNodes"] = True
     return found
 
 
+def each_way(strange: Document) -> Iterator[Request]:
+    """List the writes of a slice, and those that make it of one of its own or the other way round."""
+    yield on_slices("CREATE", strange)
+    yield on_slices("DELETE", None, strange)
+    yield on_slices("UPDATE", strange, resource_slice())
+    yield on_slices("UPDATE", resource_slice(), strange)
+
+
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("strange", "told"),
     [
-        ([OTHERS], [OTHERS, MINE]),
-        ([OTHERS, MINE], [OTHERS]),
-        ([], [MINE]),
-        ([MINE], []),
-        ([{**MINE, "effect": "NoExecute"}, OTHERS], [OTHERS, MINE]),
-        ([{**MINE, "effect": "NoExecute"}], [{**MINE, "effect": "NoExecute"}]),
+        (resource_slice(driver="gpu.nvidia.com"), OF_DRIVERS),
+        (resource_slice(pool=OTHER), OF_POOL),  # with a newer generation there the other node's devices count no more
+        (for_all_nodes(), OF_POOL),
+    ],
+    ids=["another driver's", "in the pool of another node", "for all nodes"],
+)
+def test_a_slice_is_of_the_own_driver_node_and_pool(claims: Policy, strange: Document, told: str) -> None:
+    for request in each_way(strange):
+        (message,) = messages(claims, request)
+        assert message.startswith(told)
+
+
+def status(path: str = "", value: object = None, *devices: Document) -> Document:
+    """A claim with some devices, of whose status something is another."""
+    found = claim(*devices)
+    return changed(on_status(found, found), path, value).object or {} if path else found
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where"),
+    [
+        ("status.allocation.nodeSelector", claim(node=OTHER)["status"]["allocation"]["nodeSelector"], OTHER),
+        ("status.allocation", None, "no node"),
+        ("status.allocation.nodeSelector", None, "no node"),
+        ("status", None, "no node"),
     ],
 )
-def test_an_agent_changes_the_one_taint_that_is_its_own(
-    tainting: Policy, policy: Policy, old: list[Document], new: list[Document]
+def test_the_status_of_a_claim_is_for_the_agent_of_its_node(
+    claims: Policy, path: str, value: object, where: str
 ) -> None:
-    request = update(with_taints(*new), with_taints(*old))
-    assert messages(tainting, request) == []
-    assert messages(policy, request) == ([] if new == old else [OF_TAINTS])
-    assert messages(tainting, replace(request, extra={CLAIM: [OTHER]})) != []
+    told = f"the agent of node {NODE} may not write the status of a claim that is allocated to {where}"
+    assert told in messages(claims, on_status(claim(device()), status(path, value)))
+
+
+NVIDIA = device("gpu.nvidia.com")
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("new", "old", "told"),
     [
-        ([OTHERS], []),
-        ([OTHERS], [MINE]),
-        ([OTHERS], [OTHERS, {**OTHERS, "key": "example.com/x"}]),
-        ([OTHERS], [{**OTHERS, "effect": "PreferNoSchedule"}]),
-        ([], [{**MINE, "effect": "NoExecute"}]),
-        ([MINE], [MINE, {**MINE, "effect": "NoExecute"}]),
-        ([], [{**MINE, "key": f"{KEY}-too"}]),
+        (
+            status("status.reservedFor", [{"resource": "pods", "name": "q", "uid": "2"}], device()),
+            claim(),
+            [OF_DEVICES],
+        ),
+        (status("status.reservedFor", None, device()), claim(), [OF_DEVICES]),
+        (status("status.allocation.devices.results", [], device()), claim(), [OF_DEVICES]),
+        (status("status.allocation", None, device()), claim(), [OF_DEVICES]),
+        (claim(NVIDIA), claim(), [OF_OTHER_DEVICES]),
+        (claim(), claim(NVIDIA), [OF_OTHER_DEVICES]),
+        (claim(device("gpu.nvidia.com", data={}), device()), claim(NVIDIA), [OF_OTHER_DEVICES]),
+        (claim(device(), NVIDIA), claim(NVIDIA), []),
+        (claim(NVIDIA), claim(NVIDIA, device()), []),
     ],
 )
-def test_an_agent_changes_no_other_taint(tainting: Policy, old: list[Document], new: list[Document]) -> None:
-    assert messages(tainting, update(with_taints(*new), with_taints(*old))) == [OF_TAINTS]
+def test_of_a_claims_status_an_agent_changes_what_its_own_driver_says(
+    claims: Policy, new: Document, old: Document, told: list[str]
+) -> None:
+    assert messages(claims, on_status(new, old)) == told
 
 
-@pytest.mark.parametrize("spec", [{"unschedulable": True}, {"podCIDR": "10.0.1.0/24"}, {"providerID": "aws:///x"}])
-def test_who_may_taint_changes_nothing_else_of_the_spec(tainting: Policy, spec: Document) -> None:
-    before = node()
-    changed_spec = before | {"spec": before["spec"] | spec}
-    assert messages(tainting, update(changed_spec, before)) == [OF_SPEC]
-    assert messages(tainting, update(before, changed_spec)) == [OF_SPEC]
+def test_an_agent_publishes_what_it_makes_of_its_node(claims: Policy) -> None:
+    offered = Offered(recorded_node("h100-8gpu"), (VF, HCA))
+    made = slices_of(offered.devices, DRIVER, NODE)
+    assert len(made) > 1
+    for document in made:
+        assert claims.denials(on_slices("CREATE", dict(document))) == ()
+        assert claims.denials(elsewhere(on_slices("CREATE", dict(document)))) != ()
+    attached = AttachedDevice(DRIVER, NODE, "vf-0000-18-00-1", 0.0, interface="rdma0", addresses=("192.0.2.1/24",))
+    assert claims.denials(on_status(claim(attached.status()), claim())) == ()
 
 
-@pytest.mark.parametrize("write", ["topology", "volcano", "event"])
-def test_who_may_taint_writes_all_else_as_before(tainting: Policy, write: str) -> None:
-    assert tainting.denials(WRITES[write]) == ()
-    assert tainting.denials(replace(WRITES[write], extra={CLAIM: [OTHER]})) != ()
+def test_the_driver_is_the_configured_one(kube: Kube) -> None:
+    values = copy.deepcopy(SWITCHES["dra"])
+    values["config"]["dra"] = {"driver": "dra.example.com"}
+    policy = policy_in(kube.template(values), OWN_DEVICES)
+    assert policy.denials(on_slices("CREATE", resource_slice(driver="dra.example.com"))) == ()
+    assert policy.denials(WRITES_OF_CLAIMS["create"]) != ()
 
 
-@pytest.mark.parametrize("key", ["finalizers", "ownerReferences"])
-def test_of_a_node_finalizers_and_owners_stay_as_they_are(policy: Policy, key: str) -> None:
-    with_it = node()
-    with_it["metadata"][key] = [{"uid": "1"}]
-    for new, old in ((with_it, node()), (node(), with_it)):
-        assert messages(policy, update(new, old)) == ["the agent may not change the finalizers and owners of a Node"]
-    assert policy.denials(update(with_it, with_it)) == ()
+def test_what_removes_the_agent_takes_the_slices_of_its_own_node_away(kube: Kube) -> None:
+    found = kube.template({**SWITCHES["dra"], "remove": True})
+    policy, removing = policy_in(found, OWN_DEVICES), f"{ACCOUNT}-remove"
+    own = replace(WRITES_OF_CLAIMS["delete"], username=removing)
+    assert policy.denials(own) == ()
+    assert len(messages(policy, elsewhere(own))) == 1
+    other = on_slices("DELETE", None, resource_slice(driver="gpu.nvidia.com"))
+    assert len(messages(policy, replace(other, username=removing))) == 1
+    (role,) = [d for d in found if d["kind"] == "ClusterRole"]
+    assert [(rule["resources"], rule["verbs"]) for rule in role["rules"]] == [(["resourceslices"], ["list", "delete"])]
 
 
-def test_what_it_does_not_look_at_is_for_the_role_to_refuse(policy: Policy) -> None:
-    """`test_rights.py` holds that the role lets an agent do nothing of this."""
-    foreign = replace(LABELS, extra={CLAIM: [OTHER]})
-    for unseen in (
-        replace(foreign, operation="DELETE", old_object=foreign.object, object=None),
-        replace(foreign, subresource="status"),
-        replace(foreign, operation="CREATE"),
-        replace(foreign, resource="pods"),
-        replace(foreign, group="example.com"),
-        replace(EVENT, operation="UPDATE", extra={}),
-    ):
-        assert policy.denials(unseen) is None
+def test_without_claims_there_is_no_policy_and_no_class_for_them_and_who_wants_no_policy_has_none(kube: Kube) -> None:
+    found = kube.template()
+    assert [d["metadata"]["name"] for d in found if d["kind"] == "ValidatingAdmissionPolicy"] == ["nodefabric-own-node"]
+    assert not [d for d in found if d["apiVersion"].startswith("resource.k8s.io/")]
+    found = kube.template({**SWITCHES["dra"], "admissionPolicy": {"enabled": False}})
+    assert not [d for d in found if d["kind"].startswith("ValidatingAdmissionPolicy")]
 
 
-def test_of_a_release_with_another_name_the_account_is_another(kube: Kube) -> None:
-    done = kube.run("helm", "template", "fabric", CHART, "-n", "nodefabric")
-    assert done.returncode == 0, done.stderr
-    policy = policy_in(parsed(done.stdout))
-    assert policy.denials(replace(TOPOLOGY, extra={CLAIM: [OTHER]})) is None
-    other = replace(TOPOLOGY, username="system:serviceaccount:nodefabric:fabric")
-    assert policy.denials(other) == ()
-    assert policy.denials(replace(other, extra={CLAIM: [OTHER]})) != ()
+# ------------------------------------------------------------------------------------------ what the API server checks
+
+
+def test_every_expression_has_the_type_that_it_is_used_as(policy: Policy) -> None:
+    assert (policy.type_of("node"), policy.type_of("about")) == ("STRING", "STRING")
+    assert (policy.type_of("foreignLabels"), policy.type_of("foreignAnnotations")) == ("LIST<DYN>", "LIST<DYN>")
+
+
+def test_the_api_server_has_nothing_to_warn_of_for_kinds_that_it_knows(policy: Policy, claims: Policy) -> None:
+    assert policy.warnings("Node") == policy.warnings("Event") == ()
+    assert claims.warnings("ResourceSlice") == claims.warnings("ResourceClaim") == ()
+    (document, *_) = documents(BASE / "admission.yaml")
+    document["spec"]["validations"].append({"expression": "object.spec == oldObject.spec"})
+    (warning,) = Policy(document).warnings("Event")
+    assert "undefined field 'spec'" in warning
 
 
 @pytest.mark.parametrize(
