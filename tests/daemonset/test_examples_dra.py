@@ -17,12 +17,11 @@ from deviceplugin.dra.attributes import Attributes
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.parameters import settings_of
 from tests.daemonset.manifests import Document, Kube, documents
-from tests.daemonset.test_examples import BY_PLUGIN, EXAMPLES, JOBS, extended, pods
+from tests.daemonset.test_examples import BY_PLUGIN, EXAMPLES, JOBS, pods
 from tests.deviceplugin.dra.nodes import Offered, recorded_node
 
 CONFIG = EXAMPLES / "config-dra.yaml"
 GPU_CLASS = "gpu.nvidia.com"
-GPU_CLASSES = {GPU_CLASS, "gpu.amd.com"}
 BY_CLAIM = [path for path in JOBS if path not in BY_PLUGIN and path.name != "dra-unchanged.yaml"]
 MOST_PREFERRED = 4
 """With more pairs of which one is preferred the scheduler may search for seconds."""
@@ -53,43 +52,6 @@ def classes(kube: Kube) -> dict[str, Document]:
 @pytest.fixture(scope="module")
 def parsed() -> Config:
     return config.parse(CONFIG.read_text(), CONFIG.name)
-
-
-def test_there_is_an_example_of_each_kind() -> None:
-    assert len(BY_CLAIM) == 6
-    assert all(templates(path) for path in BY_CLAIM)
-
-
-@pytest.mark.parametrize("path", BY_CLAIM, ids=lambda p: p.name)
-def test_every_class_that_is_asked_for_is_the_charts_or_the_gpus(path: Path, classes: dict[str, Document]) -> None:
-    names = {what["deviceClassName"] for devices in templates(path).values() for _, what in asked(devices)}
-    assert names & classes.keys()
-    assert names <= {*classes, *GPU_CLASSES}
-
-
-@pytest.mark.parametrize("path", BY_CLAIM, ids=lambda p: p.name)
-def test_constraints_and_configurations_name_requests_that_are_there(path: Path) -> None:
-    for devices in templates(path).values():
-        requests = {name for name, _ in asked(devices)}
-        for entry in (*devices.get("constraints", ()), *devices.get("config", ())):
-            assert set(entry["requests"]) <= requests
-
-
-@pytest.mark.parametrize("path", BY_CLAIM, ids=lambda p: p.name)
-def test_a_constraint_pairs_one_gpu_with_one_adapter(path: Path, parsed: Config) -> None:
-    """By an attribute that the agent's devices carry."""
-    for devices in templates(path).values():
-        constraints = devices.get("constraints", [])
-        named = [name for each in constraints for name in each["requests"]]
-        assert len(named) == len(set(named))
-        wanted = dict(asked(devices))
-        for constraint in constraints:
-            assert constraint["matchAttribute"] in parsed.dra.aliases
-            found = [wanted[name] for name in constraint["requests"]]
-            gpu, nic = sorted(what["deviceClassName"] for what in found)
-            assert gpu in GPU_CLASSES
-            assert nic == "rdma-vf"
-            assert {what.get("count", 1) for what in found} == {1}
 
 
 @pytest.mark.parametrize("path", BY_CLAIM, ids=lambda p: p.name)
@@ -141,18 +103,6 @@ def test_parameters_are_such_as_the_agent_takes(path: Path, classes: dict[str, D
     }
 
 
-def test_the_interface_has_the_name_that_the_example_tells(parsed: Config) -> None:
-    path = EXAMPLES / "dra-vf.yaml"
-    (devices,) = templates(path).values()
-    (entry,) = devices["config"]
-    (setting,) = settings_of(
-        [Opaque(entry["opaque"]["parameters"], tuple(entry["requests"]))],
-        [(Result("nic", parsed.dra.driver, "node", "device"), parsed.claimable[0])],
-        parsed,
-    )
-    assert setting.ifname in path.read_text().partition("apiVersion")[0]
-
-
 @pytest.fixture(scope="module")
 def devices(parsed: Config) -> tuple[DraDevice, ...]:
     """What the scheduler is told of a node with the configuration."""
@@ -183,28 +133,3 @@ def test_a_class_selects_the_devices_of_its_resource_and_no_others(
         assert selected == {spec["extendedResourceName"]}
         other = {"driver": GPU_CLASS, "attributes": {GPU_CLASS: {"uuid": "GPU-1"}}}
         assert expression.eval(data={"device": other}).plain_value() is False
-
-
-def test_on_the_node_of_the_configuration_every_gpu_has_its_place_for_vfs(devices: tuple[DraDevice, ...]) -> None:
-    """So that pairs, and eight of each in a claim, can be had."""
-    places = [device for device in devices if device.resource_name == "rdma/vf"]
-    named = [device.attributes["gpu.nvidia.com/uuid"]["string"] for device in places]
-    assert sorted(named) == sorted(gpu.uuid for gpu in recorded_node("h100-8gpu").gpus)
-    assert len(named) == 8
-    assert all(device.allow_multiple for device in places)
-
-
-def test_the_shares_of_the_example_are_there_to_be_had(devices: tuple[DraDevice, ...]) -> None:
-    ((_, what),) = asked(templates(EXAMPLES / "dra-shares.yaml")["dra-shares"])
-    ((name, count),) = what["capacity"]["requests"].items()
-    assert int(count) > 1
-    shared = [device for device in devices if device.resource_name == "rdma/hca"]
-    assert shared
-    assert all(int(device.capacity[name]["value"]) >= int(count) for device in shared)
-
-
-def test_an_unchanged_pod_asks_for_what_a_class_stands_for(classes: dict[str, Document]) -> None:
-    (pod,) = documents(EXAMPLES / "dra-unchanged.yaml")
-    (container,) = pod["spec"]["containers"]
-    assert "resourceClaims" not in pod["spec"]
-    assert set(extended(container)) - {"nvidia.com/gpu"} <= {each["extendedResourceName"] for each in classes.values()}

@@ -94,18 +94,6 @@ def test_traffic_of_vfs_is_told_by_pod_though_pods_have_shares_of_one_hca_too(tm
     evaluate(f"sum by (namespace, pod) ({expression})", series, '{namespace="team", pod="p"}', 2, tmp_path)
 
 
-def test_the_steps_of_an_add_are_told_of_those_that_had_any(tmp_path: Path) -> None:
-    (expression,) = [
-        e.replace("$__rate_interval", "5m").replace("$instance", ".*") for e in expressions() if "_step_" in e
-    ]
-    series = {
-        "nodefabric_cni_step_duration_milliseconds_sum{instance='a', step='device'}": "0+40x20",
-        "nodefabric_cni_step_duration_milliseconds_count{instance='a', step='device'}": "0+2x20",
-        "nodefabric_cni_duration_milliseconds_count{instance='a', command='ADD', outcome='ok'}": "0+50x20",
-    }
-    evaluate(expression, series, '{step="device"}', 20, tmp_path)
-
-
 def test_prometheus_keeps_the_names_of_pods_that_series_tell_of() -> None:
     assert [endpoint["honorLabels"] for endpoint in podmonitor()["podMetricsEndpoints"]] == [True]
 

@@ -172,17 +172,6 @@ def test_the_policy_looks_at_everything_that_the_role_lets_an_agent_write(kube: 
     assert account == 'request.userInfo.username == "system:serviceaccount:nodefabric:nodefabric"'
 
 
-def test_an_agent_lists_pods_for_the_fingerprint_alone(kube: Kube) -> None:
-    def of_pods(topology: Document) -> set[str]:
-        return {
-            verb for _, what, verb, _ in allowed(kube.template({"config": {"topology": topology}})) if what == "pods"
-        }
-
-    assert of_pods({}) == {"list", "watch"}
-    assert of_pods({"publish": False}) == set()
-    assert of_pods({"fingerprint": {"pods": "podresources"}}) == set()
-
-
 def test_who_taints_its_node_may_do_that_and_look_for_its_daemon_set(kube: Kube, asked: Asked) -> None:
     asked.client.metadata(NODE, "n")
     asked.client.create("/api/v1/namespaces/default/events", {"kind": "Event"})

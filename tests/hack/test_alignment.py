@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import yaml
-from measure.alignment import svg
 from measure.alignment.__main__ import claimed, judge
-from measure.alignment.node_health import NodeHealth, Soonness, faults_of
-from measure.alignment.rivals import Books, greedy, kubelet_default, numa_only
 from measure.alignment.scenarios import Scenario, scenarios
 from measure.alignment.score import Chance, Tally, attained, best
 from measure.alignment.stream import EVEN, PLAYS, Play, steps
-from measure.alignment.table import BEGIN, CLAIMS, END, WAYS, Line, markdown, report, table, told
+from measure.alignment.table import BEGIN, CLAIMS, END, WAYS, Line, markdown, report
 
 from agent.errors import ConfigError
-from agent.hardware import recorded
 from agent.model.topology import Locality
 from agent.placement import Distances
 from agent.placement.distances import FINE
-from hack.sim.machine import SimulatedMachine
 from tests.agent.placement.hosts import Host, uuid
 
 ROOT = Path(__file__).parents[2]
@@ -74,15 +67,6 @@ def test_the_best_is_looked_for_among_all_that_is_free() -> None:
     assert (tally.pairs, tally.attained, tally.localities) == (3, 2, Counter({PIX: 2, NODE: 1}))
 
 
-def test_a_choice_that_gives_up_nvlinks_is_no_better_one() -> None:
-    distances, chance = rails(linked=True)
-    left = Chance(chance.gpus[:3], chance.nics[:2])
-    assert near(best(distances, left, [(2, 2)])) == (PIX, SYS)
-    tally = Tally()
-    tally.add(distances, left, [([uuid(0), uuid(1)], left.nics)])
-    assert (tally.attained, tally.attained_of_any) == (2, 1)
-
-
 def test_a_containers_pairs_are_its_nics_shared_out_among_its_gpus() -> None:
     host = Host()
     for number in range(2):
@@ -127,29 +111,6 @@ def test_pods_fit_whenever_they_come_and_live_for_a_while(play: Play) -> None:
         assert sum(nics for _, _, nics in running.values()) <= 32
     assert come == 200
     assert list(steps(EVEN, 8, 0, 5, 1)) == []
-
-
-def test_rivals_take_what_is_free() -> None:
-
-    distances, chance = rails()
-    for rival in (kubelet_default, numa_only, greedy):
-        books = Books(chance.gpus, chance.nics)
-        gpus, nics = rival(distances, books.free, 2, random.Random(1))
-        books.take("a", (gpus, nics))
-        assert len({*gpus, *nics}) == 4
-        assert set(books.free.gpus) == set(chance.gpus) - set(gpus)
-        books.give_back("a")
-        assert (set(books.free.gpus), set(books.free.nics)) == (set(chance.gpus), set(chance.nics))
-
-
-def test_numa_alignment_keeps_to_one_node_while_it_can() -> None:
-
-    distances, chance = rails()
-    for seed in range(10):
-        gpus, nics = numa_only(distances, chance, 2, random.Random(seed))
-        assert {distances.numa_node(d) for d in (*gpus, *nics)} == {1}
-        gpus, nics = numa_only(distances, chance, 3, random.Random(seed))
-        assert len(set(gpus)) == len(set(nics)) == 3
 
 
 def of_gb300(folder: Path, change: Callable[[dict[str, list[str]]], object] | None = None) -> Scenario:
@@ -212,96 +173,6 @@ def test_the_report_has_the_least_share_of_documented_pairs_and_counts_the_nodes
     assert "| c | no pairs | – | – | – | known |" in text
 
 
-def test_the_report_counts_pairs_over_all_nodes() -> None:
-    good, bad = Tally(3, 3, 3, Counter({PIX: 3})), Tally(1, 0, 0, Counter({SYS: 1}))
-    half = Tally(4, 2, 2, Counter({PIX: 2, SYS: 2}))
-    every = {way: good for way, _ in WAYS} | {"early_pairing_unread": good, "early_pairing_told": good}
-    without_late = {way: bad for way in every if way != "late_binding"}
-    plays = {"1:1": without_late, "1:4": {"early_pairing": half, "early_pairing_told": good}}
-    lines = [Line("a", "x", {"1:1": every}), Line("b<", "x", plays)]
-    found = report(lines, {"placement_p99_ms": 1.23456})
-    assert found["pairs"] == 4
-    assert found["late_binding_attained_pct"] == 100
-    assert found["early_pairing_attained_pct"] == 75
-    assert found["placement_p99_ms"] == 1.235
-    assert found["nodes"]["b<"]["late_binding_attained_pct"] is None
-    assert found["nodes"]["b<"]["nics"]["x"]["localities"]["greedy"] == {"SYS": 1}
-    assert (found["worst_late_pct"], found["worst_early_pct"], found["worst_early_told_pct"]) == (100, 0, 0)
-    assert found["early_all_plays_pct"] == 62.5
-    assert found["plays"]["1:4"]["early_pairing_pct"] == 50
-    assert found["plays"]["2:1"]["early_pairing_pct"] is None
-    ElementTree.fromstring(svg.draw(lines))
-    text = markdown(f"before\n{BEGIN}\nold\n{END}\nafter\n", lines, found)
-    assert "old" not in text
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "| a | x | 3 | 100 |" in text
-    assert "– / 50 (100)" in text
-    with pytest.raises(ValueError, match="has no"):
-        markdown("nothing", lines, found)
-
-
-def test_the_tables_say_how_soon_each_nodes_list_tells_of_a_fault_or_that_none_was_shown() -> None:
-    good = Tally(3, 3, 3, Counter({PIX: 3}))
-    every = {way: good for way, _ in WAYS}
-    lines = [Line(name, "x", {"1:1": every}) for name in "abc"]
-    found = report(lines, {})
-    found["nodes"]["a"] |= told(Soonness("a PF's link", 41.6666)) | {"placement_p99_ms": 0.21}
-    found["nodes"]["b"] |= told(None)
-    assert found["nodes"]["a"]["health_event_to_list_ms"] == 41.667
-    assert found["nodes"]["b"]["health_event_to_list_ms"] is None
-    shown = {words[0]: words[1:] for words in map(str.split, table(lines, found)) if words}
-    assert shown["a"] == ["0.2", "42", "a", "PF's", "link"]
-    assert shown["b"] == ["–", "–", "no", "NIC", "was", "shown", "a", "fault"]
-    assert shown["c"] == ["–", "–", "not", "measured"]
-    assert shown["early_pairing_unread_attained_pct"] == ["–"]  # nobody has played that
-    text = markdown(f"{BEGIN}{END}", lines, found)
-    assert "| a | 0.2 | 42 | a PF's link |" in text
-    assert "| b | – | – | no NIC was shown a fault |" in text
-
-
-def machine_of(name: str, folder: Path) -> SimulatedMachine:
-    SimulatedMachine.create(folder, recorded.load(recorded.find(name)), with_links=False)
-    return SimulatedMachine.open(folder)
-
-
-def test_a_link_that_vfs_hang_on_is_the_fault_and_else_a_driver(tmp_path: Path) -> None:
-    machine = machine_of("one-numa-node", tmp_path / "vfs")
-    vfs = [device.address for device in machine.scan().devices if device.is_vf]
-    kind, found = faults_of(machine, vfs)
-    assert (kind, sum(fault.units for fault in found)) == ("a PF's link", len(vfs))
-    pf = machine.scan().by_address[vfs[0]].physfn
-    found[0].begin()
-    assert [d.address for d in machine.scan().devices if d.netdev and d.netdev.carrier is False] == [pf]
-    found[0].end()
-    assert [d.address for d in machine.scan().devices if d.netdev and d.netdev.carrier is False] == []
-    machine.close()
-
-    machine = machine_of("efa", tmp_path / "efa")
-    (adapter, *_) = [device for device in machine.scan().devices if device.rdma_devices]
-    kind, (fault,) = faults_of(machine, [adapter.address])
-    assert (kind, fault.units) == ("a NIC's driver", 1)
-    fault.begin()
-    assert machine.scan().by_address[adapter.address].driver is None
-    assert faults_of(machine, [adapter.address])[1] == []  # nothing more can happen to it
-    fault.end()
-    assert machine.scan().by_address[adapter.address] == adapter
-    machine.close()
-
-
-def test_a_users_own_node_is_measured_through_a_real_agent(own_network: None, tmp_path: Path) -> None:
-    file = tmp_path / "mine.json"
-    file.write_text(recorded.find("one-numa-node").read_text().replace('"one-numa-node"', '"mine"', 1))
-    (tmp_path / "root").mkdir()
-    scenario = next(scenarios(file, tmp_path / "root"))
-    said: list[str] = []
-    found = NodeHealth(said.append, events=2).measure(file, scenario)
-    assert found is not None
-    assert found.fault == "a PF's link"
-    assert found.milliseconds > 0
-    assert said == ["health, mine: 2 times a PF's link goes or comes"]
-
-
 def test_the_whole_benchmark_runs_on_a_folder_of_nodes(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     nodes.mkdir()
@@ -340,11 +211,3 @@ def test_the_whole_benchmark_runs_on_a_folder_of_nodes(tmp_path: Path) -> None:
         assert figures["placement_p99_ms"] > 0
         assert figures["pairs"] > 0
     assert drawing.read_text().startswith("<svg")
-
-
-def test_a_folder_without_gpus_is_no_benchmark(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [ROOT / "hack/bench/alignment", tmp_path, "--events", "0"], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "none of these nodes has GPUs" in done.stderr

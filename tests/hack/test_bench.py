@@ -8,22 +8,14 @@ from pathlib import Path
 import pytest
 from measure import former
 from measure.breakdown import breakdown
-from measure.figures import exceeded, quantile, ratios, spread, table
-from measure.markdown import BEGIN, END, SectionMissing, put_into, section
+from measure.figures import exceeded, quantile, ratios, table
+from measure.markdown import BEGIN, END, put_into, section
 from measure.program import Program
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 50), (0.99, 99), (1, 100), (0, 1)])
 def test_a_quantile_is_a_value_of_the_sample(share: float, value: int) -> None:
     assert quantile(range(100, 0, -1), share) == value
-
-
-def test_a_sample_of_one_has_all_quantiles() -> None:
-    assert spread("add", [7.0]) == {"add_p50_ms": 7, "add_p99_ms": 7}
-
-
-def test_a_figure_on_its_limit_holds_it() -> None:
-    assert exceeded({"allocate_p99_ms": 5.0, "add_p50_ms": 1000.0}) == []
 
 
 def test_a_figure_above_its_limit_is_named_with_the_limit() -> None:
@@ -81,8 +73,3 @@ def test_the_readme_gets_the_figures_between_its_marks() -> None:
     assert "| ADD on a host with 75 interfaces, addresses from host-local | 12.3 / 12.3 ms |" in new
     assert "| from the agent's start until kubelet has all its lists, p50 / p99 | 12 / 12 ms |" in new
     assert put_into(new, section(measured)) == new
-
-
-def test_a_file_without_a_place_for_figures_is_refused() -> None:
-    with pytest.raises(SectionMissing, match="there must be the lines"):
-        put_into("no marks", [])

@@ -85,9 +85,3 @@ def test_nothing_is_done_twice_and_a_change_is_built(elsewhere: Path) -> None:
     failed = build(elsewhere, "native")
     assert failed.returncode == 1
     assert "#error changed" in failed.stderr
-
-
-def test_an_unknown_architecture_is_named(elsewhere: Path) -> None:
-    failed = build(elsewhere, "vax")
-    assert failed.returncode == 2
-    assert "'vax'" in failed.stderr

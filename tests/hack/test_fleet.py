@@ -78,9 +78,3 @@ def test_every_pod_lives_in_order_and_all_pods_are_gone_in_the_end(tmp_path: Pat
     assert available == ["4", "4"]
     for agent in fleet.agents:
         agent.close()
-
-
-def test_the_same_seed_makes_the_same_pods(tmp_path: Path, server: ApiServerStandIn) -> None:
-    fleet = Fleet(tmp_path, server, 2)
-    one, two = (lives(fleet.agents, UNITS, 0, 3600, 20, seed=5) for _ in range(2))
-    assert [(h.at, h.pod, h.kind, h.unit) for h in one] == [(h.at, h.pod, h.kind, h.unit) for h in two]

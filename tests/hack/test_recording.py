@@ -77,21 +77,6 @@ def test_what_names_one_machine_is_replaced_and_the_rest_stays(tmp_path: Path) -
     assert replace(hidden, netdevs=(), rdma_devices=()) == replace(hca, netdevs=(), rdma_devices=())
 
 
-def test_equal_identifiers_stay_equal_and_empty_ones_stay_empty(tmp_path: Path) -> None:
-    for name in ("h100-8gpu", "efa"):
-        folder = tmp_path / name
-        folder.mkdir()
-        node = anonymous(recorded.load(recorded.find(name)))
-        devices = [r for d in scanned(node, folder).devices for r in d.rdma_devices]
-        if name == "efa":
-            assert {r.node_guid for r in devices} == {"0000:0000:0000:0000"}
-        else:
-            images = [folder / "sys/class/infiniband" / r.name / "sys_image_guid" for r in devices]
-            assert [r.node_guid for r in devices] == [image.read_text().strip() for image in images]
-            assert len({r.node_guid for r in devices}) == len(devices)
-        assert len({g.uuid for g in node.gpus}) == len(node.gpus) == 8
-
-
 def test_a_name_or_a_file_that_will_not_do_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for options, said in (

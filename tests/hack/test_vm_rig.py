@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from rig import initramfs, programs, release, session, snapshot, suite
-from rig.cli import main
+from rig import initramfs, programs, release, session, suite
 from rig.errors import Impossible, RigError, TimedOut
 from rig.kernel import Kernel, elf_of, module_order
 from rig.machine import Shape, arguments
@@ -71,23 +68,6 @@ def test_each_adapter_has_its_own_root_port_and_numa_node() -> None:
     assert text.index("id=pf1") < text.index("id=pf0")
 
 
-def test_a_snapshot_fits_another_folder_of_sockets_but_no_other_machine(tmp_path: Path) -> None:
-    def named(shape: Shape) -> Path:
-        return snapshot.path(tmp_path, arguments(shape, Kernel(Path("/k")), Path("/i"), "RUN", ["SHARE"]))
-
-    assert named(Shape(vfs=4)) == named(Shape(vfs=4))
-    assert named(Shape(vfs=4)) != named(Shape(vfs=3))
-
-
-def test_only_the_snapshots_used_last_are_kept(tmp_path: Path) -> None:
-    for number in range(snapshot.KEEP + 2):
-        file = tmp_path / f"snapshot-{number:012d}"
-        file.touch()
-        subprocess.run(["touch", "-d", f"@{number}", file], check=True)
-    snapshot.prune(tmp_path)
-    assert sorted(int(p.name[9:]) for p in tmp_path.iterdir()) == [2, 3, 4, 5]
-
-
 @pytest.mark.parametrize(
     ("os_release", "kernel"),
     [
@@ -113,12 +93,6 @@ def test_an_unknown_distribution_is_impossible_and_says_what_is_needed(os_releas
         release.parse(os_release)
 
 
-def test_the_cache_is_below_the_users_own_unless_told_otherwise() -> None:
-    assert session.default_cache({"HOME": "/home/u"}) == Path("/home/u/.cache/nodefabric/vm")
-    assert session.default_cache({"HOME": "/home/u", "XDG_CACHE_HOME": "/c"}) == Path("/c/nodefabric/vm")
-    assert session.default_cache({"HOME": "/home/u", "NODEFABRIC_VM_CACHE": "/n"}) == Path("/n")
-
-
 def test_another_run_that_holds_the_cache_is_named(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as lock:
         lock.write("4711")
@@ -126,17 +100,6 @@ def test_another_run_that_holds_the_cache_is_named(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(RigError, match=f"process 4711 still holds {tmp_path}/lock"):
             session.prepare(session.Order(cache=tmp_path), Deadline.after(0.5))
-
-
-def test_a_cache_that_cannot_be_made_is_named_with_a_remedy(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(RigError, match="NODEFABRIC_VM_CACHE"):
-        session.prepare(session.Order(cache=tmp_path / "file" / "cache"), Deadline.after(5))
-
-
-def test_too_little_memory_is_impossible(tmp_path: Path) -> None:
-    with pytest.raises(Impossible, match="MB of memory are needed"):
-        session.prepare(session.Order(cache=tmp_path, shape=Shape(memory_mib=1 << 30)), Deadline.after(5))
 
 
 def test_a_program_that_fails_is_quoted_and_one_that_hangs_is_ended() -> None:
@@ -153,23 +116,6 @@ def test_what_cannot_run_is_skipped_loudly_but_fails_in_ci(capsys: pytest.Captur
     assert "SKIPPED" in capsys.readouterr().err
     assert suite.skip("there is no root", {"CI": "true"}) != 0
     assert "FAILED" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "argv", [["--snapshot"], ["--share", "/no/such", "--", "true"], ["--memory", "2T", "--prepare"]]
-)
-def test_bad_options_are_refused(argv: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(argv, {})
-    assert caught.value.code == 2
-
-
-def test_vmrun_needs_nothing_installed_to_say_what_it_does() -> None:
-    vmrun = suite.ROOT / "hack" / "vm" / "vmrun"
-    # -S: without site-packages
-    done = subprocess.run([sys.executable, "-S", "-E", vmrun, "--help"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--snapshot" in done.stdout
 
 
 def test_drivers_are_built_for_the_guest_and_told_to_it(tmp_path: Path) -> None:

@@ -94,21 +94,6 @@ def test_a_link_that_goes_down_and_up_is_heard_again(sockets: LldpSockets) -> No
     assert found[0][0] == "0000:00:00.0"
 
 
-def test_an_adapter_that_goes_is_given_up_and_one_that_comes_back_is_heard(sockets: LldpSockets) -> None:
-    wanted = {"nic1": (socket.if_nametoindex("nic1"), "0000:01:00.0")}
-    old = socket.if_nametoindex("nic0")
-    run("ip", "link", "delete", "nic0")
-    sockets.follow({**wanted, "nic0": (old, "0000:00:00.0")})
-    list(sockets.read())
-    run("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "port0")
-    run("ip", "link", "set", "nic0", "up")
-    run("ip", "link", "set", "port0", "up")
-    await_up("nic0", "port0")
-    sockets.follow({**wanted, "nic0": (socket.if_nametoindex("nic0"), "0000:00:00.0")})
-    send("port0", announcement("leaf-a"))
-    assert [nic for nic, _ in heard(sockets, 1)] == ["0000:00:00.0"]
-
-
 def test_an_interface_that_is_not_there_is_left_out(links: None) -> None:
     sockets = LldpSockets()
     sockets.follow({"gone0": (4711, "0000:09:00.0")})

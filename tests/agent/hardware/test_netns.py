@@ -46,29 +46,6 @@ def test_what_the_work_raises_is_raised(other: int) -> None:
         netns.run_in(other, fail)
 
 
-def test_no_thread_is_left(other: int) -> None:
-    before = set(threading.enumerate())
-    for _ in range(5):
-        netns.run_in(other, inode)
-    assert set(threading.enumerate()) <= before
-
-
-def test_many_may_be_inside_at_once(other: int) -> None:
-    meeting = threading.Barrier(5, timeout=10)
-    found: list[int] = []
-
-    def work() -> None:
-        netns.run_in(other, meeting.wait)
-        found.append(netns.run_in(other, inode))
-
-    threads = [threading.Thread(target=work) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [os.fstat(other).st_ino] * 5
-
-
 def test_what_is_no_namespace_cannot_be_entered(own_network: None) -> None:
     with open("/dev/null") as file, pytest.raises(HardwareError, match=r"cannot enter the network namespace: Invalid"):
         netns.run_in(file.fileno(), inode)

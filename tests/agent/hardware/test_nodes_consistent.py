@@ -53,25 +53,6 @@ def test_every_pci_folder_is_listed_and_hangs_on_a_bridge(name: str, node_root: 
             assert address[:7] != above[:7], "a bridge's other side is another bus"
 
 
-def test_functions_of_a_bus_share_their_bridge(name: str, node_root: Root) -> None:
-    parents: dict[str, set[Path]] = {}
-    for address, folder in functions(node_root(name)).items():
-        parents.setdefault(address[:7], set()).add(folder.parent)
-    assert {bus: len(p) for bus, p in parents.items()} == dict.fromkeys(parents, 1)
-
-
-def test_drivers_and_iommu_groups_link_back(name: str, node_root: Root) -> None:
-    root = node_root(name).resolve()
-    groups = []
-    for address, folder in functions(root).items():
-        for what, back in (("driver", Path(address)), ("iommu_group", Path("devices") / address)):
-            if (folder / what).exists():
-                assert ((folder / what) / back).resolve() == folder
-        if (folder / "iommu_group").exists():
-            groups.append((folder / "iommu_group").resolve().name)
-    assert len(set(groups)) == len(groups)
-
-
 def test_pfs_and_vfs_agree(name: str, node_root: Root) -> None:
     listed = functions(node_root(name))
     found = set()
@@ -155,16 +136,6 @@ def test_numa_nodes_are_there_for_all_devices(name: str, node_root: Root, node_s
         assert node.memory_bytes > 0 or not node.cpus, "only a GPU's nodes may be without both"
         assert len(node.distances) == len(nodes)
         assert min(node.distances) == node.distances[node.number] == 10
-
-
-def test_gpus_are_pci_functions_with_the_drivers_name(name: str, node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot(name)
-    for gpu in snapshot.gpus:
-        assert snapshot.by_address[gpu.pci_address].driver == "nvidia"
-    assert len({g.uuid for g in snapshot.gpus}) == len(snapshot.gpus)
-    assert [g.index for g in snapshot.gpus] == list(range(len(snapshot.gpus)))
-    order = [g.pci_address for g in snapshot.gpus]
-    assert order == sorted(order), "the driver counts GPUs by PCI address"
 
 
 def test_the_scan_has_nothing_to_complain_about(name: str, node_snapshot: Snapshots) -> None:

@@ -17,7 +17,7 @@ from agent.errors import DeviceBusy, DriverUnavailable, HardwareError, NetlinkFa
 from agent.hardware import rdma as rdma_netlink
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.hardware.machine import Machine
-from agent.hardware.netlink.codec import NLM_F_ACK, NLM_F_DUMP, NLMSG_DONE, NLMSG_ERROR, attributes, messages
+from agent.hardware.netlink.codec import NLM_F_ACK, NLM_F_DUMP, NLMSG_DONE, NLMSG_ERROR, attributes
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.nvml.monitor import GpuMonitor
@@ -199,21 +199,6 @@ def test_a_single_answer_needs_no_end() -> None:
     kernel.theirs.close()
 
 
-@pytest.mark.parametrize("number", [errno.EBUSY, errno.EOPNOTSUPP, errno.EPERM])
-def test_what_the_kernel_refuses_comes_with_its_errno(number: int) -> None:
-    kernel = Kernel(ended(NLMSG_ERROR, number))
-    with pytest.raises(OSError, match=r".") as caught:
-        exchange(encode(CMD_SYS_SET, NLM_F_ACK, (NETNS_MODE, 0)), kernel)
-    assert caught.value.errno == number
-    kernel.theirs.close()
-
-
-def test_success_without_an_answer_is_success() -> None:
-    kernel = Kernel(ended(NLMSG_ERROR, 0))
-    assert exchange(encode(CMD_SET, NLM_F_ACK, (DEV_INDEX, 0), (NET_NS_FD, 5)), kernel) == []
-    kernel.theirs.close()
-
-
 def through(kernel: Callable[[], socket.socket]) -> RdmaNetlink:
     return RdmaNetlink(connect=kernel)
 
@@ -246,12 +231,6 @@ def test_without_rdma_there_is_no_mode() -> None:
     with pytest.raises(DriverUnavailable, match="load the ib_core module"):
         rdma.devices()
     rdma.close()
-
-
-def test_the_messages_of_a_whole_request_parse_back() -> None:
-    ((kind, flags, body),) = messages(encode(CMD_SET, NLM_F_ACK, (DEV_INDEX, 3), (DEV_NAME, "mlx5_2")))
-    assert (kind, flags) == (5 << 10 | CMD_SET, 0x5)
-    assert dict(attributes(body)) == {DEV_INDEX: struct.pack("=I", 3), DEV_NAME: b"mlx5_2\0"}
 
 
 def test_after_the_end_nobody_takes_a_strange_namespace_for_the_host() -> None:

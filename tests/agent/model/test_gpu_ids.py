@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.model.device import Gpu, MigDevice, Snapshot
-from agent.model.gpu_ids import GpuIds, fields, is_gpu_resource
+from agent.model.gpu_ids import GpuIds, fields
 from agent.placement import Distances
 
 A, B = "GPU-5c3a9f60-0000-4b4b-8c8c-000000000000", "GPU-5c3a9f60-1111-4b4b-8c8c-000000000001"
@@ -96,10 +96,3 @@ def test_a_gpu_whose_id_says_nothing_is_somewhere_on_its_numa_node() -> None:
 def test_the_groups_that_a_name_is_made_of_are_known() -> None:
     assert fields("accel{n}") == {"n"}
     assert fields("{bus}:{slot}.0") == {"bus", "slot"}
-
-
-def test_resources_of_gpus_are_known_by_name() -> None:
-    assert all(
-        map(is_gpu_resource, ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-2g.20gb", "amd.com/gpu"))
-    )
-    assert not any(map(is_gpu_resource, ("rdma/vf", "nvidia.com/rdma", "intel.com/sriov_gpu_less", "rdma/gpus")))

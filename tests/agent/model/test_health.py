@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.model.device import LinkLayer, Netdev, PciDevice, RdmaDevice, RdmaPort, Snapshot
-from agent.model.device_health import HealthPolicy, judge_link, judge_missing, judge_nic
+from agent.model.device_health import HealthPolicy, judge_missing, judge_nic
 from agent.model.health import HEALTHY, Health, Reason, Tempo, tempo_of, text_of
 from tests.node import pci
 
@@ -94,10 +94,6 @@ def test_a_vf_follows_its_pf(pf: PciDevice, vf: PciDevice, reason: str) -> None:
     assert judged(pf, vf).reason == reason
 
 
-def test_quarantine_comes_before_everything_else() -> None:
-    assert judged(function(PF, driver=None), VF_OF_IT, quarantined="why").reason == "Quarantined"
-
-
 def test_where_links_are_ignored_a_vf_still_needs_its_pf() -> None:
     down = function(PF, netdevs=(netdev(False),))
     assert judged(down, VF_OF_IT, follow_link=False) == HEALTHY
@@ -118,12 +114,6 @@ def test_all_vfs_of_a_pf_share_one_view_of_its_link() -> None:
     terms = HealthPolicy(lasting)
     assert [judge_nic(d, snapshot, quarantined=None, policy=terms) for d in snapshot.devices] == [HEALTHY] * 3
     assert asked == [(PF, "LinkDown"), (f"{PF} uplink", "LinkDown"), (f"{PF} uplink", "LinkDown")]
-
-
-def test_a_roce_port_that_nobody_brought_up_is_down_for_the_hca_only() -> None:
-    pf = function(PF, rdma_devices=(rdma("DOWN"),), netdevs=(netdev(None),))
-    assert judge_link(pf, for_vfs=False).reason == "PortDown"
-    assert judge_link(pf, for_vfs=True) == HEALTHY
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,6 @@ def test_an_identity_is_shown_by_its_kind(chassis: bytes, text: str) -> None:
     assert parse_frame(frame(field(1, chassis), PORT, TTL, END))[0].chassis == text
 
 
-def test_a_switch_that_goes_away_says_so_with_no_time_to_live() -> None:
-    assert parse_frame(frame(CHASSIS, PORT, field(3, b"\0\0"), END))[1] == 0
-
-
 def test_an_announcement_may_end_without_an_end_mark_and_with_unknown_fields() -> None:
     assert parse_frame(frame(CHASSIS, PORT, TTL, field(127, b"\x00\x80\xc2\x01")))[0].system_name == ""
 
@@ -89,19 +85,3 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
         for text in (found.chassis, found.port, found.system_name):
             assert text.isprintable()
             assert len(text) <= max(2 * 256, MAX_TEXT)
-
-
-names = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=60)
-
-
-@given(names, names, names, st.integers(0, 65535), st.binary(max_size=60))
-def test_what_a_switch_says_comes_out_as_it_was(chassis: str, port: str, name: str, ttl: int, padding: bytes) -> None:
-    fields = (
-        field(1, b"\x07" + chassis.encode()),
-        field(2, b"\x07" + port.encode()),
-        field(3, struct.pack("!H", ttl)),
-        field(5, name.encode()),
-        END,
-        padding,
-    )
-    assert parse_frame(frame(*fields)) == (Neighbour(chassis, port, name), ttl)

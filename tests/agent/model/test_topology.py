@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agent.model.device import NO_NUMA_NODE, PciDevice, Snapshot
+from agent.model.device import NO_NUMA_NODE, PciDevice
 from agent.model.topology import Locality, locality
 from tests.node import pci
 
@@ -64,47 +60,6 @@ def device(*path: str, numa_node: int = 0) -> PciDevice:
 def test_each_word_has_its_case(a: PciDevice, b: PciDevice, expected: Locality) -> None:
     assert locality(a, b) is expected
     assert locality(b, a) is expected
-
-
-def test_a_vf_is_as_near_as_its_pf_to_everything_else(node_snapshot: Callable[[str], Snapshot]) -> None:
-    snapshot = node_snapshot("h100-8gpu")
-    for vf in (d for d in snapshot.devices if d.is_vf):
-        pf = snapshot.parent(vf)
-        assert pf is not None
-        assert locality(vf, pf) is Locality.PIX
-        for other in snapshot.devices:
-            if other.address not in (vf.address, pf.address):
-                assert locality(vf, other) is locality(pf, other)
-
-
-slots = st.lists(st.integers(0, 2), min_size=1, max_size=6)
-
-
-@st.composite
-def devices(draw: st.DrawFn) -> PciDevice:
-    """A function somewhere below one of three host bridges. Two with the same path are the same."""
-    bridge = draw(st.integers(0, 2))
-    path = [f"pci0000:{bridge:02x}"]
-    for slot in draw(slots):
-        path.append(f"{path[-1]}/{slot}")  # stands for an address: names its whole way down
-    return device(*path, numa_node=(NO_NUMA_NODE, 0, 0)[bridge])
-
-
-@given(devices(), devices())
-def test_only_a_device_itself_is_at_no_distance(a: PciDevice, b: PciDevice) -> None:
-    assert locality(a, a) is Locality.SELF
-    assert (locality(a, b) is Locality.SELF) == (a.address == b.address)
-
-
-@given(devices(), devices())
-def test_the_host_bridge_and_the_numa_node_bound_the_answer(a: PciDevice, b: PciDevice) -> None:
-    place = locality(a, b)
-    if a.path[0] == b.path[0]:
-        assert place <= Locality.PHB
-    elif a.numa_node == b.numa_node != NO_NUMA_NODE:
-        assert place is Locality.NODE
-    else:
-        assert place is Locality.SYS
 
 
 def test_devices_without_a_numa_node_are_on_the_only_one() -> None:

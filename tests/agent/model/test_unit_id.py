@@ -42,28 +42,6 @@ def test_no_two_slots_of_a_node_have_one_name(a: tuple[str, int, int], b: tuple[
     assert UnitId.parse(slot_id(*b)).is_slot_of(a[0]) is (a[0] == b[0])
 
 
-def test_names_that_differ_late_or_in_their_dashes_are_different_slots() -> None:
-    names = ["a/b-1", "a/b", "a-b/1", "x." * 20 + "y/" + "v" * 60, "x." * 20 + "y/" + "v" * 59 + "w"]
-    assert len({slot_id(name, 0, 1) for name in names}) == len(names)
-
-
-def test_other_units_are_no_slots() -> None:
-    for text in ("0000:3b:02.1", "GPU-0b1c", "hca-0c42a10300651234-3", "slot-", "slot-a:b-x-1", "slot-a:b-0-1 "):
-        assert not UnitId.parse(text).is_slot
-
-
-@pytest.mark.parametrize("text", ["hca-0c42a10300651234-0", "hca-0000:3b:00.0-62", "hca-0000:3b:00.0-1-62"])
-def test_a_share_is_known_however_its_adapter_is_named(text: str) -> None:
-    assert UnitId.parse(text).is_share
-
-
-@pytest.mark.parametrize(
-    "text", ["", "17", "hca-17", "hca-mlx5_0-1", "0000:3b:00.0", "slot-rdma:hca-0-3", "hca-0c42a10300651234-0\n"]
-)
-def test_nothing_else_is_a_share(text: str) -> None:
-    assert not UnitId.parse(text).is_share
-
-
 @pytest.mark.parametrize(
     ("text", "kind", "device", "number"),
     [
@@ -75,6 +53,8 @@ def test_nothing_else_is_a_share(text: str) -> None:
         (replica_id("MIG-5c3a9f60", 3), UnitKind.GPU, "MIG-5c3a9f60", 3),
         (rail_id("GPU-5c3a9f60"), UnitKind.RAIL, "GPU-5c3a9f60", 0),
         ("17", UnitKind.OTHER, "17", 0),
+        *((text, UnitKind.OTHER, text, 0) for text in ("", "hca-17", "hca-mlx5_0-1", "hca-0c42a10300651234-0\n")),
+        *((text, UnitKind.OTHER, text, 0) for text in ("slot-", "slot-a:b-x-1", "slot-a:b-0-1 ")),
         ("3::1", UnitKind.OTHER, "3", 0),
     ],
 )

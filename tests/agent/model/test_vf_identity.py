@@ -20,7 +20,7 @@ from agent.model.vf_identity import (
     name_by_siblings,
     usual_name,
 )
-from tests.cni.tiny_node import PF, mac_of, netdev, tiny_snapshot, vf
+from tests.cni.tiny_node import PF, netdev, tiny_snapshot, vf
 
 
 def known(snapshot: Snapshot, boot_id: str = "yesterday") -> list[KnownDevice]:
@@ -43,10 +43,6 @@ def test_vfs_are_found_at_their_new_addresses() -> None:
     then, now = tiny_snapshot(2), tiny_snapshot(2, bus="5e", boot_id="today")
     assert moved(known(then), now) == {vf(0): "0000:5e:00.2", vf(1): "0000:5e:00.3"}
     assert moved(known(then), replace(then, boot_id="today")) == {}
-
-
-def test_what_was_seen_in_this_boot_has_not_moved() -> None:
-    assert moved(known(tiny_snapshot(2), "today"), tiny_snapshot(2, bus="5e", boot_id="today")) == {}
 
 
 def test_another_card_in_the_same_place_is_another_device() -> None:
@@ -135,10 +131,6 @@ def test_siblings_that_do_not_agree_tell_nothing() -> None:
     snapshot = tiny_snapshot(4, names={0: "a0", 2: "b2"}, in_pods=[3])
     assert name_by_siblings(snapshot.by_address[vf(1)], snapshot) is None
     assert name_by_siblings(snapshot.by_address[vf(3)], tiny_snapshot(4, names={0: "a", 1: "a", 2: "a"})) is None
-
-
-def test_macs_of_vfs_are_no_identity() -> None:
-    assert mac_of(0) not in identities(tiny_snapshot(1))(tiny_snapshot(1).by_address[vf(0)])
 
 
 def test_a_name_that_was_made_up_of_a_place_tells_nothing_about_others() -> None:

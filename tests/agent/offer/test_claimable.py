@@ -50,24 +50,11 @@ def test_the_shares_of_an_hca_are_one_unit_for_claims() -> None:
     ]
 
 
-def test_a_resource_for_claims_has_no_slots_though_it_is_bound_late() -> None:
-    late = replace(VF, binding="late")
-    offer = plain_offer([late], node(rails=1, vfs=3))
-    assert (offer.units, offer.pools) == ({}, {})
-    assert len(offer.claimable["rdma/vf"]) == 3
-
-
 def test_what_claims_find_is_ours_for_cni_and_metrics_too() -> None:
     offer = plain_offer([VF], node(rails=1, vfs=2))
     assert offer.network_devices == {FIRST: "rdma/vf", "0000:12:00.2": "rdma/vf"}
     assert offer.vfs == {FIRST, "0000:12:00.2"}
     assert offer.adapters == {("rdma/vf", PF)}
-
-
-def test_a_device_serves_one_resource_whichever_door_offers_it() -> None:
-    offer = plain_offer([Resource("rdma/a", "vf"), replace(VF, name="rdma/b")], node(rails=1, vfs=1))
-    assert [overlap.loser for overlap in offer.overlaps] == ["rdma/b"]
-    assert offer.claimable["rdma/b"] == ()
 
 
 def test_no_device_is_for_claims_while_the_books_cannot_be_written() -> None:
@@ -87,12 +74,6 @@ def test_shares_that_pods_were_granted_before_are_counted_as_they_end() -> None:
         counts.append(dict(offer.granted))
         assert all(unit.health.healthy for unit in offer.claimable["rdma/hca"])
     assert counts == [{PF: 2}, {PF: 1}, {}]
-
-
-def test_what_other_pods_are_granted_leaves_the_offer_as_it_is() -> None:
-    made, snapshot = offers(Clock()), node(rails=1, vfs=1)
-    books = Reading(granted={"GPU-1": 1}, holders={"GPU-1": "nvidia.com/gpu"})
-    assert made.make((VF,), snapshot, Reading()) == made.make((VF,), snapshot, books)
 
 
 @pytest.mark.parametrize("binding", ["early", "late"])

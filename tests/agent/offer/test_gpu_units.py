@@ -57,10 +57,6 @@ def test_single_offers_the_slices_in_place_of_the_gpus() -> None:
     assert offered(snapshot, mig="single") == {NAME: [part(1), part(2), part(3), part(4)]}
 
 
-def test_single_offers_whole_gpus_where_none_is_cut() -> None:
-    assert offered(machine(None, None), mig="single") == {NAME: [gpu(0), gpu(1)]}
-
-
 @pytest.mark.parametrize(
     "snapshot",
     [machine(None, (mig(1),)), machine((mig(1),), (mig(2, "2g.20gb"),)), machine((mig(1), mig(2, "2g.20gb")), None)],
@@ -111,10 +107,3 @@ def test_slices_and_replicas_have_their_gpus_numa_node_and_ailments() -> None:
     assert [u.health for u in units] == [unhealthy("GpuLost")] * 4 + [HEALTHY] * 2
     home = snapshot.by_address[ill.pci_address].numa_node
     assert {u.numa_node for u in units[:4]} == {home}
-
-
-def test_a_quarantined_gpu_is_withheld_with_its_slices() -> None:
-    snapshot = machine((mig(1),))
-    resources = with_profiles([Resource(NAME, "gpu", mig="single")], snapshot, ())
-    [unit] = plain_offer(resources, snapshot, {uuid("GPU", 0): "test"}).offered[NAME]
-    assert unit.health == unhealthy("Quarantined")

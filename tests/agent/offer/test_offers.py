@@ -201,32 +201,29 @@ def units_of(*healths: Health) -> UnitsByName:
     return {"rdma/vf": [a_unit(f"unit-{n}", health, f"vf-{n}") for n, health in enumerate(healths)]}
 
 
-def test_units_that_share_a_reason_are_told_together() -> None:
-    assert list(health_changes(units_of(HEALTHY, HEALTHY, HEALTHY), units_of(LINK, QUARANTINED, LINK))) == [
-        HealthChange("rdma/vf", "LinkDown", False, ("vf-0", "vf-2")),
-        HealthChange("rdma/vf", "Quarantined", False, ("vf-1",)),
-    ]
-
-
-def test_a_recovery_names_what_is_over_and_comes_after_what_broke() -> None:
-    assert list(health_changes(units_of(LINK, HEALTHY), units_of(HEALTHY, LINK))) == [
-        HealthChange("rdma/vf", "LinkDown", False, ("vf-1",)),
-        HealthChange("rdma/vf", "LinkDown", True, ("vf-0",)),
-    ]
-
-
-def test_another_reason_is_told() -> None:
-    (change,) = health_changes(units_of(LINK), units_of(QUARANTINED))
-    assert (change.reason, change.is_healthy) == ("Quarantined", False)
-
-
-def test_what_stays_as_it_was_is_not_told_and_neither_is_a_healthy_unit_that_is_new() -> None:
-    assert list(health_changes(units_of(LINK, HEALTHY), units_of(LINK, HEALTHY))) == []
-    assert list(health_changes({}, units_of(HEALTHY))) == []
-    assert [change.reason for change in health_changes({}, units_of(LINK))] == ["LinkDown"]
-    assert list(health_changes(units_of(LINK), {"rdma/vf": []})) == []
-
-
-def test_a_unit_without_a_device_goes_by_its_own_name() -> None:
-    (change,) = health_changes({}, {"rdma/vf": [a_unit("slot-1", LINK, "")]})
-    assert change.devices == ("slot-1",)
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (
+            units_of(HEALTHY, HEALTHY, HEALTHY),
+            units_of(LINK, QUARANTINED, LINK),
+            [("LinkDown", False, ("vf-0", "vf-2")), ("Quarantined", False, ("vf-1",))],
+        ),
+        (
+            units_of(LINK, HEALTHY),
+            units_of(HEALTHY, LINK),
+            [("LinkDown", False, ("vf-1",)), ("LinkDown", True, ("vf-0",))],
+        ),
+        (units_of(LINK), units_of(QUARANTINED), [("Quarantined", False, ("vf-0",))]),
+        (units_of(LINK, HEALTHY), units_of(LINK, HEALTHY), []),
+        ({}, units_of(HEALTHY), []),
+        ({}, units_of(LINK), [("LinkDown", False, ("vf-0",))]),
+        (units_of(LINK), {"rdma/vf": []}, []),
+        ({}, {"rdma/vf": [a_unit("slot-1", LINK, "")]}, [("LinkDown", False, ("slot-1",))]),
+    ],
+    ids=["reasons", "recovery last", "another reason", "as before", "new", "new and ill", "gone", "without a device"],
+)
+def test_what_became_ill_or_well_is_told_once_for_each_reason(
+    before: UnitsByName, after: UnitsByName, expected: list[tuple[str, bool, tuple[str, ...]]]
+) -> None:
+    assert list(health_changes(before, after)) == [HealthChange("rdma/vf", *each) for each in expected]

@@ -91,15 +91,6 @@ def test_a_number_stays_while_adapters_are_away_and_when_they_come_back(named: t
     assert numbered(whole, *named, known=numbered(away, *named, known=known)) == known
 
 
-def test_a_number_follows_its_card_to_another_address() -> None:
-    whole = node(vfs=1)
-    known = numbered(whole)
-    renumbered = moved(moved(without(whole, PFS[1]), PFS[2], "0000:31:00.0"), PFS[3], "0000:41:00.0")
-    assert {PFS[0]: 0, "0000:31:00.0": 2, "0000:41:00.0": 3}.items() <= numbers(
-        numbered(renumbered, known=known)
-    ).items()
-
-
 def test_a_card_that_takes_anothers_place_takes_its_number() -> None:
     whole = node(vfs=1)
     known = numbered(whole)
@@ -137,20 +128,6 @@ def test_a_storage_adapter_is_no_rail_in_place_of_one_that_is_away() -> None:
             assert "0000:02:00.0" not in numbers(numbered(away, known=known))
             assert numbers(numbered(away, known=known)) == numbers(known)
             assert numbers(numbered(whole, known=numbered(away, known=known))) == numbers(known)
-
-
-def test_what_two_cards_have_in_common_tells_nothing() -> None:
-    same = (rdma(0, "b83f:d203:00a0:0000"),)
-    whole = change(node(vfs=1), PFS[1], rdma_devices=same)
-    known = numbered(whole)
-    assert numbered(without(whole, PFS[0]), known=known) == known
-
-
-def test_another_way_to_number_forgets_the_former_one() -> None:
-    whole = node(vfs=1)
-    listed = numbered(whole, "rail3", "rail2", "rail1", "rail0", known=numbered(whole))
-    assert numbers(listed)[PFS[3]] == 0
-    assert numbers(numbered(whole, known=listed))[PFS[3]] == 3
 
 
 def test_offers_have_the_numbers_of_the_books(tmp_path: Path) -> None:
@@ -275,11 +252,6 @@ def test_numbers_from_before_vital_product_data_was_read_go_when_it_is() -> None
     assert keys(numbered(unread, taken=PLANES)) == PLANES
 
 
-def test_planes_are_found_while_the_adapter_of_another_gpu_is_away() -> None:
-    fewer = without(SPLIT, PFS[0], function(PFS[0], 1))
-    assert keys(numbered(fewer)) == {address: (n - 1, p) for address, (n, p) in PLANES.items() if n}
-
-
 @pytest.mark.parametrize("named", [(), (("rail0p0", "rail0p1"), ("rail1p0", "rail1p1"), *PFS[2:])])
 def test_a_plane_keeps_its_number_while_it_is_away(named: tuple[str | tuple[str, ...], ...]) -> None:
     known = numbered(SPLIT, *named)
@@ -383,7 +355,6 @@ def test_numbers_stay_while_nothing_is_taken_and_as_vfs_come_one_port_after_the_
 STORAGE = "0000:02:00.0"
 FAR_STORAGE = with_storage(node(vfs=1))
 OUT_OF_ORDER = tuple(replace(rail, number=3 - rail.number) for rail in reversed(numbered(FAR_STORAGE, taken=PFS)))
-BELOW_SWITCHES = tuple(pf for pf in ALL if pf not in PFS)
 
 
 @pytest.mark.parametrize("known", [numbered(FAR_STORAGE, taken=PFS), OUT_OF_ORDER], ids=["by address", "another order"])
@@ -396,13 +367,6 @@ def test_numbers_stay_over_a_boot_in_which_storage_is_there_before_the_vfs(
         rails = numbered(booted, known=rails, taken=[STORAGE, *(pf for pf in PFS[:vfs] if pf not in away)])
         assert numbers(rails) == numbers(known)
     assert numbered(FAR_STORAGE, known=rails, taken=[STORAGE, *PFS]) == known
-
-
-@pytest.mark.parametrize("taken", [BELOW_SWITCHES, (*BELOW_SWITCHES, *PFS)], ids=["storage only", "storage too"])
-def test_an_adapter_that_is_newly_taken_gets_the_next_number(taken: tuple[str, ...]) -> None:
-    known = numbered(XE9680, taken=PFS)
-    more = {port: number for number, port in enumerate(BELOW_SWITCHES, len(PFS))}
-    assert numbers(numbered(XE9680, known=known, taken=taken)) == BY_PORT | more
 
 
 def test_a_number_is_free_only_when_its_card_is_gone() -> None:

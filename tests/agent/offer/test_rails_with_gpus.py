@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
 from agent.config import RailNic, Resource, Select
-from agent.edits.build import GpuFiles, build
 from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
 from agent.health import HealthBook
@@ -77,23 +75,6 @@ def test_with_half_the_adapters_half_the_gpus_have_two_each(name: str) -> None:
     assert Counter(nic for unit in found for nic in unit.devices) == Counter(alone.values())
     assert all(distances.nearest(unit.gpu, list(alone.values()))[0] in unit.devices for unit in found)
     assert Counter(unit.numa_node for unit in found) == {0: 2, 1: 2}
-
-
-def test_shares_let_each_of_eight_gpus_have_two_of_eight_adapters_evenly() -> None:
-    snapshot = scanned("h100-8gpu")
-    found = rails(Resource("a.b/rail", "rail", nic=RailNic("hca", Select(vendors=(0x15B3,)), count=2)), snapshot)
-    assert len(found) == 8
-    assert all(len(set(unit.devices)) == 2 for unit in found)
-    assert set(Counter(nic for unit in found for nic in unit.devices).values()) == {2}
-
-
-def test_vfs_of_a_rail_are_of_the_port_beside_the_gpu() -> None:
-    snapshot = node(rails=4, vfs=4)
-    found = rails(PAIR, snapshot)
-    assert len(found) == 4
-    for number, unit in enumerate(found):
-        assert {snapshot.by_address[vf].physfn for vf in unit.devices} == {f"0000:{0x12 + 0x10 * number:02x}:00.0"}
-    assert all(a < b for unit in found for a, b in pairwise(unit.devices))
 
 
 PLANES = split(node(rails=4, vfs=0), 2, vfs=3)
@@ -161,14 +142,6 @@ def test_a_gpu_that_does_not_find_all_its_nics_makes_no_rail() -> None:
     assert rails(replace(PAIR, nic=RailNic("hca", count=2)), node(rails=1)) == ()
 
 
-def test_sets_are_as_near_as_can_be_where_one_gpu_has_more_to_choose_from() -> None:
-    snapshot = node(rails=2, vfs=3)
-    distances = Distances(snapshot)
-    (first, second), vfs = distances.gpus, [device.address for device in snapshot.devices if device.is_vf]
-    found = choose_sets(distances, [first, second], dict.fromkeys(vfs[1:], 1), 2)
-    assert found == {first: tuple(vfs[1:3]), second: tuple(vfs[3:5])}
-
-
 @pytest.mark.parametrize("position", range(4))
 def test_a_rail_is_as_ill_as_any_of_its_nics(position: int) -> None:
     snapshot = scanned("p5-8gpu-32efa")
@@ -196,17 +169,6 @@ def test_a_granted_rail_that_misses_a_nic_keeps_its_set_and_is_ill(position: int
     assert found[unit].devices == held[unit]
     assert found[unit].health.reason == Reason.DEVICE_GONE
     assert found[f"rail-{gpu_uuid(1)}"].health.healthy
-
-
-def test_a_granted_rail_keeps_its_nics_when_the_hardware_has_another_order() -> None:
-    snapshot = node(rails=2, vfs=4)
-    vfs = [device.address for device in snapshot.devices if device.is_vf]
-    unit, strange = f"rail-{gpu_uuid(0)}", (vfs[3], vfs[5])  # as it may have been before cards were moved
-    found = {u.unit_id: u for u in rails(PAIR, snapshot, {unit: strange})}
-    assert found[unit].devices == strange
-    assert set(strange).isdisjoint(found[f"rail-{gpu_uuid(1)}"].devices)
-    lost = rails(PAIR, replace(snapshot, gpus=snapshot.gpus[1:]), {unit: strange})
-    assert set(strange).isdisjoint(lost[0].devices)
 
 
 def listed(maker: Offers, resource: Resource, snapshot: Snapshot, books: Ledger) -> Offer:
@@ -242,18 +204,6 @@ def test_a_rail_that_was_granted_while_another_list_was_made_keeps_its_set_at_th
         assert found[unit] == held
         assert len({nic for nics in found.values() for nic in nics}) == 4
         assert listed(maker, PAIR, snapshot, books) == made
-
-
-def test_all_nics_of_a_rail_are_what_its_resource_offers() -> None:
-    snapshot = node(rails=2, vfs=2)
-    offer = plain_offer([PAIR], snapshot)
-    vfs = {device.address for device in snapshot.devices if device.is_vf}
-    assert (set(offer.network_devices), set(offer.vfs)) == (vfs, vfs)
-    apart = [offer.place(vf).rail for vf in sorted(vfs)]
-    assert apart == [0, 0, 1, 1]
-    both = offer.units[PAIR.name][1].devices[0], offer.units[PAIR.name][0].devices[0]
-    assert [offer.place(vf, both).rail for vf in both] == [0, 0]
-    assert {unit.numa_node for unit in offer.units[PAIR.name]} == {0, 1}
 
 
 RAIL = Resource("rdma/rail", "rail", nic=RailNic("vf"))
@@ -298,24 +248,3 @@ def test_a_granted_rail_keeps_its_nic_when_hardware_comes_or_goes() -> None:
     assert pairs(RAIL, without(snapshot, first), **kept)[gpu_uuid(0)] == second
     assert pairs(RAIL, without(snapshot, second), **kept)[gpu_uuid(0)] == first
     assert pairs(RAIL, snapshot, **{"rail-GPU-of-before": second}) == pairs(RAIL, snapshot)
-
-
-def test_the_health_of_a_rail_is_that_of_its_worse_half() -> None:
-    snapshot = node(rails=2)
-    nic = pairs(RAIL, snapshot)[gpu_uuid(1)]
-    found = by_id(RAIL, change(snapshot, nic, driver=None))
-    assert [unit.health.reason for unit in found.values()] == ["", "NoDriver"]
-    lost = replace(snapshot, gpus=tuple(replace(g, ailments=("GpuLost",)) for g in snapshot.gpus))
-    found = by_id(RAIL, change(lost, nic, driver=None))
-    assert [unit.health.reason for unit in found.values()] == ["GpuLost", "GpuLost"]
-
-
-def test_a_container_gets_both_halves_of_its_rail() -> None:
-    snapshot = node(rails=2)
-    resource = replace(RAIL, nic=RailNic("hca"), management=True)
-    unit = by_id(resource, snapshot)[f"rail-{gpu_uuid(1)}"]
-    given = build(resource, [unit], snapshot, GpuFiles(cdi_names=frozenset({gpu_uuid(1)})))
-    assert given.cdi_devices == (f"nvidia.com/gpu={gpu_uuid(1)}",)
-    assert [node.path for node in given.devices] == [
-        f"/dev/infiniband/{name}" for name in ("uverbs1", "umad1", "issm1", "rdma_cm")
-    ]

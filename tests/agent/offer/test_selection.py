@@ -25,7 +25,7 @@ from agent.offer.selection import (
     takes,
 )
 from agent.offer.units import plain_offer
-from tests.node import change, node, rdma
+from tests.node import change, node
 
 PF, VF = "0000:12:00.0", "0000:12:00.2"
 IB_PORT = RdmaPort(1, "ACTIVE", LinkLayer.INFINIBAND, 400.0, pkey=0x8001)
@@ -123,14 +123,6 @@ def files_with(snapshot: Snapshot, select: Select, device: PciDevice | None = No
     return [(node.path, node.host_path) for node in build(resource, units[:1], snapshot).devices]
 
 
-def test_vhost_net_comes_with_what_the_selector_takes_that_asks_for_it() -> None:
-    with_vhost = replace(node(rails=1, vfs=2), vhost_net=True)
-    select = Select(any_of=(Select(pf=(PfSelector("rail0", frozenset({0})),), need_vhost_net=True), Select()))
-    assert files_with(with_vhost, select) == [("/dev/vhost-net", ""), ("/dev/net/tun", "")]
-    assert files_with(with_vhost, Select()) == []
-    assert files_with(node(rails=1, vfs=2), select) == []
-
-
 def test_uio_and_vdpa_devices_come_with_their_files() -> None:
     uio = change(node(rails=1, vfs=2), "0000:12:00.1", driver="uio_pci_generic", uio="uio3")
     assert files_with(uio, Select()) == [("/dev/uio3", "")]
@@ -183,13 +175,6 @@ def test_an_hca_and_its_adapter_as_a_whole_are_one_device() -> None:
         found = assign([Resource(f"a/{kind}", kind) for kind in kinds], snapshot)
         assert [len(taken) for taken in found.taken.values()] == [1, 0]
         assert len(found.overlaps) == 1
-
-
-def test_the_hcas_of_one_function_may_serve_different_resources() -> None:
-    two = change(node(rails=1, vfs=0), "0000:12:00.0", rdma_devices=(rdma(0, "1::1"), rdma(1, "1::2")))
-    found = assign([Resource(f"a/{n}", "hca", Select(rdma_devices=(n,))) for n in ("mlx5_0", "mlx5_1")], two)
-    assert found.overlaps == ()
-    assert [len(taken) for taken in found.taken.values()] == [1, 1]
 
 
 def test_a_rail_takes_its_gpu_and_its_nic() -> None:
@@ -267,19 +252,6 @@ def test_a_device_in_use_stays_with_the_resource_that_it_was_handed_out_under() 
     assert devices(found, "a/low") == ["0000:12:00.2"]
     assert devices(found, "a/high") == ["0000:12:00.1", "0000:12:00.3", "0000:12:00.4"]
     assert found.overlaps == ()
-
-
-def test_a_device_in_use_by_a_resource_that_is_gone_is_withheld() -> None:
-    found = assign([vfs("a/new")], node(rails=1, vfs=2), holders={"0000:12:00.1": "a/old"})
-    assert [(t.candidate.device, t.held_for) for t in found.taken["a/new"]] == [
-        ("0000:12:00.1", "a/old"),
-        ("0000:12:00.2", ""),
-    ]
-
-
-def test_holding_a_share_of_an_hca_binds_nobody() -> None:
-    found = assign([Resource("a/hca", "hca")], node(rails=1), holders={"0000:12:00.0": "a/old"})
-    assert [taken.held_for for taken in found.taken["a/hca"]] == [""]
 
 
 selects = st.builds(

@@ -34,11 +34,6 @@ def test_a_slot_is_listed_for_each_device_on_its_numa_node() -> None:
     assert all(unit.is_slot and unit.kind == "vf" for unit in units)
 
 
-def test_slots_are_called_the_same_whatever_the_addresses() -> None:
-    renumbered = [replace(device(n), unit_id=f"0001:{n:02x}:00.1", device=f"0001:{n:02x}:00.1") for n in range(4)]
-    assert list_slots(LATE, renumbered) == list_slots(LATE, [device(n) for n in range(4)])
-
-
 def test_a_granted_slot_is_the_last_to_be_called_unhealthy() -> None:
     held = Holdings(frozenset({slot_id(LATE.name, 0, 1)}))
     units = list_slots(LATE, [device(0, reason="NoDriver"), device(1)], held)
@@ -52,19 +47,6 @@ def test_a_bound_slot_is_as_healthy_as_its_device() -> None:
         assert units[0].device == device(1).device
         assert units[0].rdma_devices == ("mlx5_1",)
         assert shown(units) == [("0-0", not reason), ("0-1", True)]
-
-
-def test_a_bound_slot_stays_when_its_device_is_gone() -> None:
-    slot = slot_id(LATE.name, 0, 0)
-    units = list_slots(LATE, [device(1)], Holdings(bound={slot: device(0).device}))
-    assert shown(units) == [("0-0", False), ("0-1", True)]
-    assert units[0].health.reason == "DeviceGone"
-
-
-def test_a_granted_slot_stays_when_all_devices_are_gone() -> None:
-    units = list_slots(LATE, [], Holdings(frozenset({slot_id(LATE.name, 1, 7)})))
-    assert shown(units) == [("1-7", False)]
-    assert units[0].health.reason == "NoFreeDevice"
 
 
 def test_a_device_bound_to_a_slot_of_another_numa_node_moves_a_slot_there() -> None:

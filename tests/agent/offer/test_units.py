@@ -58,19 +58,6 @@ def test_hcas_with_the_same_guid_are_named_by_their_pci_addresses() -> None:
     }
 
 
-def test_two_hcas_of_one_function_without_guids_have_different_names() -> None:
-    pair = (rdma(0, ""), rdma(1, ""))
-    snapshot = change(node(rails=1), "0000:12:00.0", rdma_devices=pair)
-    found = units(replace(HCA, shares=1), snapshot)
-    assert [u.unit_id for u in found] == ["hca-0000:12:00.0-0-0", "hca-0000:12:00.0-1-0"]
-
-
-def test_an_hca_keeps_its_unit_ids_when_it_is_plugged_elsewhere_and_renamed() -> None:
-    here = node(rails=1)
-    there = replace(here, devices=tuple(replace(d, address=d.address.replace(":12:", ":92:")) for d in here.devices))
-    assert [u.unit_id for u in units(HCA, here)] == [u.unit_id for u in units(HCA, there)]
-
-
 def test_vfs_are_no_hcas() -> None:
     snapshot = change(node(rails=1), "0000:12:00.1", rdma_devices=(rdma(7, "1111:2222:3333:4444"),))
     assert {u.rdma_devices for u in units(HCA, snapshot)} == {("mlx5_0",)}
@@ -139,10 +126,6 @@ def test_a_quarantined_device_is_unhealthy_and_still_listed() -> None:
     assert sum(not u.health.healthy for u in found) == 1
 
 
-def test_a_quarantined_pf_leaves_its_vfs_alone() -> None:
-    assert all(u.health.healthy for u in units(VF, node(rails=1), quarantined={"0000:12:00.0": "x"}))
-
-
 def test_an_overlap_names_both_resources_and_the_device() -> None:
     resources = [vf(pf=(parse_pf("rail0#0-2"),)), replace(VF, name="rdma/other", select=Select(vendors=(0x15B3,)))]
     with pytest.raises(ConfigError) as failure:
@@ -194,14 +177,6 @@ def offered(snapshot: Snapshot, *resources: Resource) -> set[tuple[str, str]]:
     return set(offer_of(snapshot, *resources).adapters)
 
 
-def test_the_adapters_of_a_resource_are_those_that_it_offers_or_whose_vfs_it_offers() -> None:
-    snapshot = node(rails=2)
-    pfs = {"0000:12:00.0", "0000:22:00.0"}
-    assert offered(snapshot, HCA, GPU) == {("rdma/hca", pf) for pf in pfs}
-    assert offered(snapshot, VF) == {("rdma/vf", pf) for pf in pfs}
-    assert offered(snapshot, vf(pf=(parse_pf("ens12"),))) < {("rdma/vf", pf) for pf in pfs}
-
-
 def test_the_adapters_of_slots_and_of_shared_pools_are_all_that_stand_behind_them() -> None:
     snapshot = node(rails=2)
     pfs = {"0000:12:00.0", "0000:22:00.0"}
@@ -225,9 +200,3 @@ def test_every_pci_device_that_is_offered_is_known_with_its_resource() -> None:
     snapshot = change(snapshot, "0000:22:00.1", rdma_devices=(rdma(9, "1:2:3:4"),))
     assert found(pool).keys() == pfs
     assert offer_of(snapshot, pool).adapters_of_pool(pool.name) == {*pfs, "0000:22:00.1"}
-
-
-def test_a_resource_without_spread_is_laid_out_to_be_filled() -> None:
-    resources = [Resource("rdma/vf", "vf", spread=False), Resource("rdma/hca", "hca", shares=2)]
-    layouts = plain_offer(resources, node()).layouts
-    assert {name: layout.spread for name, layout in layouts.items()} == {"rdma/vf": False, "rdma/hca": True}

@@ -31,18 +31,6 @@ def test_a_gpu_is_known_by_every_name_of_it_and_its_parts(name: str) -> None:
     assert distances.distance(name, distances.gpus[0]) is Locality.SELF
 
 
-def test_a_gpu_is_known_by_its_address() -> None:
-    snapshot = rail()
-    distances = Distances(snapshot)
-    assert distances.gpu(snapshot.gpus[0].pci_address) == uuid(0)
-    assert distances.port(snapshot.gpus[0].pci_address) == uuid(0)
-
-
-@pytest.mark.parametrize("name", ["", "7", "GPU-unknown", "MIG-unknown", "0000:01:00.0", "::", "x:y", "/gi3"])
-def test_other_names_are_no_gpu(name: str) -> None:
-    assert Distances(rail()).gpu(name) is None
-
-
 def test_a_vf_is_where_its_pf_is() -> None:
     snapshot = rail()
     distances = Distances(snapshot)

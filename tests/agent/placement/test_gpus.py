@@ -7,7 +7,6 @@ from itertools import product
 import pytest
 
 from agent.model.device import NumaNode, Snapshot
-from agent.model.topology import Locality
 from agent.placement import Distances, choose_gpus, choose_pairs
 from agent.placement.distances import FINE
 from agent.placement.nics import spans
@@ -27,29 +26,11 @@ def sockets(per_socket: int = 4, *, switch: int = 1) -> Host:
     return host
 
 
-def test_gpus_without_nics_are_found_as_well() -> None:
-    distances = Distances(sockets().snapshot())
-    assert numbers(choose_gpus(distances, distances.gpus, (), 4)) == [0, 1, 2, 3]
-    assert numbers(choose_gpus(distances, distances.gpus, (), 4, ["0000:ff:00.0"])) == [0, 1, 2, 3]
-
-
 def test_what_must_be_included_comes_first_and_draws_the_rest() -> None:
     distances = Distances(sockets().snapshot())
     assert numbers(choose_gpus(distances, distances.gpus, (uuid(6),), 3)) == [6, 4, 5]
     assert choose_gpus(distances, distances.gpus, (uuid(6), uuid(1)), 1) == (uuid(6),)
     assert choose_gpus(distances, distances.gpus, (), 0) == ()
-
-
-def test_more_than_there_are_gives_all_of_them() -> None:
-    distances = Distances(sockets().snapshot())
-    assert len(choose_gpus(distances, distances.gpus, (), 20)) == 8
-    assert choose_gpus(distances, (), (), 2) == ()
-
-
-def test_unknown_gpus_are_chosen_when_nothing_else_is_there() -> None:
-    distances = Distances(sockets().snapshot())
-    assert choose_gpus(distances, ["GPU-x", "GPU-y"], (), 1) == ("GPU-x",)
-    assert choose_gpus(distances, ["GPU-x", uuid(3), uuid(2)], (), 2) == (uuid(2), uuid(3))
 
 
 def test_replicas_of_one_gpu_are_not_taken_together() -> None:
@@ -92,17 +73,6 @@ def test_on_hosts_with_equal_nvlinks_pairs_are_the_best_that_can_be(
         assert sorted(distances.distance(*p) for p in found) == sorted(
             span // FINE for span in best if span is not None
         )
-
-
-def test_a_16_gpu_host_gives_half_of_itself(node_snapshot: Callable[[str], Snapshot]) -> None:
-    snapshot = node_snapshot("v100-16gpu")
-    distances = Distances(snapshot)
-    vfs = [d.address for d in snapshot.devices if d.is_vf]
-    found = choose_pairs(distances, distances.gpus, vfs, 8)
-    assert {distances.distance(*p) for p in found} == {Locality.PIX}
-    assert len({distances.numa_node(gpu) for gpu, _ in found}) == 1
-    rest = [gpu for gpu in distances.gpus if gpu not in dict(found)]
-    assert len({distances.numa_node(gpu) for gpu, _ in choose_pairs(distances, rest, vfs, 8)}) == 1
 
 
 def test_gpus_and_their_nics_are_on_numa_nodes_that_the_firmware_calls_near() -> None:

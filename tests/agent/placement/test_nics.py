@@ -33,24 +33,6 @@ def test_several_nics_for_one_gpu_are_on_both_ports() -> None:
     assert Counter(map(distances.port, found)) == dict.fromkeys(nics, 2)
 
 
-def test_two_nics_each_come_in_turns() -> None:
-    host = Host()
-    gpus = [host.gpu((f"pci0000:{s}0", "p", "s", "g"), 0) for s in range(2)]
-    nics = [host.nic((f"pci0000:{s}0", "p", "s", f"n{i}"), 0) for s in range(2) for i in range(2)]
-    distances = Distances(host.snapshot())
-    found = match_nics(distances, gpus, nics, 4)
-    assert names(distances, [*gpus, *gpus], found) == ["PIX"] * 4
-    assert len(match_nics(distances, gpus, nics, 3)) == 3
-
-
-def test_one_nic_for_several_gpus_is_near_to_all_of_them() -> None:
-    host = Host()
-    gpus = [host.gpu((f"pci0000:{b}0", "p", "s", "g"), b // 2) for b in range(4)]
-    nics = [host.nic((f"pci0000:{b}0", "p", "s", "n"), b // 2) for b in range(4)]
-    distances = Distances(host.snapshot())
-    assert match_nics(distances, [gpus[2], gpus[3], gpus[0]], nics, 1)[0] in nics[2:]
-
-
 def test_a_nic_is_found_without_any_gpu() -> None:
     host = Host()
     nics = [host.nic((f"pci0000:{b}0", "p"), 0, vfs=2) for b in range(3)]
@@ -58,20 +40,6 @@ def test_a_nic_is_found_without_any_gpu() -> None:
     distances = Distances(snapshot)
     vfs = [d.address for d in snapshot.devices if d.is_vf]
     assert sorted(map(distances.port, match_nics(distances, (), vfs, 3))) == sorted(nics)
-
-
-def test_an_unknown_gpu_gets_any_nic() -> None:
-    host = Host()
-    nic = host.nic(("pci0000:00", "p"), 0)
-    assert match_nics(Distances(host.snapshot()), ["GPU-unknown"], [nic], 1) == (nic,)
-
-
-def test_nothing_free_gives_nothing() -> None:
-    host = Host()
-    gpu = host.gpu(("pci0000:00", "p"), 0)
-    distances = Distances(host.snapshot())
-    assert match_nics(distances, [gpu], (), 2) == ()
-    assert match_nics(distances, [gpu], ["0000:01:00.0"], 0) == ()
 
 
 def test_what_must_be_included_serves_a_gpu_and_the_rest_fit_around_it() -> None:

@@ -17,24 +17,6 @@ from agent.placement.gpus import SEARCH, collect, search
 from agent.placement.nics import spans
 from tests.agent.placement.hosts import Host
 
-FEW, ALL = SEARCH // 2, 20_000
-
-
-@pytest.mark.parametrize("name", ["a100-8gpu-4nic", "b200-8gpu-2nic", "gb200-4gpu", "h100-8gpu", "v100-16gpu"])
-def test_more_looks_find_nothing_better(node_snapshot: Callable[[str], Snapshot], name: str) -> None:
-    snapshot = node_snapshot(name)
-    distances = Distances(snapshot)
-    vfs = [device.address for device in snapshot.devices if device.is_vf]
-    chance = random.Random(3)
-    for _ in range(25):
-        free = chance.sample(distances.gpus, chance.randint(1, len(distances.gpus)))
-        size = chance.randint(1, min(8, len(free)))
-        room = Counter(map(distances.port, chance.sample(vfs, len(vfs) // chance.randint(1, 2))))
-        load = {port: chance.randrange(3) for port in room}
-
-        choices = [collect(distances, free, (), size, room, load, size) for _ in range(2)]
-        assert search(choices[0], FEW) == search(choices[1], ALL)
-
 
 def test_the_bound_ends_the_search(node_snapshot: Callable[[str], Snapshot]) -> None:
     snapshot = node_snapshot("v100-16gpu")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.config import Resource
-from agent.model.device import MigDevice, Snapshot
+from agent.model.device import Snapshot
 from agent.model.topology import Locality
 from agent.offer.units import plain_offer, with_profiles
 from agent.placement import Distances, Layout, Option, choose
@@ -73,27 +72,10 @@ def test_shares_spread_over_the_hcas_by_load() -> None:
     assert sorted(taken.values()) == [2, 2, 3, 3]
 
 
-def test_several_shares_of_one_request_are_on_different_hcas() -> None:
-    snapshot = node()
-    found = choose(Layout(Distances(snapshot), shares(snapshot)), ids(shares(snapshot)), (), 4)
-    assert len({i.rpartition("-")[0] for i in found}) == 4
-
-
 def test_shares_are_taken_in_natural_order() -> None:
     snapshot = node(rails=1)
     free = [f"hca-0000:12:00.0-{n}" for n in (10, 9, 2, 11)]
     assert choose(Layout(Distances(snapshot), shares(snapshot)), free, (), 1) == ("hca-0000:12:00.0-2",)
-
-
-def test_what_must_be_included_counts_and_comes_first() -> None:
-    snapshot = node(rails=1)
-    free = ids(vfs(snapshot))
-    assert choose(Layout(Distances(snapshot), vfs(snapshot)), free, ("0000:12:00.3",), 2)[0] == "0000:12:00.3"
-    assert choose(Layout(Distances(snapshot), vfs(snapshot)), free, ("0000:12:00.3",), 1) == ("0000:12:00.3",)
-
-
-def test_unknown_units_are_taken_when_nothing_else_is_left() -> None:
-    assert choose(Layout(Distances(Snapshot())), ["a", "b", "c"], ("c",), 2) == ("c", "a")
 
 
 def test_on_an_h100_host_every_pair_of_gpu_and_nic_shares_a_switch(node_snapshot: Callable[[str], Snapshot]) -> None:
@@ -140,10 +122,6 @@ def layout(snapshot: Snapshot, resource: Resource, name: str = NAME) -> Layout:
     return Layout(Distances(snapshot), (Option(unit.unit_id, unit.device) for unit in units))
 
 
-def gpus_of(units: tuple[str, ...]) -> list[str]:
-    return [unit.partition("::")[0] for unit in units]
-
-
 def test_pods_that_come_one_by_one_are_spread_evenly() -> None:
     snapshot = node(rails=4)
     place = layout(snapshot, Resource(NAME, "gpu", replicas=4))
@@ -154,18 +132,3 @@ def test_pods_that_come_one_by_one_are_spread_evenly() -> None:
         free.remove(unit)
         counts[unit.partition("::")[0]] += 1
         assert max(counts.values()) - min(counts.values()) <= 1, (number, counts)
-
-
-def test_slices_of_several_gpus_are_chosen_among() -> None:
-    snapshot = node(rails=2)
-    cut = [
-        replace(
-            gpu, mig_mode=True, mig_devices=tuple(MigDevice(f"MIG-{gpu.index}{n}", "1g.10gb", n, 0, 1) for n in (7, 8))
-        )
-        for gpu in snapshot.gpus
-    ]
-    snapshot = replace(snapshot, gpus=tuple(cut))
-    place = layout(snapshot, Resource(NAME, "gpu", mig="mixed"), "nvidia.com/mig-1g.10gb")
-    chosen = choose(place, list(place.rank), ("MIG-18",), 2)
-    assert chosen[0] == "MIG-18"
-    assert chosen[1] in place.rank

@@ -10,7 +10,6 @@ import pytest
 
 from agent.hardware.nvml.facts import kernel_address
 from tests.nvml.fake import (
-    DRIVER_NOT_LOADED,
     GPU_IS_LOST,
     RESET_REQUIRED,
     SWITCH,
@@ -76,17 +75,6 @@ def test_no_library_is_normal_and_loads_nothing(tmp_path: Path, driver: FakeDriv
     assert "libnvidia-ml.so.1 is not on this node" in answer["unavailable"]
 
 
-def test_a_driver_that_is_loaded_later_is_found_by_a_later_reading(nvml: Peer, driver: FakeDriver) -> None:
-    driver.show(init=DRIVER_NOT_LOADED)
-    answer = nvml.ask("read")
-    assert (answer["gpus"], answer["problems"]) == ([], [])
-    assert "is not loaded" in answer["unavailable"]
-    driver.show(A)
-    answer = nvml.ask("read")
-    assert [g["uuid"] for g in answer["gpus"]] == ["GPU-aaaa"]
-    assert answer["unavailable"] == ""
-
-
 def test_a_driver_that_refuses_is_a_problem(nvml: Peer, driver: FakeDriver) -> None:
     driver.show(A, init=UNKNOWN)
     answer = nvml.ask("read")
@@ -139,15 +127,6 @@ def test_who_is_lost_is_told_from_who_cannot_be_read_though_their_numbers_have_c
     nvml.ask("close")
     driver.show(B, C).change("GPU-bbbb", error=UNKNOWN)
     assert ailments(nvml) == {"GPU-aaaa": ["GpuLost"], "GPU-bbbb": [], "GPU-cccc": []}
-
-
-def test_a_gpu_that_cannot_be_read_for_some_other_reason_stays_as_it_was(nvml: Peer, driver: FakeDriver) -> None:
-    driver.show(A, B)
-    before = nvml.ask("read")["gpus"]
-    driver.change("GPU-aaaa", error=UNKNOWN)
-    answer = nvml.ask("read")
-    assert answer["gpus"] == before
-    assert [p["path"] for p in answer["problems"]] == ["nvml/gpu0"]
 
 
 def test_a_gpu_that_is_new_and_cannot_be_read_does_not_open_the_library_again_and_again(

@@ -16,7 +16,6 @@ from agent.hardware.nvml.library import Nvml, Reading
 from agent.hardware.nvml.monitor import GpuMonitor, Times
 from agent.model.change import GPUS, Change
 from agent.model.device import Gpu
-from agent.model.device_health import NO_INSTANCE
 from tests.node import change, node
 from tests.nvml.fake import DRIVER_NOT_LOADED, GPU_IS_LOST, UNKNOWN, FakeDriver, FakeGpu, FakeMig, environment
 from tests.nvml.peer import DEADLINE, Peer, peer
@@ -61,11 +60,6 @@ def told(monitor: Peer, driver: FakeDriver, uuid: str, xid: int, *instance: int)
     raise AssertionError(f"nobody told of XID {xid}")
 
 
-def test_the_first_answer_waits_for_the_first_reading(monitor: Peer, driver: FakeDriver) -> None:
-    driver.show(A, B)
-    assert ailments(monitor.ask("latest")) == {"GPU-aaaa": [], "GPU-bbbb": []}
-
-
 def test_a_driver_whose_events_fail_is_listened_to_again(monitor: Peer, driver: FakeDriver) -> None:
     driver.show(A, B)
     monitor.ask("latest")
@@ -95,26 +89,10 @@ def test_gpus_without_events_are_read_all_the_same(monitor: Peer, driver: FakeDr
     assert monitor.until("latest", lambda r: ailments(r)["GPU-aaaa"] == ["GpuLost"])["watching"] == 0
 
 
-def test_a_gpu_that_was_swapped_is_seen_though_events_were_watched(monitor: Peer, driver: FakeDriver) -> None:
-    driver.show(A, B)
-    monitor.ask("latest")
-    told(monitor, driver, "GPU-bbbb", 13)
-    driver.show(FakeGpu("GPU-new", bus=A.bus), B)
-    monitor.until("latest", lambda r: sorted(ailments(r)) == ["GPU-bbbb", "GPU-new"])
-    assert told(monitor, driver, "GPU-new", 79)["gpu_uuid"] == "GPU-new"
-
-
 def test_a_node_without_the_library_has_no_thread_for_it(tmp_path: Path, driver: FakeDriver) -> None:
     with peer("monitor", environment(tmp_path / "nowhere", driver)) as monitor:
         answer = monitor.ask("latest")
         assert (answer["gpus"], answer["problems"], answer["threads"]) == ([], [], 1)
-
-
-def test_an_error_of_the_driver_is_told_with_its_gpu(monitor: Peer, driver: FakeDriver) -> None:
-    driver.show(A, B)
-    monitor.ask("latest")
-    event = told(monitor, driver, "GPU-bbbb", 79)
-    assert (event["gpu_uuid"], event["mig_uuid"], event["enumeration"]) == ("GPU-bbbb", "", 0)
 
 
 def test_an_error_in_a_slice_names_the_slice_and_one_of_the_gpu_does_not(monitor: Peer, driver: FakeDriver) -> None:
@@ -154,16 +132,6 @@ def test_the_other_gpus_are_watched_while_one_is_lost(nvml_library: Path, driver
         assert told(monitor, driver, "GPU-bbbb", 48)["gpu_uuid"] == "GPU-bbbb"
 
 
-def test_a_gpu_that_can_be_read_only_later_is_watched_too(nvml_library: Path, driver: FakeDriver) -> None:
-    driver.show(A, B).change("GPU-aaaa", error=UNKNOWN)
-    with peer("patient", environment(nvml_library, driver)) as monitor:
-        monitor.ask("latest")
-        told(monitor, driver, "GPU-bbbb", 13)
-        driver.change("GPU-aaaa", error=0)
-        monitor.until("latest", lambda r: ailments(r) == {"GPU-aaaa": [], "GPU-bbbb": []})
-        assert told(monitor, driver, "GPU-aaaa", 48)["gpu_uuid"] == "GPU-aaaa"
-
-
 @pytest.mark.parametrize("call", ["DeviceGetCount", "DeviceGetUUID", "DeviceGetFieldValues"])
 def test_a_driver_that_hangs_keeps_nobody_waiting_and_the_gpus_as_they_were(
     impatient: Peer, driver: FakeDriver, call: str
@@ -177,18 +145,6 @@ def test_a_driver_that_hangs_keeps_nobody_waiting_and_the_gpus_as_they_were(
     impatient.hear("changed", "hangs")
     driver.hang()
     assert impatient.until("latest", lambda r: not r["problems"])["threads"] == answer["threads"]
-
-
-def test_a_driver_that_hangs_at_once_is_said_to_and_found_when_it_answers(
-    nvml_library: Path, driver: FakeDriver
-) -> None:
-    driver.show(A)
-    driver.hang("Init")
-    with peer("hasty", environment(nvml_library, driver)) as monitor:
-        assert monitor.ask("latest")["gpus"] == []
-        assert monitor.until("latest", lambda r: r["problems"])["gpus"] == []
-        driver.hang()
-        assert "GPU-aaaa" in ailments(monitor.until("latest", lambda r: r["gpus"]))
 
 
 def test_the_end_comes_though_the_driver_hangs(nvml_library: Path, driver: FakeDriver) -> None:
@@ -216,14 +172,6 @@ def test_a_gpu_that_is_bound_after_others_is_found_and_watched(monitor: Peer, dr
     monitor.ask("expect", addresses=["0000:1b:00.0", "0000:3d:00.0"])
     monitor.until("latest", lambda r: ailments(r) == {"GPU-aaaa": [], "GPU-bbbb": []})
     assert told(monitor, driver, "GPU-bbbb", 79)["gpu_uuid"] == "GPU-bbbb"
-
-
-def test_a_gpu_bound_anew_has_a_new_enumeration(monitor: Peer, driver: FakeDriver) -> None:
-    driver.show(A, B)
-    monitor.ask("latest")
-    monitor.ask("pci", action="bind", address="0000:3d:00.0")
-    answer = monitor.until("latest", lambda r: r["gpus"][1]["enumeration"] == 1)
-    assert answer["gpus"][0]["enumeration"] == 0
 
 
 def test_a_pause_lets_go_of_the_driver_and_finds_the_named_gpus_anew(monitor: Peer, driver: FakeDriver) -> None:
@@ -315,7 +263,3 @@ def test_an_error_that_nobody_foresaw_ends_nothing() -> None:
         assert monitor.latest() == Reading((GPU,))
     finally:
         monitor.close()
-
-
-def test_the_number_of_no_instance_is_nvmls() -> None:
-    assert NO_INSTANCE == 0xFFFFFFFF

@@ -213,12 +213,6 @@ def test_what_alone_carries_the_default_route_is_known(
     assert rescan(tmp_path, replace(found, only_ways=frozenset(), default_routes=()), of_netdev("eno1")) == found
 
 
-def test_this_machines_default_routes_are_those_that_the_kernel_shows() -> None:
-    rows = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
-    found = {route.netdev for route in scan(Path("/")).default_routes}
-    assert found >= {row[0] for row in rows if row[1] == "00000000" and row[7] == "00000000"}
-
-
 @pytest.fixture
 def nics(own_network: None) -> Iterator[Machine]:
     """A machine with three interfaces that are up."""
@@ -308,9 +302,3 @@ def test_an_interface_of_a_bond_is_enslaved(root: Path) -> None:
     devices = scan(root).by_address
     assert [n.is_enslaved for n in devices[PF].netdevs] == [True]
     assert [n.is_enslaved for n in devices["0000:3a:00.0"].netdevs] == [False]
-
-
-def test_a_vf_that_is_a_port_of_a_bridge_is_enslaved(root: Path) -> None:
-    folder = next((function(root, VF) / "net").iterdir())
-    (folder / "master").symlink_to(os.path.relpath(root / "sys/devices/virtual/net/br0", folder))
-    assert [n.is_enslaved for n in scan(root).by_address[VF].netdevs] == [True]
