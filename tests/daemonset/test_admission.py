@@ -198,7 +198,8 @@ def test_what_lacks_what_is_asked_for_is_refused(policy: Policy, write: str, pat
             for key, value in (("unschedulable", True), ("podCIDR", "10.0.1.0/24"))
         ),
         (with_spec(podCIDRs=[], providerID="aws:///x"), [OF_SPEC]),
-        *((node(**{key: [{"uid": "1"}]}), [OF_OWNERS]) for key in ("finalizers", "ownerReferences")),
+        (node(finalizers=[{"uid": "1"}]), [OF_OWNERS]),
+        (node(ownerReferences=[{"uid": "1"}]), [OF_OWNERS]),
     ],
 )
 def test_of_a_node_spec_finalizers_and_owners_stay(
