@@ -100,7 +100,7 @@ def _adapter_id(fields: bytes) -> str:
 READ_SECONDS = 5.0
 """After so long without an answer a function counts as one that does not answer. A later answer is taken, too."""
 AGAIN_SECONDS = 60.0
-"""At least so long after a read that failed the function is read again."""
+"""So long after a read that failed the function is read again."""
 MOST_READS = 10
 """After so many reads that failed it is given up."""
 
@@ -116,14 +116,11 @@ class _Reading:
     identity: tuple[str, ...]
     is_data_direct: bool
     since: float
-    """When the newest read began."""
+    """When the first read began."""
     answer: str | None = None
     """Keyword V3, "" if there is none; None before the answer, and if there is a problem."""
     problem: str = ""
     """Why the newest read that has ended failed."""
-    reads: int = 1
-    is_reading: bool = False
-    """A thread is in it."""
     is_gone: bool = False
     """It has left the bus. Of a Data Direct function that is remembered: its PF stands beside no GPU now."""
 
@@ -137,6 +134,7 @@ class AdapterIds:
         on_answer: OnEvent = _nobody,
         clock: Callable[[], float] = time.monotonic,
         seconds: float = READ_SECONDS,
+        again_seconds: float = AGAIN_SECONDS,
     ) -> None:
         """`read` reads one function, may hang, and raises HardwareError.
 
@@ -145,7 +143,7 @@ class AdapterIds:
         self._read = read
         self._on_answer = on_answer
         self._clock = clock
-        self._seconds = seconds
+        self._seconds, self._again_seconds = seconds, again_seconds
         self._lock = threading.Condition()
         self._known: dict[str, _Reading] = {}
         """By PCI address; empty before a Data Direct function was seen."""
@@ -189,11 +187,7 @@ class AdapterIds:
             before, identity, now = known.get(address), _identity(device), self._clock()
             if before is None or before.is_gone or before.identity != identity:
                 is_function = is_data_direct(device.vendor, device.device)
-                known[address] = fresh[address] = _Reading(identity, is_function, now, is_reading=True)
-            elif _may_be_read_again(before) and now - before.since >= AGAIN_SECONDS:
-                # Its problem stays until there is an answer.
-                before.since, before.reads, before.is_reading = now, before.reads + 1, True
-                fresh[address] = before
+                known[address] = fresh[address] = _Reading(identity, is_function, now)
         return fresh
 
     def _read_all(self, fresh: Mapping[str, _Reading]) -> None:
@@ -203,22 +197,27 @@ class AdapterIds:
         ]
         for thread in threads:
             thread.start()
-        until = self._clock() + self._seconds
-        for thread in threads:
-            thread.join(max(until - self._clock(), 0))
+        self.settle()
         silent = frozenset(address for address, reading in fresh.items() if _is_waiting(reading))
         if silent:
             self._on_answer("vital product data does not answer", Change(silent))
 
     def _read_one(self, address: str, reading: _Reading) -> None:
-        try:
-            answer, problem = self._read(address), ""
-        except HardwareError as error:
-            answer, problem = None, str(error)
-        with self._lock:
-            reading.answer, reading.problem, reading.is_reading = answer, problem, False
-            self._lock.notify_all()
-        self._on_answer(f"vital product data of {address} was read", Change(frozenset((address,))))
+        for number in range(MOST_READS):
+            if number:
+                time.sleep(self._again_seconds)  # its problem stays until there is an answer
+            if self._known.get(address) is not reading:
+                return  # it has left the bus, or has come again
+            try:
+                answer, problem = self._read(address), ""
+            except HardwareError as error:
+                answer, problem = None, str(error)
+            with self._lock:
+                reading.answer, reading.problem = answer, problem
+                self._lock.notify_all()
+            self._on_answer(f"vital product data of {address} was read", Change(frozenset((address,))))
+            if answer is not None:
+                return
 
     def _is_due(self, reading: _Reading) -> bool:
         return _is_waiting(reading) and not reading.is_gone and self._clock() - reading.since < self._seconds
@@ -243,10 +242,6 @@ def with_adapter_ids(found: Snapshot, root: Path, seconds: float = READ_SECONDS)
 
 def _is_waiting(reading: _Reading) -> bool:
     return reading.answer is None and not reading.problem
-
-
-def _may_be_read_again(reading: _Reading) -> bool:
-    return bool(reading.problem) and not reading.is_reading and reading.reads < MOST_READS
 
 
 def _is_own(problem: Problem) -> bool:

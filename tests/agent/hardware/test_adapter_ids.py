@@ -14,7 +14,6 @@ import pytest
 from agent.errors import HardwareError
 from agent.hardware import recorded
 from agent.hardware.adapter_ids import (
-    AGAIN_SECONDS,
     MOST_READS,
     AdapterIds,
     read_adapter_id,
@@ -148,66 +147,24 @@ def test_data_that_cannot_be_read_leaves_its_adapter_unknown(node: Node, content
     assert [problem.text for problem in found.problems] == [text]
 
 
-@dataclass
-class Failing:
-    """Reads cards, of which one fails for a time."""
+@pytest.mark.parametrize(("fails", "reads"), [(2, 3), (1 << 30, MOST_READS)])
+def test_a_read_that_failed_is_tried_again_and_given_up_in_the_end(node: Node, fails: int, reads: int) -> None:
+    whole, tried = node.scan(), []
 
-    node: Node
-    fails: float
-    """How many reads of it fail."""
-    now: float = 0.0
-    reads: int = 0
-
-    def __post_init__(self) -> None:
-        self.whole = self.node.scan()
-        told = self.node.told.append
-        self.reader = AdapterIds(self.read, lambda _, change: told(change), lambda: self.now, SECONDS)
-
-    def read(self, address: str) -> str:
+    def read(address: str) -> str:
         if address == FUNCTION:
-            self.reads += 1
-            if self.reads <= self.fails:
+            tried.append(address)
+            if len(tried) <= fails:
                 raise HardwareError("cannot be read: Input/output error")
-        return self.node.read(address)
+        return node.read(address)
 
-    def looked(self, seconds: float, reads: int) -> Snapshot:
-        """Look some seconds later, and once more when that many reads have ended."""
-        self.now += seconds
-        self.reader.added_to(self.whole)
-        until(lambda: self.node.told.count(Change(frozenset({FUNCTION}))) == reads)
-        assert self.reads == reads
-        return self.reader.added_to(self.whole)
-
-
-def test_a_read_that_failed_is_tried_again_at_most_once_a_minute(node: Node) -> None:
-    failing = Failing(node, fails=2)
-    assert known(failing.looked(0, 1)) == (OTHERS, {PF})
-    assert known(failing.looked(AGAIN_SECONDS - 1, 1)) == (OTHERS, {PF})
-    assert failing.looked(1, 2).problems
-    found = failing.looked(AGAIN_SECONDS, 3)
-    assert (found.data_direct.of, found.problems) == (PAIRS, ())
-    assert failing.looked(AGAIN_SECONDS, 3) == found
-
-
-def test_a_function_whose_reads_always_fail_is_given_up(node: Node) -> None:
-    failing = Failing(node, fails=float("inf"))
-    failing.looked(0, 1)
-    for number in range(2, MOST_READS + 3):
-        (problem,) = failing.looked(AGAIN_SECONDS, min(number, MOST_READS)).problems
-        assert problem.text == "cannot be read: Input/output error"
-
-
-def test_no_second_read_of_a_function_begins_while_one_hangs(node: Node) -> None:
-    failing = Failing(node, fails=1)
-    failing.looked(0, 1)
-    node.held[FUNCTION] = threading.Event()
-    for _ in range(3):
-        failing.now += AGAIN_SECONDS
-        (problem,) = failing.reader.added_to(failing.whole).problems
-        assert problem.text == "cannot be read: Input/output error"
-        until(lambda: failing.reads == 2)
-    node.held[FUNCTION].set()
-    assert failing.looked(0, 2).data_direct.of == PAIRS
+    reader = AdapterIds(read, lambda _, change: node.told.append(change), again_seconds=0.001)
+    reader.added_to(whole)
+    until(lambda: node.told.count(Change(frozenset({FUNCTION}))) == reads)
+    found = reader.added_to(whole)
+    assert len(tried) == reads
+    assert known(found) == ((PAIRS, set()) if fails == 2 else (OTHERS, {PF}))
+    assert [problem.text for problem in found.problems] == ["cannot be read: Input/output error"] * (fails > 2)
 
 
 def test_a_function_is_read_again_only_when_it_came_back(node: Node) -> None:
