@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent.errors import HardwareError
 from agent.hardware.host import Link, RdmaLink, Watch
-from agent.hardware.netlink.default_routes import Ways, read_ipv6_defaults, read_ways
+from agent.hardware.netlink.default_routes import Ways, read_ways
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.nvml.library import Reading
@@ -179,25 +179,25 @@ class Machine:
 def lifelines(api_server: str | None) -> Mapping[str, str]:
     """Return which of the host's interfaces it cannot do without at this moment, and why. Raises HardwareError."""
     try:
-        ways, six = read_ways(api_server), read_ipv6_defaults()
+        ways = read_ways(api_server)
     except OSError as error:
         raise HardwareError(f"the host's default routes cannot be read: {error.strerror or error}") from error
     read = Attributes(Path("/"))
-    routes = [route for route in read_default_routes(read) if route.family == 4]
+    routes = all_default_routes(read_default_routes(read), ways)
     if problems := read.problems:
         raise HardwareError(f"the host's default routes cannot be read: {problems[0].path}: {problems[0].text}")
-    routes += [DefaultRoute(name, 6, metric, is_ra) for index, metric, is_ra in six if (name := _name_of(index))]
     to_api = with_lower(read, filter(None, map(_name_of, ways.to_api))) - {LOOPBACK}
-    only = needed_ways(read, all_default_routes(routes, ways)) - {LOOPBACK}
+    only = needed_ways(read, routes) - {LOOPBACK}
     reasons = dict.fromkeys(to_api, f"is the way to the API server {api_server}")
     return reasons | dict.fromkeys(only, "carries the host's default route")
 
 
 def all_default_routes(shown: Iterable[DefaultRoute], ways: Ways) -> tuple[DefaultRoute, ...]:
-    """Add to the default routes that /proc shows what it does not show of them."""
-    advertised = {(_name_of(index), metric) for index, metric in ways.advertised}
-    routes = [replace(r, advertised=r.advertised or (r.netdev, r.metric) in advertised) for r in shown]
-    return (*routes, *_further_ways(routes, set(filter(None, map(_name_of, ways.default)))))
+    """Complete the default routes of IPv4 that /proc shows, and add those of IPv6 in the main table."""
+    four = [route for route in shown if route.family == 4]
+    named = ((_name_of(index), metric, advertised) for index, metric, advertised in ways.of_ipv6)
+    six = (DefaultRoute(name, 6, metric, advertised) for name, metric, advertised in named if name)
+    return (*four, *_further_ways(four, set(filter(None, map(_name_of, ways.default)))), *six)
 
 
 def _further_ways(routes: Sequence[DefaultRoute], ways: Set[str]) -> list[DefaultRoute]:
@@ -206,7 +206,7 @@ def _further_ways(routes: Sequence[DefaultRoute], ways: Set[str]) -> list[Defaul
     If none of the ways is one of the best route in /proc, they are of another table, or of a half of all addresses;
     they count only if there is no default route.
     """
-    metrics = [(route.metric, route.netdev) for route in routes if route.family == 4]
+    metrics = [(route.metric, route.netdev) for route in routes]
     lowest = min(metrics, default=(0, ""))[0]
     shown_ways = {netdev for metric, netdev in metrics if metric == lowest}
     if metrics and shown_ways.isdisjoint(ways):

@@ -1,12 +1,12 @@
 """What /proc does not show of the host's default routes, asked by netlink.
 
-/proc/net/route shows the first way only of a route that has several, and /proc/net/ipv6_route does not show that a
-program made a route of a router's advertisement, as systemd-networkd and NetworkManager do. Layout:
-include/uapi/linux/rtnetlink.h.
+/proc/net/route shows the first way only of a route that has several. /proc/net/ipv6_route shows the routes of all
+tables, and not that a program made one of a router's advertisement, as systemd-networkd and NetworkManager do. Layout: include/uapi/linux/rtnetlink.h.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -27,7 +27,7 @@ from agent.hardware.netlink.codec import (
 )
 
 RTM_NEWROUTE, RTM_GETROUTE = 24, 26
-RT_TABLE_MAIN, RTPROT_UNSPEC, RTPROT_RA, RTN_UNICAST = 254, 0, 9, 1
+RT_TABLE_MAIN, RTPROT_RA, RTN_UNICAST = 254, 9, 1
 _RTA_DST, _RTA_OIF, _RTA_PRIORITY, _RTA_MULTIPATH = 1, 4, 6, 9
 _RTM_F_FIB_MATCH = 0x2000
 _SOL_NETLINK, _NETLINK_GET_STRICT_CHK = 270, 12
@@ -41,8 +41,8 @@ _WAY = struct.Struct("=HBBi")
 """struct rtnexthop: length, flags, hops, interface."""
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 """There is none, or one that refuses: unreachable, prohibit, blackhole."""
-_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.ENOENT, errno.ENOPROTOOPT)
-"""IPv6 is off, or the kernel (before 4.20) cannot list routes of one protocol."""
+_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.ENOENT)
+"""IPv6 is off."""
 _RECEIVE_BYTES = 64 << 10
 _PATIENCE = 5.0
 """Seconds: the kernel answers at once."""
@@ -54,8 +54,8 @@ class Ways:
 
     default: tuple[int, ...] = ()
     """All ways of the best default route of IPv4."""
-    advertised: frozenset[tuple[int, int]] = frozenset()
-    """With their metric: ways of default routes of IPv6 that routers advertise."""
+    of_ipv6: tuple[tuple[int, int, bool], ...] = ()
+    """Ways of the default routes of IPv6 in the main table, with the metric, and whether a router advertises it."""
     to_api: tuple[int, ...] = ()
     """The way to the API server."""
 
@@ -67,27 +67,12 @@ def read_ways(api_server: str | None) -> Ways:
         default = _lookup(asking, _NOWHERE, _MOST_DEFAULT_BITS, _RTM_F_FIB_MATCH)
         to_api = _lookup(asking, ipaddress.ip_address(api_server), 128) if api_server is not None else ()
         try:
-            advertised = frozenset((index, metric) for index, metric, _ in _ipv6_defaults(asking, RTPROT_RA))
+            of_ipv6 = tuple(_ipv6_defaults(asking))
         except OSError as error:
             if error.errno not in _NO_IPV6:
                 raise
-            advertised = frozenset()
-    return Ways(default, advertised, to_api)
-
-
-def read_ipv6_defaults() -> list[tuple[int, int, bool]]:
-    """List the ways of IPv6 default routes of the main table: interface, metric, whether a router advertises it.
-
-    /proc/net/ipv6_route shows those of all tables. Lists every route of the table, so it may take long. Raises OSError.
-    """
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as asking:
-        asking.settimeout(_PATIENCE)
-        try:
-            return list(_ipv6_defaults(asking, RTPROT_UNSPEC))
-        except OSError as error:
-            if error.errno not in _NO_IPV6:
-                raise
-            return []
+            of_ipv6 = ()
+    return Ways(default, of_ipv6, to_api)
 
 
 def _lookup(
@@ -104,16 +89,17 @@ def _lookup(
     return ()
 
 
-def _ipv6_defaults(asking: socket.socket, protocol: int) -> Iterator[tuple[int, int, bool]]:
-    asking.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
-    body = _RTMSG.pack(socket.AF_INET6, 0, 0, 0, RT_TABLE_MAIN, protocol, 0, RTN_UNICAST, 0)
+def _ipv6_defaults(asking: socket.socket) -> Iterator[tuple[int, int, bool]]:
+    with contextlib.suppress(OSError):  # before Linux 4.20 the kernel lists the routes of all tables
+        asking.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
+    body = _RTMSG.pack(socket.AF_INET6, 0, 0, 0, RT_TABLE_MAIN, 0, 0, RTN_UNICAST, 0)
     asking.send(request(RTM_GETROUTE, NLM_F_DUMP, body))
     for kind, payload in _answers(asking):
         if kind == NLMSG_DONE:
             return
         if kind == RTM_NEWROUTE:
             _, length, _, _, table, made_by, *_ = _RTMSG.unpack_from(payload)
-            if length == 0 and table == RT_TABLE_MAIN and protocol in (made_by, RTPROT_UNSPEC):
+            if length == 0 and table == RT_TABLE_MAIN:
                 found = attribute_table(payload, _RTMSG.size)
                 metric = WORD.unpack(found[_RTA_PRIORITY])[0] if _RTA_PRIORITY in found else 0
                 yield from ((index, metric, made_by == RTPROT_RA) for index in _ways(found))

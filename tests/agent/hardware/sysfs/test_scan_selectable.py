@@ -242,6 +242,11 @@ def test_a_default_route_of_ipv6_is_known_behind_many_others(nics: Machine) -> N
         (("default nexthop via 10.0.0.1 dev nic0 nexthop via 10.0.2.1 dev nic2",), {"nic1"}),
         (("default nexthop via 10.0.0.1 dev nic0", "-6 default via 2001:db8:2::1 dev nic2"), {"nic0", "nic1", "nic2"}),
         (("unreachable default metric 0",), {"nic1"}),
+        (
+            ("-6 default via 2001:db8:0::1 dev nic0", "-6 default via 2001:db8:2::1 dev nic2 table 100"),
+            {"nic0", "nic1"},
+        ),
+        (("-6 default via 2001:db8:2::1 dev nic2 table 100",), {"nic1"}),
         (("default via 10.0.0.1", "-6 default via 2001:db8:2::1 dev nic2 proto ra"), {"nic0", "nic1"}),
         (("-6 default via 2001:db8:2::1 dev nic2 proto ra",), {"nic1", "nic2"}),
         (
