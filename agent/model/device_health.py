@@ -242,25 +242,16 @@ UNKNOWN_XID = (TRANSIENT, "not in the table")
 QUIET_SECONDS = 300.0
 """How long a transient error counts after it last happened."""
 
-WITHHOLDING: Mapping[str, str] = MappingProxyType(
-    {
-        "GpuLost": "the driver has lost it, or it has fallen off the bus",
-        "ResetRequired": "the driver asks for a reset, of the GPU or of the node",
-        "EccUncorrectable": "uncorrectable memory errors since the last reset, on a GPU that cannot contain them",
-        "RowRemapFailed": "bad memory that could not be replaced by spare rows",
-        "ThermalSlowdown": "the hardware has slowed it down for heat, in three readings on end",
-    }
+WITHHOLDING = (
+    Reason.GPU_LOST,
+    Reason.RESET_REQUIRED,
+    Reason.ECC_UNCORRECTABLE,
+    Reason.ROW_REMAP_FAILED,
+    Reason.THERMAL_SLOWDOWN,
 )
-"""Ailments of a reading that make a GPU unhealthy, gravest first; it is well when a reading no longer shows them."""
-NOTED: Mapping[str, str] = MappingProxyType(
-    {
-        "RowRemapPending": "bad memory is set aside; a reset at some convenient time puts spare rows in its place",
-        "PageRetirementPending": "bad memory pages are retired at the next reset",
-        "InforomCorrupted": "the data that the board keeps about itself are damaged",
-    }
-)
-"""Ailments that are shown and leave the GPU healthy."""
-XID_REASONS = MappingProxyType({TRANSIENT: "XidTransient", FATAL: "XidFatal"})
+"""Ailments that make a GPU unhealthy, gravest first, until a reading no longer shows them. Others are shown, and leave
+the GPU healthy."""
+XID_REASONS = MappingProxyType({TRANSIENT: Reason.XID_TRANSIENT, FATAL: Reason.XID_FATAL})
 
 EVERY_XID = -1
 """Stands for all of them in a policy's sets."""
@@ -378,9 +369,9 @@ def judge_gpu(
 
     What a reading shows comes first: it says more than that an error happened.
     """
-    for word in WITHHOLDING:
-        if word in gpu.ailments:
-            return unhealthy(word)
+    ailment = next((word for word in WITHHOLDING if word in gpu.ailments), None)
+    if ailment is not None:
+        return unhealthy(ailment)
     trouble = trouble_of(gpu, troubles, now, policy, mig_uuid)
     return HEALTHY if trouble is None else unhealthy(XID_REASONS[trouble.means(policy)])
 

@@ -15,7 +15,6 @@ from agent.model.device_health import (
     INFORMATION,
     NO_INSTANCE,
     NO_TROUBLES,
-    NOTED,
     QUIET_SECONDS,
     TRANSIENT,
     WITHHOLDING,
@@ -185,7 +184,7 @@ def test_what_a_reading_shows_withholds_a_gpu_with_its_slices_while_it_shows_it(
     assert judge_gpu(GPU) == HEALTHY
 
 
-@pytest.mark.parametrize("word", NOTED)
+@pytest.mark.parametrize("word", ["RowRemapPending", "PageRetirementPending", "InforomCorrupted"])
 def test_what_is_only_noted_leaves_a_gpu_healthy(word: str) -> None:
     assert judge_gpu(replace(GPU, ailments=(word,))) == HEALTHY
 
