@@ -34,7 +34,7 @@ from agent.errors import AgentError, ConfigError
 from agent.hardware.adapter_ids import write_adapter_id
 from agent.hardware.sysfs import scan as sysfs
 from agent.hardware.sysfs.pci import PCI_DEVICES
-from agent.model.device import Gpu, Snapshot, is_pci_address
+from agent.model.device import Gpu, MigDevice, Snapshot, is_pci_address
 
 FORMAT = 1
 _TOP_FOLDERS = frozenset({"sys", "proc", "dev"})
@@ -45,6 +45,7 @@ Tree = Mapping[str, Any]
 
 _WANTED = tuple(f.name for f in fields(Gpu) if f.default is MISSING)
 _OPTIONAL = tuple(f.name for f in fields(Gpu) if f.name not in (*_WANTED, "enumeration", "names"))
+_OF_SLICES = frozenset(f.name for f in fields(MigDevice))
 _GPUS = TypeAdapter(tuple[Gpu, ...])
 
 
@@ -239,6 +240,8 @@ def read_gpus(items: Any, problems: list[str]) -> tuple[Gpu, ...]:
         return ()
     keys = f"must be an object with {', '.join(_WANTED)} and, if you like, {', '.join(_OPTIONAL)}"
     wrong = [f"gpus[{i}]: {keys}" for i, item in enumerate(items) if not _has_keys(item)]
+    slices = ((i, s) for i, item in enumerate(items) if not wrong for s in item.get("mig_devices", ()))
+    wrong += [f"gpus[{i}].mig_devices: {key} is not a known key" for i, s in slices for key in {*s} - _OF_SLICES]
     found: tuple[Gpu, ...] = ()
     if not wrong:
         try:

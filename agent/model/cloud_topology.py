@@ -17,9 +17,6 @@ NOT_TOLD = -1
 _VIRTUAL = re.compile(
     r"Microsoft Corporation Virtual Machine|Amazon EC2 (?!.*\bmetal)|Google|QEMU|KVM|VMware|Xen|OpenStack|Alibaba"
 )
-_ELEMENT = re.compile(r"<(/?)(cpu|pci)\b([^>]*?)(/?)>")
-_ATTRIBUTE = re.compile(r"""(\w+)\s*=\s*["']([^"']*)["']""")
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 _Switches = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
@@ -82,25 +79,27 @@ def known_places(gpus: Iterable[str], flat: Iterable[str]) -> Places:
 
 def nccl_places(text: str, source: str) -> Places:
     """Read NCCL's topology file (what `NCCL_TOPO_FILE` names). Raises ValueError if it is none."""
-    if "<system" not in text:
+    from xml.etree import ElementTree  # only where a file is configured
+
+    try:
+        root = ElementTree.fromstring(text)  # noqa: S314 -- a file of the operator's, and of 1 MiB at most
+    except ElementTree.ParseError as error:
+        raise ValueError(f"is no topology file of NCCL's: {error}") from error
+    if root.tag != "system":
         raise ValueError("is no topology file of NCCL's: it has no <system>")
     ways: dict[str, tuple[tuple[str, ...], int]] = {}
-    above: list[str] = []
-    numa_node = NOT_TOLD
-    for closing, tag, attributes, empty in _ELEMENT.findall(_COMMENT.sub("", text)):
-        told = dict(_ATTRIBUTE.findall(attributes))
-        if tag == "cpu":
-            number = told.get("numaid", "")
-            numa_node = int(number) if number.isdecimal() else NOT_TOLD
-        elif closing:
-            del above[-1:]
-        else:
-            own = told.get("busid", "").lower()
+
+    def note(parent: ElementTree.Element, above: tuple[str, ...], numa_node: int) -> None:
+        for device in parent.findall("pci"):
+            own = device.get("busid", "").lower()
             if not _BUS_ID.fullmatch(own):
                 raise ValueError(f"names a PCI device {own[:40]!r}, which is no address")
-            ways[own] = (_way(above, own), numa_node)
-            if not empty:
-                above.append(own)
+            ways[own] = _way(above, own), numa_node
+            note(device, (*above, own), numa_node)
+
+    for cpu in root.iter("cpu"):
+        number = cpu.get("numaid", "")
+        note(cpu, (), int(number) if number.isdecimal() else NOT_TOLD)
     if not ways:
         raise ValueError("is no topology file of NCCL's: it names no PCI device")
     return Places(source, tuple((address, *place) for address, place in ways.items()))

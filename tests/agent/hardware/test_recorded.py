@@ -108,6 +108,7 @@ def test_links_up_to_the_trees_top_are_fine() -> None:
         (document(gpus=[GPU | {"fabric_clique": 1}]), "gpus[0].fabric_clique: Input should be a valid string"),
         (document(gpus=[GPU | {"mig_mode": 1}]), "gpus[0].mig_mode: Input should be a valid boolean"),
         (document(gpus=[GPU | {"mig_devices": [{"uuid": "MIG-1"}]}]), "gpus[0].mig_devices[0].profile: Field required"),
+        (document(gpus=[GPU | {"mig_devices": [{"more": 1}]}]), "gpus[0].mig_devices: more is not a known key"),
         (document(gpus=[GPU | {"ailments": [1]}]), "gpus[0].ailments[0]: Input should be a valid string"),
     ],
 )
