@@ -1,7 +1,8 @@
 """What /proc does not show of the host's default routes, asked by netlink.
 
 /proc/net/route shows the first way only of a route that has several. /proc/net/ipv6_route shows the routes of all
-tables, and not that a program made one of a router's advertisement, as systemd-networkd and NetworkManager do. Layout: include/uapi/linux/rtnetlink.h.
+tables, and not that a program made one of a router's advertisement, as systemd-networkd and NetworkManager do.
+Layout: include/uapi/linux/rtnetlink.h.
 """
 
 from __future__ import annotations
