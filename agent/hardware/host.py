@@ -206,7 +206,6 @@ class RdmaCharDevice:
     """uverbs0; its node is /dev/infiniband/uverbs0."""
     major: int
     minor: int
-    abi: int
 
 
 class Rdma(Protocol):

@@ -39,7 +39,7 @@ RDMA_NL_NLDEV = 5
 CMD_GET, CMD_SET, CMD_PORT_GET, CMD_SYS_GET, CMD_SYS_SET, CMD_GET_CHARDEV = 1, 2, 5, 6, 7, 15
 DEV_INDEX, DEV_NAME, PORT_INDEX, FW_VERSION, NODE_GUID, NETDEV_INDEX = 1, 2, 3, 5, 6, 50
 NETNS_MODE, DEV_PROTOCOL, NET_NS_FD = 66, 67, 68
-CHARDEV_TYPE, CHARDEV_NAME, CHARDEV_ABI, CHARDEV = 69, 70, 71, 72
+CHARDEV_TYPE, CHARDEV_NAME, CHARDEV = 69, 70, 72
 MODES = ("exclusive", "shared")  # RDMA_NLDEV_SYS_ATTR_NETNS_MODE: 0 exclusive, 1 shared
 
 _ERROR = struct.Struct("=i")
@@ -86,7 +86,6 @@ def decode_char_device(found: Attributes) -> RdmaCharDevice:
         name=_text(found, CHARDEV_NAME),
         major=number >> 8 & 0xFFF,
         minor=number & 0xFF | number >> 12 & 0xFFF00,
-        abi=_number(found, CHARDEV_ABI),
     )
 
 

@@ -64,32 +64,27 @@ def match_nics(
     load: Mapping[str, int] = NOTHING,
     *,
     spare_gpus: Sequence[str] | None = None,
-    must_include: Sequence[str] = (),
     spread: bool = True,
 ) -> tuple[str, ...]:
     """Choose `count` of the free devices for GPUs: first one for each GPU, in the order of the GPUs; then further ones.
 
     `free` are PCI addresses of VFs or HCAs; one that is listed twice can be taken twice (shares).
     `load` counts what is in use of a port (a PF, or a device without one), `spare_gpus` are those that other
-    pods may still get (default: all others of the node). `must_include` are devices, free ones too, that must
-    be among the result. Gives fewer if fewer are free. With fewer NICs than GPUs they go where they are nearest.
-    Without `spread` one port is filled before another.
+    pods may still get (default: all others of the node). Gives fewer if fewer are free. With fewer NICs than GPUs
+    they go where they are nearest. Without `spread` one port is filled before another.
     """
+    units = _by_port(distances, free)
+    room = {port: len(devices) for port, devices in units.items()}
+    ports = match_ports(distances, gpus, room, count, load, spare_gpus=spare_gpus, spread=spread)
+    return tuple(units[port].pop() for port in ports)
+
+
+def _by_port(distances: Distances, free: Iterable[str]) -> dict[str, list[str]]:
+    """Group devices by their port, the first one last."""
     units: dict[str, list[str]] = {}
     for device in sorted(free, key=distances.order, reverse=True):
         units.setdefault(distances.port(device), []).append(device)
-    forced: dict[str, list[str]] = {}
-    for device in must_include:
-        port = distances.port(device)
-        if device in units.get(port, ()):
-            units[port].remove(device)
-        forced.setdefault(port, []).append(device)
-    room = {port: len(units.get(port, ())) + len(forced.get(port, ())) for port in {**units, **forced}}
-    needed = {port: len(devices) for port, devices in forced.items()}
-    ports = match_ports(distances, gpus, room, count, load, spare_gpus=spare_gpus, forced=needed, spread=spread)
-    for port, devices in forced.items():
-        units.setdefault(port, []).extend(reversed(devices))
-    return tuple(units[port].pop() for port in ports)
+    return units
 
 
 def match_groups(
@@ -107,9 +102,7 @@ def match_groups(
     """
     if sum(len(group.nodes) for group in groups) > len(free):
         return None
-    units: dict[str, list[str]] = {}
-    for device in sorted(free, key=distances.order, reverse=True):
-        units.setdefault(distances.port(device), []).append(device)
+    units = _by_port(distances, free)
     nodes = {port: free[devices[-1]] for port, devices in units.items()}
     room = {port: len(devices) for port, devices in units.items()}
     ports = _match(distances, groups, room, load, nodes=nodes, spread=spread)

@@ -85,7 +85,7 @@ class SimulatedRdma:
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             if entry.name.startswith(kind) and (entry / "ibdev").read_text().strip() == device.name:
                 number = int(entry.name.removeprefix(kind))
-                return RdmaCharDevice(entry.name, _VERBS_MAJOR, 192 + number, 1)
+                return RdmaCharDevice(entry.name, _VERBS_MAJOR, 192 + number)
         raise _failed(f"look up {kind} of RDMA device {device.name}", errno.ENOENT)
 
     def move_in(self, device: RdmaLink, netns: int) -> None:

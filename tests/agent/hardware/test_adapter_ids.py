@@ -231,8 +231,3 @@ def test_data_without_v3_says_none(tmp_path: Path, content: bytes) -> None:
 def test_broken_data_is_an_error(tmp_path: Path, content: bytes, text: str) -> None:
     with pytest.raises(HardwareError, match=text):
         read_adapter_id(root_with(tmp_path, content), ADDRESS)
-
-
-def test_a_function_without_vital_product_data_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(HardwareError, match="No such file"):
-        read_adapter_id(tmp_path, ADDRESS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.hardware import recorded
-from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
+from agent.model.device import Snapshot, is_pci_address
 
 Root = Callable[[str], Path]
 Snapshots = Callable[[str], Snapshot]
@@ -90,52 +90,6 @@ def test_class_entries_and_device_folders_agree(name: str, family: str, node_roo
     assert classed == there
     for folder in there.values():
         assert (folder / "device").resolve() == folder.parent.parent
-
-
-def test_interfaces_are_told_apart(name: str, node_snapshot: Snapshots) -> None:
-    netdevs = [n for d in node_snapshot(name).devices for n in d.netdevs]
-    assert netdevs
-    for values in ([n.name for n in netdevs], [n.ifindex for n in netdevs], [n.mac for n in netdevs]):
-        assert len(set(values)) == len(netdevs)
-    for netdev in netdevs:
-        assert len(netdev.name) <= 15
-        assert re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2})*", netdev.mac)
-        assert int(netdev.mac[:2], 16) & 1 == 0, "no multicast address"
-        assert (netdev.operstate == "up") == (netdev.carrier is True)
-
-
-def test_rdma_devices_have_their_char_devices_and_ports(name: str, node_root: Root, node_snapshot: Snapshots) -> None:
-    root, snapshot = node_root(name), node_snapshot(name)
-    rdma = [r for d in snapshot.devices for r in d.rdma_devices]
-    paths = [c.path for r in rdma for c in r.char_devices]
-    assert len(set(paths)) == len(paths)
-    there = {f"/dev/infiniband/{p.name}" for p in (root / "dev/infiniband").glob("*")}
-    assert there == set(paths) | ({"/dev/infiniband/rdma_cm"} if rdma else set())
-    assert snapshot.rdma_cm == bool(rdma)
-    minors = [p.read_text() for p in (root / "sys/class").glob("infiniband_*/*/dev")]
-    assert len(set(minors)) == len(minors) == len(paths)
-    for device in rdma:
-        assert len(device.char_device("uverbs")) == 1
-        numbers = {p.number for p in device.ports}
-        assert numbers == set(range(1, len(numbers) + 1))
-        assert {c.port for c in device.char_devices if c.kind != "uverbs"} <= numbers
-        assert re.fullmatch(r"[0-9a-f]{4}(:[0-9a-f]{4}){3}", device.node_guid)
-    guids = [r.node_guid for r in rdma if r.node_guid.strip("0:")]
-    assert len(set(guids)) == len(guids)
-
-
-def test_numa_nodes_are_there_for_all_devices(name: str, node_root: Root, node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot(name)
-    nodes = {n.number for n in snapshot.numa_nodes}
-    assert nodes == set(range(len(nodes)))
-    for folder in functions(node_root(name)).values():
-        assert number(folder / "numa_node") in nodes | {NO_NUMA_NODE}
-    cpus = [cpu for n in snapshot.numa_nodes for cpu in n.cpus]
-    assert sorted(cpus) == list(range(len(cpus)))
-    for node in snapshot.numa_nodes:
-        assert node.memory_bytes > 0 or not node.cpus, "only a GPU's nodes may be without both"
-        assert len(node.distances) == len(nodes)
-        assert min(node.distances) == node.distances[node.number] == 10
 
 
 def test_the_scan_has_nothing_to_complain_about(name: str, node_snapshot: Snapshots) -> None:

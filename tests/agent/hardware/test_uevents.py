@@ -63,21 +63,6 @@ def test_links_that_come_change_and_go_are_seen() -> None:
         watch.close()
 
 
-@pytest.mark.usefixtures("own_network")
-def test_links_without_hardware_are_passed_over() -> None:
-    everything, notes = Notes(), Notes()
-    all_links = Uevents(everything.note, virtual_links=True)
-    watch = Uevents(notes.note)
-    try:
-        ip("link add nf0 type veth peer name nf1")
-        ip("link del nf0")
-        everything.until({"net remove nf0", "link nf0 gone"}.issubset)
-    finally:
-        watch.close()
-        all_links.close()
-    assert {what for what in notes.seen if "nf0" in what or "nf1" in what} == set()
-
-
 def test_closing_ends_the_thread_at_once_and_may_be_repeated() -> None:
     watch = Uevents(lambda what, change: None)
     assert len(watching()) == 1
@@ -98,33 +83,6 @@ def test_the_end_of_a_watch_does_not_wait_for_a_burst_to_end() -> None:
     watch.close()
     assert watching() == []
     assert notes.seen == set()
-
-
-@pytest.mark.usefixtures("own_network")
-def test_an_event_names_the_function_it_is_about() -> None:
-    notes = Notes()
-    watch = Uevents(notes.note)
-    try:
-        bridge = "/devices/pci0000:3a/0000:3a:00.0"
-        uevents.emit("add", f"{bridge}/0000:3b:00.1", "pci")
-        uevents.emit("unbind", f"{bridge}/0000:3b:00.1", "pci")
-        uevents.emit("remove", f"{bridge}/0000:3b:00.0/infiniband/mlx5_0", "infiniband")
-        uevents.emit("add", f"{bridge}/0000:3b:00.0/net/ens1f0/queues/rx-0", "queues")
-        uevents.emit("move", f"{bridge}/0000:3b:00.2/virtio1/net/eth5", "net")
-        uevents.emit("add", "/devices/virtual/infiniband/rxe0", "infiniband")
-        uevents.emit("add", "/devices/virtual/misc/kvm", "misc")
-        uevents.emit("add", "/devices/platform/soc/net/end0", "net")
-        notes.until({"net add end0"}.issubset)
-    finally:
-        watch.close()
-    assert notes.changes == {
-        "pci add 0000:3b:00.1": of_function("0000:3b:00.1", bus=True),
-        "pci unbind 0000:3b:00.1": of_function("0000:3b:00.1"),
-        "infiniband remove mlx5_0": of_function("0000:3b:00.0"),
-        "net move eth5": of_function("0000:3b:00.2"),
-        "infiniband add rxe0": Change(everything=True),
-        "net add end0": of_netdev("end0"),
-    }
 
 
 @pytest.mark.usefixtures("own_network")

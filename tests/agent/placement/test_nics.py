@@ -42,17 +42,6 @@ def test_a_nic_is_found_without_any_gpu() -> None:
     assert sorted(map(distances.port, match_nics(distances, (), vfs, 3))) == sorted(nics)
 
 
-def test_what_must_be_included_serves_a_gpu_and_the_rest_fit_around_it() -> None:
-    host = Host()
-    gpus = [host.gpu((f"pci0000:{b}0", "p", "s", "g"), 0) for b in range(3)]
-    nics = [host.nic((f"pci0000:{b}0", "p", "s", "n"), 0) for b in range(3)]
-    distances = Distances(host.snapshot())
-    assert match_nics(distances, gpus[:2], nics, 2, must_include=[nics[1]]) == (nics[0], nics[1])
-    found = match_nics(distances, gpus[:2], nics, 2, must_include=[nics[2]])
-    assert nics[2] in found
-    assert sorted(names(distances, gpus[:2], found)) == ["NODE", "PIX"]
-
-
 def test_shares_are_spread_over_hcas() -> None:
     host = Host()
     gpus = [host.gpu(("pci0000:00", "p", "s", f"g{i}"), 0) for i in range(4)]

@@ -79,15 +79,6 @@ def test_a_socket_is_not_lent_again_after_an_error(own_network: None) -> None:
     sockets.close()
 
 
-def test_a_socket_given_back_after_the_end_is_closed(own_network: None) -> None:
-    sockets = IdleSockets()
-    late = sockets.take()
-    sockets.close()
-    sockets.give_back(late, sound=True)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        late.find("lo")
-
-
 def test_what_a_process_sends_is_no_answer(own_network: None) -> None:
     with LinkSocket() as links, socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as other:
         assert links.find("lo") is not None  # from here on it has a port

@@ -177,10 +177,6 @@ def test_each_request_is_what_the_kernel_reads(settings: VfSettings, words: str,
     assert all(getattr(settings, name) is not None for name in names)
 
 
-def test_nothing_asked_is_nothing_sent() -> None:
-    assert list(vf_control.changes(3, VfSettings())) == []
-
-
 def test_what_the_kernel_sets_together_is_completed_from_before() -> None:
     before = VfSettings(vlan=7, vlan_qos=3, vlan_proto="802.1ad", min_tx_rate=10, max_tx_rate=20, trust=True)
     assert vf_control.completed(VfSettings(vlan=8), before) == VfSettings(vlan=8, vlan_qos=3, vlan_proto="802.1ad")

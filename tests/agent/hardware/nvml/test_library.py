@@ -75,13 +75,6 @@ def test_no_library_is_normal_and_loads_nothing(tmp_path: Path, driver: FakeDriv
     assert "libnvidia-ml.so.1 is not on this node" in answer["unavailable"]
 
 
-def test_a_driver_that_refuses_is_a_problem(nvml: Peer, driver: FakeDriver) -> None:
-    driver.show(A, init=UNKNOWN)
-    answer = nvml.ask("read")
-    assert answer["gpus"] == []
-    assert [p["path"] for p in answer["problems"]] == ["nvml"]
-
-
 def test_a_replaced_driver_is_told_with_its_remedy_and_the_gpus_stay_as_they_were(
     nvml: Peer, driver: FakeDriver
 ) -> None:
@@ -305,13 +298,6 @@ def test_what_a_gpu_does_not_support_is_unknown_not_an_error(nvml: Peer, driver:
     answer = nvml.ask("read")
     assert [(g["minor"], g["memory_bytes"], g["pci_address"]) for g in answer["gpus"]] == [(None, 0, "0009:01:00.0")]
     assert answer["problems"] == []
-
-
-def test_an_address_that_is_none_is_a_problem_of_that_gpu(nvml: Peer, driver: FakeDriver) -> None:
-    driver.show(FakeGpu("GPU-dddd", "nonsense"), B)
-    answer = nvml.ask("read")
-    assert [g["uuid"] for g in answer["gpus"]] == ["GPU-bbbb"]
-    assert [p["path"] for p in answer["problems"]] == ["nvml/gpu0"]
 
 
 @pytest.mark.parametrize(

@@ -81,14 +81,6 @@ def test_a_gpu_whose_errors_cannot_be_watched_is_named_until_they_can(monitor: P
     monitor.until("latest", lambda r: not r["unheard"] and r["watching"] == 1)
 
 
-def test_gpus_without_events_are_read_all_the_same(monitor: Peer, driver: FakeDriver) -> None:
-    driver.fail(DeviceGetSupportedEventTypes=3)
-    driver.show(A, B)
-    assert monitor.ask("latest")["unheard"] == []
-    driver.change("GPU-aaaa", error=GPU_IS_LOST)
-    assert monitor.until("latest", lambda r: ailments(r)["GPU-aaaa"] == ["GpuLost"])["watching"] == 0
-
-
 def test_a_node_without_the_library_has_no_thread_for_it(tmp_path: Path, driver: FakeDriver) -> None:
     with peer("monitor", environment(tmp_path / "nowhere", driver)) as monitor:
         answer = monitor.ask("latest")

@@ -76,11 +76,6 @@ def test_what_vfs_moved_passes_the_port_of_their_pf(tmp_path: Path) -> None:
     ]
 
 
-def test_nothing_is_asked_of_pfs_whose_vfs_nobody_has(tmp_path: Path) -> None:
-    snapshot = sysfs.scan(node(tmp_path, "h100-8gpu"))
-    assert with_busy_vfs(snapshot, frozenset({"0000:18:00.0", "hca"})).devices == ()
-
-
 def test_the_uplink_of_an_adapter_in_switchdev_mode_counts_all_by_itself(tmp_path: Path) -> None:
     root = node(tmp_path, "h100-8gpu")
     write(root, RDMA, port_rcv_data="1\n", port_xmit_data="1\n")

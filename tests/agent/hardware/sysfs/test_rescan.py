@@ -101,12 +101,6 @@ def test_a_vf_that_was_seen_before_it_was_linked_to_its_pf_is_one_of_its_pf(tmp_
     assert rescan(tmp_path, early, of_function(PFS[0], bus=True)) == scan(tmp_path)
 
 
-def test_a_name_that_no_interface_has_any_more_is_no_trouble(tmp_path: Path) -> None:
-    Node(tmp_path)
-    before = scan(tmp_path)
-    assert rescan(tmp_path, before, of_netdev("eth77") | of_function("0000:ff:00.0", bus=True)) == before
-
-
 def test_a_port_of_infiniband_that_changed_without_a_word_is_found(tmp_path: Path) -> None:
     node = Node(tmp_path)
     before = scan(tmp_path)

@@ -127,19 +127,6 @@ def test_both_ports_of_one_infiniband_function_are_read(node_snapshot: Snapshots
     ]
 
 
-def test_an_rdma_device_needs_no_interface(node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot("efa")
-    devices = [d for d in snapshot.devices if d.device == 0xEFA1]
-    assert len(devices) == 4
-    for device in devices:
-        assert device.netdevs == ()
-        (rdma,) = device.rdma_devices
-        assert rdma.node_type == "unspecified"
-        assert rdma.ports[0].link_layer is LinkLayer.UNSPECIFIED
-        assert [c.kind for c in rdma.char_devices] == ["uverbs"]
-    assert snapshot.rdma_cm
-
-
 def test_an_interface_below_a_virtio_device_belongs_to_the_pci_function(tmp_path: Path) -> None:
     tree = NodeTree("virtio", "")
     tree.pci("pci0000:00", "0000:00:03.0", Ids("020000", "1af4", "1041", driver="virtio-pci"), -1)
@@ -175,14 +162,6 @@ def test_software_rdma_belongs_to_the_function_of_its_interface(tmp_path: Path, 
         rescan(root, replace(found, devices=without), of_function(device.address), lambda _: False).devices == without
     )
     assert rescan(root, replace(found, devices=without), of_function(device.address)).devices == found.devices
-
-
-def test_software_rdma_on_a_bridge_belongs_to_nothing(tmp_path: Path) -> None:
-    tree = NodeTree("rxe", "")
-    tree.files("/sys/devices/virtual/infiniband/rxe0", node_type="1: CA", parent="br0")
-    tree.link("/sys/class/infiniband/rxe0", "/sys/devices/virtual/infiniband/rxe0")
-    snapshot = scan(built(tree, tmp_path))
-    assert (snapshot.devices, snapshot.problems) == ((), ())
 
 
 def test_a_function_behind_a_volume_management_device_keeps_its_whole_path(tmp_path: Path) -> None:
