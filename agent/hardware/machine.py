@@ -48,8 +48,6 @@ class Machine:
     rdma: RdmaNetlink
     api_server: str | None = None
     """IP address of the cluster's API server."""
-    _names: dict[str, str] = field(default_factory=dict)
-    """PCI function → name of its interface when it was last looked for, if it had but one."""
     _ways: list[Ways] = field(default_factory=lambda: [Ways()])
     """The kernel's last answer about the ways out, alone in its list."""
 
@@ -98,26 +96,13 @@ class Machine:
         """Find the interface of a PCI device in the host's namespace.
 
         sysfs lists a function's interfaces by itself: no netlink dump of a thousand links to find one.
-        A pod waits for it, and mostly the name is what it was.
         """
-        known = self._names.pop(device, None)
-        if known is not None and (link := self.links.find_as(known, device)) is not None:
-            self._names[device] = known
-            return link
-        folder = f"{self.root}/sys/bus/pci/devices/{device}/net"
         for _ in range(_RENAMES):
-            try:
-                names = os.listdir(folder)
-            except OSError:
-                return None
-            if not names:
-                return None
+            names = _entries(f"{self.root}/sys/bus/pci/devices/{device}/net")
             if len(names) > 1:
                 names.sort(key=lambda name: (self._dev_port(name), name))
-            link = self.links.find_own(names, device)
-            if link is not None:
-                if len(names) == 1:
-                    self._names[device] = names[0]
+            link = self.links.find_own(names, device) if names else None
+            if link is not None or not names:
                 return link
         return None
 

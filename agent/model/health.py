@@ -1,7 +1,7 @@
 """`Health`: whether kubelet may hand a unit out, and if not, for which `Reason`. Pure.
 
-Facts become health in `nic_health` and `gpu_health`; `health_policy` tells what lasts long enough to count. Reasons are
-a closed list of words, which are stable: they are metric labels, Event reasons, and what the status shows.
+Facts become health in `device_health`, which also says what lasts long enough to count. Reasons are a closed list of
+words, which are stable: they are metric labels, Event reasons, and what the status shows.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Reason(StrEnum):
     LINK_DOWN = "LinkDown", "its link, or that of its PF, has no carrier", Tempo.SETTLED
     PORT_DOWN = "PortDown", "no port of its RDMA device, or of its PF's, is active", Tempo.SETTLED
 
-    # GPUs. How long an error counts is decided in `gpu_health`.
+    # GPUs. How long an error counts is decided in `device_health`.
     GPU_LOST = "GpuLost", "the driver has lost it, or it has fallen off the bus"
     RESET_REQUIRED = "ResetRequired", "the driver asks for a reset, of the GPU or of the node"
     ECC_UNCORRECTABLE = "EccUncorrectable", "uncorrectable memory errors since the last reset"

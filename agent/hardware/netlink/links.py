@@ -121,15 +121,6 @@ class Netlink:
         link = best[1].link
         return link if link.device == device else replace(link, device=device)
 
-    def find_as(self, name: str, device: str) -> Link | None:
-        """Find the interface of a device under the name that was its only one. None if that is not certain any more."""
-        with self._links(None, f"look up the interface of {device}") as links:
-            described = links.described(name)
-        if described is None:
-            return None
-        found = self._read(described)
-        return found.link if found.is_of(device) else None
-
     def listed(self, netns: int | None = None, wanted: Callable[[Link], bool] | None = None) -> tuple[Link, ...]:
         """List the interfaces there, those that are wanted or all."""
 
@@ -327,9 +318,6 @@ class _Found:
     """Bus address of the device below it, where the kernel tells."""
     port: str
     """IFLA_PHYS_PORT_NAME; empty where there is none."""
-
-    def is_of(self, device: str) -> bool:
-        return self.parent == self.link.device == device and not names_representor(self.port)
 
 
 class _Links:

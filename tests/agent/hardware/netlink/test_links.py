@@ -281,12 +281,6 @@ def test_each_look_tells_how_an_interface_is_now(links: Netlink) -> None:
     assert (v0(links).mtu, v0(links).mac, v0(links).device) == (1400, "02:00:00:00:00:09", "B")
 
 
-def test_an_interface_that_does_not_name_its_device_is_not_certain_to_be_of_it(links: Netlink) -> None:
-    assert links.find_own(["v0"], "A") == v0(links)
-    assert links.find_as("v0", "A") is None
-    assert links.find_as("v9", "A") is None
-
-
 def namespace(path: Path) -> int:
     """Make a network namespace and open it."""
     path.touch()
