@@ -19,7 +19,7 @@ from agent.edits.build import FILES
 from agent.hardware.lldp import Neighbour
 from agent.model.allocation import Attachment, NetworkData, network_data
 from agent.model.device import NO_NUMA_NODE, Gpu, Snapshot, cpu_list
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.placement import Distances
 from agent.placement.nics import assign
 

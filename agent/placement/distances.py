@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from agent.model.device import NO_NUMA_NODE, Gpu, PciDevice, Snapshot
 from agent.model.gpu_ids import gpu_name
-from agent.model.topology import Locality, bridges, locality, standing
+from agent.model.locality import Locality, bridges, locality, standing
 from agent.model.unit_id import UnitId, UnitKind
 
 LOCAL = 10

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.placement.distances import FINE, Distances
 from agent.placement.nics import NOTHING, assign, match_nics, spans
 

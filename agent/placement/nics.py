@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from agent.model.device import NO_NUMA_NODE
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.placement.distances import FINE, Distances
 
 NOTHING: Mapping[str, int] = MappingProxyType({})

@@ -13,8 +13,8 @@ from typing import Any
 
 from agent.model.cloud_topology import is_virtual
 from agent.model.device import NO_NUMA_NODE, Gpu, PciDevice, Snapshot, cpu_list, is_accelerator
+from agent.model.locality import Locality, locality, standing
 from agent.model.printable import joined, some
-from agent.model.topology import Locality, locality, standing
 from agent.placement import Distances
 
 AMD = 0x1002

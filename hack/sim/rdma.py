@@ -22,7 +22,7 @@ from typing import Any
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.host import RdmaCharDevice, RdmaLink
-from agent.hardware.rdma import WAIT_SECONDS, Renumbering
+from agent.hardware.netlink.rdma_netlink import WAIT_SECONDS, Renumbering
 from agent.model.device import is_pci_address
 from hack.sim import uevents
 

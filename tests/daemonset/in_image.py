@@ -18,8 +18,8 @@ from pathlib import Path
 from agent.hardware import netns
 from agent.hardware.lldp import LldpSockets
 from agent.hardware.netlink.links import Netlink
+from agent.hardware.netlink.rdma_netlink import RdmaNetlink
 from agent.hardware.nvml.library import Nvml, is_installed
-from agent.hardware.rdma import RdmaNetlink
 from agent.hardware.uevents import Uevents
 from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.placement import Distances
 from hack.sim.demo import not_back, still_attached
 from hack.sim.scheduler import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.placement import Distances
 from hack.sim.stage import CONFIG, Stage, settled
 

@@ -17,7 +17,7 @@ from measure.alignment.stream import EVEN, PLAYS, Play, steps
 from measure.alignment.table import BEGIN, CLAIMS, END, WAYS, Line, markdown, report
 
 from agent.errors import ConfigError
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.placement import Distances
 from agent.placement.distances import FINE
 from tests.agent.placement.hosts import Host, uuid

@@ -20,7 +20,7 @@ import pytest
 from agent.errors import AttachmentError, HardwareError, NetlinkFailed
 from agent.hardware.host import RdmaLink
 from agent.hardware.machine import Machine
-from agent.hardware.rdma import RdmaNetlink
+from agent.hardware.netlink.rdma_netlink import RdmaNetlink
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.change import of_function

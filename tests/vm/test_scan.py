@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agent.hardware.sysfs.scan import scan
 from agent.model.device import LinkLayer
-from agent.model.topology import Locality, locality
+from agent.model.locality import Locality, locality
 from tests.vm.adapters import Pf, netdevs
 
 

@@ -18,7 +18,7 @@ from agent.model.device import Gpu, Problem
 if TYPE_CHECKING:
     import pynvml
 
-    from agent.hardware.nvml.facts import Condition, Links
+    from agent.hardware.nvml.gpu_facts import Condition, Links
 
 
 import os
@@ -130,7 +130,7 @@ class Nvml:
     def _look(self, count: int, slow: bool, expected: frozenset[str]) -> Reading:
         import pynvml
 
-        from agent.hardware.nvml import facts as nvml_facts
+        from agent.hardware.nvml import gpu_facts
 
         handles: dict[int, pynvml.c_nvmlDevice_t] = {}
         seen: list[Gpu] = []
@@ -139,7 +139,7 @@ class Nvml:
         for index in range(count):
             try:
                 handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
-                seen.append(nvml_facts.identity(handles[index], index))
+                seen.append(gpu_facts.identity(handles[index], index))
             except (pynvml.NVMLError, ValueError) as error:
                 failed[index] = error
         is_full = slow or any(gpu.uuid not in self._known or self._known[gpu.uuid].away for gpu in seen)
@@ -155,7 +155,7 @@ class Nvml:
         problems = [Problem(f"nvml/gpu{i}", f"cannot be read: {error}") for i, error in sorted(failed.items())]
         missing = self._missing(fresh, errors)
         everyone = {**fresh, **missing}
-        matrix = nvml_facts.matrix([k.gpu for k in everyone.values()], {u: k.links for u, k in everyone.items()})
+        matrix = gpu_facts.matrix([k.gpu for k in everyone.values()], {u: k.links for u, k in everyone.items()})
         self._known = {
             uuid: replace(known, gpu=replace(known.gpu, nvlinks=matrix[uuid])) for uuid, known in everyone.items()
         }
@@ -169,15 +169,15 @@ class Nvml:
         return Reading(tuple(sorted((k.gpu for k in self._known.values()), key=attrgetter("index"))), tuple(problems))
 
     def _details(self, gpu: Gpu, handle: pynvml.c_nvmlDevice_t, addresses: Sequence[str], slow: bool) -> _Known:
-        from agent.hardware.nvml import facts as nvml_facts
+        from agent.hardware.nvml import gpu_facts
 
         last = self._known.get(gpu.uuid)
-        is_cut = nvml_facts.mig_mode(handle)
-        now = nvml_facts.condition(handle, is_cut, _lasting(last, gpu, self._bound) if last else ())
+        is_cut = gpu_facts.mig_mode(handle)
+        now = gpu_facts.condition(handle, is_cut, _lasting(last, gpu, self._bound) if last else ())
         hot = (last.hot if last else 0) + 1 if now.hot else 0
         if slow or last is None:
-            clique, links = nvml_facts.fabric_clique(handle), nvml_facts.links(handle, addresses)
-            corrupt = nvml_facts.has_corrupt_inforom(handle)
+            clique, links = gpu_facts.fabric_clique(handle), gpu_facts.links(handle, addresses)
+            corrupt = gpu_facts.has_corrupt_inforom(handle)
         else:
             clique, links, corrupt = last.gpu.fabric_clique, last.links, last.corrupt
         ailments = (
@@ -191,7 +191,7 @@ class Nvml:
                 gpu,
                 fabric_clique=clique,
                 mig_mode=is_cut,
-                mig_devices=nvml_facts.mig_devices(handle, gpu.memory_bytes) if is_cut else (),
+                mig_devices=gpu_facts.mig_devices(handle, gpu.memory_bytes) if is_cut else (),
                 ailments=ailments,
                 enumeration=enumeration + (last is not None and _was_reset(last, gpu, now, self._bound)),
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.model.device import Gpu, NumaNode, PciDevice, Snapshot, pair_functions
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.placement import Distances
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.placement import Distances
 from agent.placement.distances import FINE
 

@@ -10,7 +10,7 @@ from itertools import combinations
 from hypothesis import strategies as st
 
 from agent.model.device import Gpu, MigDevice, NumaNode, PciDevice, Snapshot
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.placement import Distances
 from tests.node import pci
 

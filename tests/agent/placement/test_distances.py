@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.model.device import NumaNode, Snapshot
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.placement import Distances
 from agent.placement.distances import FINE
 from tests.agent.placement.hosts import Host, uuid

@@ -10,7 +10,7 @@ from itertools import combinations, product
 import pytest
 
 from agent.model.device import Snapshot
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.placement import Distances, choose_gpus, choose_sets
 from agent.placement.distances import FINE
 from agent.placement.gpus import SEARCH, collect, search

@@ -18,7 +18,7 @@ from agent.errors import DeviceBusy, Unavailable, UnknownUnit
 from agent.kubelet.checkpoint import FILE
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import Binding, Undo
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.reconcile.grants import UNCLAIMED_SECONDS, Release, decide
 from agent.reconcile.view import View
 from proto.deviceplugin.v1beta1 import api_pb2

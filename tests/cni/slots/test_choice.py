@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.kubelet.checkpoint import Held
 from agent.model.health import HEALTHY
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.offer.offer import Unit
 from agent.placement import Distances
 from cni.slots.choice import Choice, Wish, choose, wishes

@@ -19,7 +19,7 @@ from agent.errors import AgentError, NotYet, Unavailable
 from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, PodDevices
 from agent.model.allocation import ClaimRef, ClaimState, PodRef
 from agent.model.health import HEALTHY
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.offer.offer import Unit
 from agent.placement import Distances
 from deviceplugin.dra.allocated_claim import ours

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.hardware import recorded
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.report.chart import why_not_known
 from deviceplugin.dra.devices import pair_up
 from measure import health

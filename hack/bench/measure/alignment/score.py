@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from agent.model.device import Snapshot
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.placement import Distances
 from agent.placement.distances import FINE
 from agent.placement.nics import spans

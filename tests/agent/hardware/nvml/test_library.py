@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.hardware.nvml.facts import kernel_address
+from agent.hardware.nvml.gpu_facts import kernel_address
 from tests.nvml.fake import (
     GPU_IS_LOST,
     RESET_REQUIRED,

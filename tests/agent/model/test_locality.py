@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.model.device import NO_NUMA_NODE, PciDevice
-from agent.model.topology import Locality, locality
+from agent.model.locality import Locality, locality
 from tests.node import pci
 
 ROOT = ("pci0000:3a", "0000:3a:00.0")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.config import Resource
 from agent.model.device import Snapshot
-from agent.model.topology import Locality
+from agent.model.locality import Locality
 from agent.offer.units import plain_offer, with_profiles
 from agent.placement import Distances, Layout, Option, choose
 from tests.node import gpu_uuid, node

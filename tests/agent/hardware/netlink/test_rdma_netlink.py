@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 
 from agent.errors import DeviceBusy, DriverUnavailable, HardwareError, NetlinkFailed
-from agent.hardware import rdma as rdma_netlink
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.hardware.machine import Machine
+from agent.hardware.netlink import rdma_netlink
 from agent.hardware.netlink.codec import NLM_F_ACK, NLM_F_DUMP, NLMSG_DONE, NLMSG_ERROR, attributes
 from agent.hardware.netlink.links import Netlink
-from agent.hardware.netlink.vf_control import PfNetlink
-from agent.hardware.nvml.monitor import GpuMonitor
-from agent.hardware.rdma import (
+from agent.hardware.netlink.rdma_netlink import (
     CMD_GET,
     CMD_GET_CHARDEV,
     CMD_PORT_GET,
@@ -40,6 +38,8 @@ from agent.hardware.rdma import (
     encode,
     exchange,
 )
+from agent.hardware.netlink.vf_control import PfNetlink
+from agent.hardware.nvml.monitor import GpuMonitor
 
 NLDEV_GET = 5 << 10 | CMD_GET
 SAMPLE = RdmaLink(0, "rxe0", "5054:00ff:fe12:3456", "", 1, "roce")
