@@ -120,8 +120,7 @@ def test_vfs_and_adapters_of_other_vendors_are_not_read(node: Node) -> None:
 @pytest.mark.parametrize("address", [PF, FUNCTION])
 def test_a_card_that_hangs_delays_no_other_and_its_late_answer_is_taken(node: Node, address: str) -> None:
     node.held[address], reader = threading.Event(), node.reader(seconds=0.05)
-    found = settled(reader, node.scan())
-    assert known(found) == (OTHERS, {PF})
+    until(lambda: known(reader.added_to(node.scan())) == (OTHERS, {PF}))
     until(lambda: Change(frozenset({address})) in node.told)
     (problem,) = reader.added_to(node.scan()).problems
     assert (problem.path, problem.text) == (f"/sys/bus/pci/devices/{address}/vpd", "does not answer within 0.05 s")
