@@ -118,35 +118,11 @@ def fits_its_configuration(found: list[Document]) -> None:
         assert mount.get("readOnly", False) is not writes, path
 
 
-def test_a_wrong_key_in_what_is_made_would_be_found(kube: Kube) -> None:
-    document = named(kube.template(), "DaemonSet")
-    document["spec"]["template"]["spec"]["hostNetwrok"] = True
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(document, NEWEST, strict=True)
-
-
 def test_the_configuration_of_the_base_keeps_its_comments(kube: Kube) -> None:
     rendered = config.parse(named(kube.template(), "ConfigMap")["data"]["config.yaml"], "chart")
     base = (FOLDER / "base/config.yaml").read_text()
     assert rendered == config.parse(base, "base")
     assert base.count("#") > 5
-
-
-def test_privileges_are_the_least_that_do(kube: Kube) -> None:
-    spec = pod(kube.template())
-    assert (spec.get("hostPID", False), spec["hostNetwork"]) == (False, True)
-    for name, added in (("agent", ["NET_ADMIN", "SYS_ADMIN"]), ("install-cni", ["DAC_OVERRIDE"])):
-        assert container(spec, name)["securityContext"]["capabilities"]["add"] == added
-    # The API server refuses the one together with the other.
-    assert "allowPrivilegeEscalation" not in container(spec, "agent")["securityContext"]
-    afterwards = container(pod(kube.template({"remove": True})), "done")["securityContext"]
-    assert afterwards == {
-        "runAsUser": 65534,
-        "runAsNonRoot": True,
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
 
 
 def test_what_chains_and_what_removes_work_on_the_same_paths_for_the_same_installation(kube: Kube) -> None:
