@@ -197,7 +197,6 @@ def _add(tree: NodeTree, function: _Function, found: dict[str, _Function], made:
         tree.netdev(function.address, netdev, mac("02:00:00", tree.next("mac") + 1), up=True)
     for device in function.rdma:
         layer = "InfiniBand" if function.ids.pci_class.startswith("0207") else "Ethernet"
-        port = {"link_layer": layer, "lid": "0x0", "phys_state": "5: LinkUp", "state": "4: ACTIVE"}
-        netdev = function.netdevs[0] if function.netdevs else None
+        port: dict[str, object] = {"link_layer": layer, "lid": "0x0", "phys_state": "5: LinkUp", "state": "4: ACTIVE"}
         own = guid("0200:0000:00", tree.next("guid") + 1)
-        tree.rdma(function.address, device, own, [port], netdev=netdev)
+        tree.rdma(function.address, device, own, [port], netdev=next(iter(function.netdevs), None))

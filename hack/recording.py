@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,10 +192,11 @@ class _Recorder:
 
     def _default_routes(self) -> None:
         """Record which interfaces have a default route, without the gateways. Other routes say much of a network."""
-        for file, between, gateway, is_default in (
+        files: tuple[tuple[str, str, int, Callable[[list[str]], bool]], ...] = (
             ("route", "\t", 2, lambda row: len(row) > 7 and row[1] == row[7] == "00000000"),
             ("ipv6_route", " ", 4, lambda row: len(row) == 10 and not row[0].strip("0") and row[1] == "00"),
-        ):
+        )
+        for file, between, gateway, is_default in files:
             try:
                 rows = [line.split() for line in Path(f"{self.root}/proc/net/{file}").read_text().splitlines()]
             except OSError:

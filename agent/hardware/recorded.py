@@ -23,18 +23,18 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, StringConstraints, TypeAdapter, ValidationError
 
 from agent.config.section import path_of
 from agent.errors import AgentError, ConfigError
 from agent.hardware.adapter_ids import write_adapter_id
 from agent.hardware.sysfs import scan as sysfs
 from agent.hardware.sysfs.pci import PCI_DEVICES
-from agent.model.device import Gpu, MigDevice, Snapshot, is_pci_address
+from agent.model.device import Gpu, Snapshot, is_pci_address
 
 FORMAT = 1
 _TOP_FOLDERS = frozenset({"sys", "proc", "dev"})
@@ -43,22 +43,25 @@ _MAX_DEPTH = 40
 
 Tree = Mapping[str, Any]
 
-_WANTED = tuple(f.name for f in fields(Gpu) if f.default is MISSING)
-_OPTIONAL = tuple(f.name for f in fields(Gpu) if f.name not in (*_WANTED, "enumeration", "names"))
-_OF_SLICES = frozenset(f.name for f in fields(MigDevice))
-_GPUS = TypeAdapter(tuple[Gpu, ...])
-
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node file, checked."""
 
-    name: str
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: Annotated[str, StringConstraints(pattern=f"^{_NAME.pattern}$")]
     description: str
     tree: Tree
     gpus: tuple[Gpu, ...] = ()
-    vpd: Mapping[str, str] = field(default_factory=dict)
+    vpd: Mapping[str, Annotated[str, StringConstraints(max_length=255, pattern=r"^[\x00-\x7f]*$")]] = field(
+        default_factory=dict
+    )
     """PCI address → keyword V3 of vital product data, which is binary."""
+
+
+_NODE = TypeAdapter(Node)
+GPUS = TypeAdapter(tuple[Gpu, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,33 +99,21 @@ def parse(document: Any, source: str) -> Node:
         raise ConfigError(source, ["must be a JSON object"])
     if document.get("format") != FORMAT:
         raise ConfigError(source, [f"format: must be {FORMAT}, is {document.get('format')!r}: record the node again"])
-    problems: list[str] = []
-    known = {"format", "name", "description", "tree", "gpus", "vpd"}
-    problems += [f"{key}: is not a known key" for key in document if key not in known]
-    name, description = document.get("name"), document.get("description", "")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        problems.append(f"name: must be a lower-case DNS label, is {name!r}")
-    if not isinstance(description, str):
-        problems.append("description: must be text")
-    tree = document.get("tree")
-    if not isinstance(tree, dict):
-        problems.append("tree: must be an object")
-        tree = {}
-    problems += [f"tree.{top}: must be sys, proc or dev" for top in tree if top not in _TOP_FOLDERS]
-    problems += _tree_problems(tree, ())
-    gpus = read_gpus(document.get("gpus", []), problems)
-    vpd = document.get("vpd", {})
-    if not isinstance(vpd, dict):
-        problems.append("vpd: must be an object")
-        vpd = {}
+    try:
+        node = _NODE.validate_python({"description": "", **{k: v for k, v in document.items() if k != "format"}})
+    except ValidationError as error:
+        raise ConfigError(source, [f"{path_of(line['loc'])}: {line['msg']}" for line in error.errors()]) from error
+    problems = [f"tree.{top}: must be sys, proc or dev" for top in node.tree if top not in _TOP_FOLDERS]
+    problems += _tree_problems(node.tree, ())
     problems += [
-        f"vpd.{address}: must be at most 255 characters of ASCII for a PCI function of the tree, is {value!r}"
-        for address, value in vpd.items()
-        if not (isinstance(value, str) and len(value) <= 255 and value.isascii() and _has_function(tree, address))
+        f"gpus[{i}].pci_address: {gpu.pci_address!r} is not a PCI address"
+        for i, gpu in enumerate(node.gpus)
+        if not is_pci_address(gpu.pci_address)
     ]
+    problems += [f"vpd.{a}: is no PCI function of the tree" for a in node.vpd if not _has_function(node.tree, a)]
     if problems:
         raise ConfigError(source, problems)
-    return Node(str(name), description, tree, gpus, vpd)
+    return node
 
 
 def unpack(node: Node, directory: Path) -> None:
@@ -231,31 +222,3 @@ def _unpack(tree: Tree, folder: str) -> None:
         else:
             with open(path, "x", encoding="utf-8", newline="") as file:
                 file.write(entry)
-
-
-def read_gpus(items: Any, problems: list[str]) -> tuple[Gpu, ...]:
-    """Read a list of GPUs; what is wrong in it is added to `problems`, path first."""
-    if not isinstance(items, list):
-        problems.append("gpus: must be a list")
-        return ()
-    keys = f"must be an object with {', '.join(_WANTED)} and, if you like, {', '.join(_OPTIONAL)}"
-    wrong = [f"gpus[{i}]: {keys}" for i, item in enumerate(items) if not _has_keys(item)]
-    slices = ((i, s) for i, item in enumerate(items) if not wrong for s in item.get("mig_devices", ()))
-    wrong += [f"gpus[{i}].mig_devices: {key} is not a known key" for i, s in slices for key in {*s} - _OF_SLICES]
-    found: tuple[Gpu, ...] = ()
-    if not wrong:
-        try:
-            found = _GPUS.validate_json(json.dumps(items), strict=True)
-        except ValidationError as error:
-            wrong = [f"{path_of(('gpus', *line['loc']))}: {line['msg']}" for line in error.errors()]
-    wrong += [
-        f"gpus[{i}].pci_address: {gpu.pci_address!r} is not a PCI address"
-        for i, gpu in enumerate(found)
-        if not is_pci_address(gpu.pci_address)
-    ]
-    problems += wrong
-    return found if not wrong else ()
-
-
-def _has_keys(item: Any) -> bool:
-    return isinstance(item, dict) and set(_WANTED) <= item.keys() <= {*_WANTED, *_OPTIONAL}

@@ -129,7 +129,7 @@ class SimulatedMachine:
     @classmethod
     def open(cls, folder: Path) -> SimulatedMachine:
         """Open a node that `create` laid out."""
-        gpus = recorded.read_gpus(json.loads((folder / "gpus.json").read_text()), [])
+        gpus = recorded.GPUS.validate_json((folder / "gpus.json").read_bytes())
         built = Fabric(folder) if (folder / "links.json").exists() else None
         root = folder / "root"
         settings = RecordedVfControl(folder / "vf-settings.json")

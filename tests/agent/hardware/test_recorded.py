@@ -84,24 +84,24 @@ def test_links_up_to_the_trees_top_are_fine() -> None:
     [
         ([], "must be a JSON object"),
         (document(format=2), "format: must be 1, is 2"),
-        (document(name="Bad Name"), "name: must be a lower-case DNS label"),
-        (document(description=5), "description: must be text"),
-        (document(tree=[]), "tree: must be an object"),
+        (document(name="Bad Name"), "name: String should match pattern"),
+        (document(description=5), "description: Input should be a valid string"),
+        (document(tree=[]), "tree: Input should be a valid dictionary"),
         (document(tree={"etc": {}}), "tree.etc: must be sys, proc or dev"),
         (document(tree={"sys": {"x": 5}}), "sys/x: must be an object, a text or a list, is int"),
         (document(tree={"sys": {"x": "\ud800"}}), "sys/x: is not text"),
         (document(tree={"sys": {"x": ["a", "b"]}}), "sys/x: a symbolic link must be a list of one text"),
-        (document(more=1), "more: is not a known key"),
-        (document(gpus={}), "gpus: must be a list"),
-        (document(gpus=[{}]), "gpus[0]: must be an object with"),
-        (document(gpus=[GPU | {"index": "0"}]), "gpus[0].index: Input should be a valid integer"),
+        (document(more=1), "more: Unexpected keyword argument"),
+        (document(gpus={}), "gpus: Input should be a valid tuple"),
+        (document(gpus=[{}]), "gpus[0].uuid: Field required"),
+        (document(gpus=[GPU | {"index": "x"}]), "gpus[0].index: Input should be a valid integer"),
         (document(gpus=[GPU | {"pci_address": "1B:00.0"}]), "gpus[0].pci_address: '1B:00.0' is not a PCI address"),
-        (document(gpus=[GPU | {"more": 1}]), "gpus[0]: must be an object with"),
+        (document(gpus=[GPU | {"more": 1}]), "gpus[0].more: Unexpected keyword argument"),
         (document(gpus=[GPU | {"nvlinks": [["GPU-2"]]}]), "gpus[0].nvlinks[0][1]: Field required"),
         (document(gpus=[GPU | {"fabric_clique": 1}]), "gpus[0].fabric_clique: Input should be a valid string"),
-        (document(gpus=[GPU | {"mig_mode": 1}]), "gpus[0].mig_mode: Input should be a valid boolean"),
+        (document(gpus=[GPU | {"mig_mode": 5}]), "gpus[0].mig_mode: Input should be a valid boolean"),
         (document(gpus=[GPU | {"mig_devices": [{"uuid": "MIG-1"}]}]), "gpus[0].mig_devices[0].profile: Field required"),
-        (document(gpus=[GPU | {"mig_devices": [{"more": 1}]}]), "gpus[0].mig_devices: more is not a known key"),
+        (document(gpus=[GPU | {"mig_devices": [{"more": 1}]}]), "gpus[0].mig_devices[0].uuid: Field required"),
         (document(gpus=[GPU | {"ailments": [1]}]), "gpus[0].ailments[0]: Input should be a valid string"),
     ],
 )
@@ -110,7 +110,9 @@ def test_each_mistake_is_named_with_its_place(changed: Any, expected: str) -> No
 
 
 def test_all_mistakes_are_named_at_once() -> None:
-    assert len(problems(document(name="", tree={"etc": {"..": "x"}}, gpus=[1]))) == 4
+    found = problems(document(name="", gpus=[1, GPU | {"mig_devices": [{"more": 1}]}]))
+    assert (len(found), found[-1]) == (8, "gpus[1].mig_devices[0].more: Unexpected keyword argument")
+    assert len(problems(document(tree={"etc": {"..": "x"}}, vpd={"0000:3b:00.0": "V3"}))) == 3
 
 
 def test_what_a_gpu_says_beyond_its_name_is_kept_and_is_not_needed() -> None:
