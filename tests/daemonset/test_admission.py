@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.cluster.claims import AttachedDevice
+from agent.cluster.claim_objects import AttachedDevice
 from agent.cluster.node_taint import KEY
 from deviceplugin.dra.devices import slices_of
 from tests.daemonset.admission import Policy, Request
