@@ -28,9 +28,8 @@ from agent.model.fields import MAX_DEPTH, at, is_deep, objects_at
 FIELD_MANAGER = "nodefabric"
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 15.0
-"""For a whole answer."""
-TURN_SECONDS = 20.0
-"""How long a request waits for earlier ones. With all of these kubelet, which waits 45 s, still hears what is wrong."""
+"""For a whole answer. A request waits as long for earlier ones, and to be connected: kubelet, which waits 45 s for all
+of that, still hears what is wrong."""
 APPLY = "application/apply-patch+yaml"
 """Server-side apply. The body is JSON, which is YAML too."""
 MERGE = "application/merge-patch+json"
@@ -101,9 +100,10 @@ class _Read(Generic[T]):
 class ApiServer:
     """An open client. Use `in_cluster` or `from_kubeconfig`."""
 
-    def __init__(self, client: Any, at_once: int = 1) -> None:
+    def __init__(self, client: Any, at_once: int = 1, read_seconds: float = READ_SECONDS) -> None:
         """`at_once`: so many requests, besides watches, are under way at a time."""
         self._client = client
+        self._read_seconds = read_seconds
         self._turns = threading.BoundedSemaphore(at_once)
 
     @classmethod
@@ -126,7 +126,7 @@ class ApiServer:
         return cls(client, at_once)
 
     @classmethod
-    def from_kubeconfig(cls, path: Path, at_once: int = 1) -> Self:
+    def from_kubeconfig(cls, path: Path, at_once: int = 1, read_seconds: float = READ_SECONDS) -> Self:
         """Take address and credentials of a kubeconfig file's current context. Raises ConfigError."""
         import yaml
 
@@ -140,7 +140,7 @@ class ApiServer:
             )
         except (ConfigException, OSError, TypeError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(str(path), [f"is not a usable kubeconfig: {' '.join(str(error).split())}"]) from error
-        return cls(client, at_once)
+        return cls(client, at_once, read_seconds)
 
     def close(self) -> None:
         """Close the connections."""
@@ -256,7 +256,9 @@ class ApiServer:
             }
         )
         where = f"WATCH {kind.path}"
-        with self._answer("GET", f"{kind.path}?{query}", None, "application/json", seconds + READ_SECONDS) as response:
+        with self._answer(
+            "GET", f"{kind.path}?{query}", None, "application/json", seconds + self._read_seconds
+        ) as response:
             if response.status != 200:
                 raise refusal(response.status, response.headers.get("Retry-After"), body_of(response), where)
             with translated(where):
@@ -284,7 +286,7 @@ class ApiServer:
         where = f"{method} {path.partition('?')[0]}"
         with (
             self._turn(where),
-            self._answer(method, path, document, accept, READ_SECONDS, content_type) as response,
+            self._answer(method, path, document, accept, self._read_seconds, content_type) as response,
         ):
             with translated(where):
                 data = body_of(response)
@@ -295,7 +297,7 @@ class ApiServer:
 
     @contextlib.contextmanager
     def _turn(self, where: str) -> Iterator[None]:
-        if not self._turns.acquire(timeout=TURN_SECONDS):
+        if not self._turns.acquire(timeout=self._read_seconds + CONNECT_SECONDS):
             raise Unavailable(f"{where} is not sent: the API server has not answered earlier requests for too long")
         try:
             yield

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from agent.cluster.apiserver import ApiServer
+from agent.cluster.apiserver import READ_SECONDS, ApiServer
 
 Answer = Callable[["Asked"], None]
 
@@ -59,7 +59,7 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def asking(folder: Path, answer: Answer, at_once: int = 1) -> Iterator[ApiServer]:
+def asking(folder: Path, answer: Answer, at_once: int = 1, read_seconds: float = READ_SECONDS) -> Iterator[ApiServer]:
     """Open the agent's client for a server that answers like this."""
     server = _Server(answer)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
@@ -69,7 +69,7 @@ def asking(folder: Path, answer: Answer, at_once: int = 1) -> Iterator[ApiServer
     context = {"name": "x", "context": {"cluster": "x", "user": "x"}}
     user: dict[str, Any] = {"name": "x", "user": {}}
     path.write_text(json.dumps({"current-context": "x", "clusters": [cluster], "contexts": [context], "users": [user]}))
-    client = ApiServer.from_kubeconfig(path, at_once)
+    client = ApiServer.from_kubeconfig(path, at_once, read_seconds)
     try:
         yield client
     finally:

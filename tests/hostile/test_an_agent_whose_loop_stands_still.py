@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,17 +21,15 @@ LATE_SECONDS = 30.0
 ENDED_SECONDS = 35.0
 """An agent that is stopped is ended by kubelet within about 30 s."""
 AGENT = """
-import ctypes, signal, sys, time
+import ctypes, signal, sys
 
-signal.signal(signal.SIGUSR1, lambda *_: time.sleep(120))
-signal.signal(signal.SIGUSR2, lambda *_: ctypes.PyDLL(None).sleep(120))
-signal.signal(signal.SIGHUP, lambda *_: time.sleep(2))
+signal.signal(signal.SIGUSR1, lambda *_: ctypes.PyDLL(None).sleep(120))
 from hack.sim.agent import main
 
 sys.exit(main(sys.argv[1:]))
 """
-"""The agent itself. A signal makes its main thread, which is the loop's, stand still: with PyDLL inside a C call that
-keeps the interpreter's lock."""
+"""The agent itself. A signal makes its main thread, which is the loop's, stand still inside a C call that keeps the
+interpreter's lock."""
 
 
 @pytest.fixture
@@ -52,10 +49,9 @@ def stage(own_network: None, short_folder: Path) -> Iterator[Stage]:
         made.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2], ids=["sleep", "a C call that keeps the lock"])
-def test_it_ends_and_shows_where_each_thread_stands(stage: Stage, number: signal.Signals) -> None:
+def test_it_ends_and_shows_where_each_thread_stands(stage: Stage) -> None:
     agent = stage.processes["agent"]
-    agent.send_signal(number)
+    agent.send_signal(signal.SIGUSR1)
     assert agent.wait(timeout=STUCK_SECONDS + LATE_SECONDS) == 1
     text = stage.log("agent")
     assert f"Timeout (0:00:{STUCK_SECONDS:02.0f})!" in text
@@ -63,19 +59,6 @@ def test_it_ends_and_shows_where_each_thread_stands(stage: Stage, number: signal
     assert len(threads) > 1
     assert any("in <lambda>" in thread and "in run_forever" in thread for thread in threads)
     assert any("process/sockets.py" in thread for thread in threads)
-
-
-def test_a_busy_loop_that_still_beats_is_not_ended(stage: Stage) -> None:
-    agent = stage.processes["agent"]
-    end = time.monotonic() + STUCK_SECONDS + 5
-    while time.monotonic() < end:
-        agent.send_signal(signal.SIGHUP)
-        time.sleep(2.2)
-    assert agent.poll() is None
-    stage.await_ready()
-    assert stage.end("agent", signal.SIGTERM) < STUCK_SECONDS
-    assert agent.returncode == 0
-    assert "Timeout (" not in stage.log("agent")
 
 
 def test_the_liveness_probe_ends_an_agent_that_is_stopped_in_time_and_none_by_one_slow_answer() -> None:
