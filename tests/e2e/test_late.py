@@ -70,22 +70,6 @@ def nothing_left(stage: Stage, before: Mapping[str, Any]) -> list[str]:
     return [*not_back(stage.machine, before), *still_attached(stage), *specs(stage)]
 
 
-def test_a_pod_gets_the_vf_beside_its_gpu_for_as_long_as_it_lives(late: Stage) -> None:
-    hardware = late.machine
-    snapshot, before = hardware.scan(), hardware.links.by_device()
-    distances = Distances(snapshot)
-    pod = late.run_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
-    (slot,) = slots_of(pod)
-    (vf,) = devices_in(late, pod, snapshot)
-    (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
-    assert distances.distance(gpu, vf) is Locality.PIX
-    assert f"PCIDEVICE_RDMA_VF={vf}" in specs(late)[slot]["env"]
-    assert vf not in hardware.links.by_device()
-    assert [(row["pod"], row["device"]) for row in late.status()["attachments"]] == [("default/a", vf)]
-    late.end_pods("a")
-    assert settled(lambda: nothing_left(late, before)) == []
-
-
 def test_all_gpus_of_a_node_find_their_own_vf(late: Stage) -> None:
     hardware = late.machine
     snapshot = hardware.scan()
@@ -99,36 +83,6 @@ def test_all_gpus_of_a_node_find_their_own_vf(late: Stage) -> None:
     in_order = [ports[f"net{n}"]["pciID"] for n in range(1, 9)] if "pciID" in ports["net1"] else []
     for gpu, vf in zip(sorted(gpus, key=distances.gpus.index), in_order, strict=False):
         assert distances.distance(gpu, vf) is Locality.PIX
-
-
-def test_a_slot_that_is_used_again_has_the_new_pods_device(late: Stage) -> None:
-    hardware = late.machine
-    snapshot, before = hardware.scan(), hardware.links.by_device()
-    distances = Distances(snapshot)
-    for n in range(6):
-        name = f"p{n}"
-        pod = late.run_pod(name, {"rdma/vf": 1, "nvidia.com/gpu": 1})
-        (vf,) = devices_in(late, pod, snapshot)
-        (gpu,) = pod["containers"][0]["devices"]["nvidia.com/gpu"]
-        assert distances.distance(gpu, vf) is Locality.PIX
-        assert f"PCIDEVICE_RDMA_VF={vf}" in specs(late)[slots_of(pod)[0]]["env"]
-        late.delete_pod(name)  # its last DELs come while the next pods live
-        late.await_no_pod(name)
-    assert settled(lambda: nothing_left(late, before)) == []
-
-
-def test_specs_outlive_the_agent_and_lost_ones_come_back(late: Stage) -> None:
-    late.run_pod("a", {"rdma/vf": 2, "nvidia.com/gpu": 1})
-    written = specs(late)
-    assert len(written) == 2
-    late.end("agent")
-    assert specs(late) == written
-    for path in (late.folder / "cdi-specs").glob("*"):
-        path.unlink()
-    (late.folder / "cdi-specs/nodefabric-slot-rdma:vf-0-99.json").write_text(json.dumps({"kind": "nodefabric.io/vf"}))
-    late.start_agent()
-    late.await_ready()
-    assert wait("the specs", lambda: specs(late) == written or None)
 
 
 def test_specs_that_are_removed_under_a_pod_are_back_before_the_reconciler_looks(late: Stage) -> None:
