@@ -119,23 +119,6 @@ def test_a_watch_ends_when_its_time_is_over(api: ApiServer) -> None:
     assert [event["type"] for event in api.watch(POD, HERE, "1", 0)] in ([], ["BOOKMARK"])
 
 
-def test_a_watch_from_too_long_ago_is_gone(server: ApiServerStandIn, api: ApiServer) -> None:
-    server.state.put_pod("worker-1", "ns", "a")
-    server.state.compact()
-    with pytest.raises(Refused, match="too old resource version") as caught:
-        list(api.watch(POD, HERE, "1", 30))
-    assert caught.value.status == 410
-
-
-def test_a_watch_that_is_cut_is_unavailable(server: ApiServerStandIn, api: ApiServer) -> None:
-    server.state.put_pod("worker-1", "ns", "a")
-    seen = api.watch(POD, HERE, "1", 30)
-    next(seen)
-    server.state.break_watches()
-    with pytest.raises(Unavailable, match="does not answer"):
-        next(seen)
-
-
 def test_an_object_is_deleted_if_it_is_still_that_one(server: ApiServerStandIn, api: ApiServer) -> None:
     uid = api.apply(SLICE, resource_slice("a"), force=True)["metadata"]["uid"]
     with pytest.raises(Conflicted, match="Precondition failed"):
