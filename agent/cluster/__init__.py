@@ -1,1 +1,1 @@
-"""What the API server is told and asked: the client, published objects, labels, events, pods."""
+"""What is written to and read from the API server: the client, published objects, labels, events, pods."""

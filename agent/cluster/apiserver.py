@@ -206,7 +206,7 @@ class ApiServer:
         return self._call("PUT", f"{path}?{urlencode({'fieldManager': FIELD_MANAGER})}", json_of(document, blanks))
 
     def delete(self, kind: ObjectKind, name: str, uid: str, version: str = "") -> bool:
-        """Delete an object if it is still this one (and, if named, of this version). Tells whether it was there.
+        """Delete an object if it is still this one (and, if named, of this version). Returns whether it was there.
 
         Raises Conflicted if it is another by now; Unavailable.
         """

@@ -64,7 +64,7 @@ class AttachedDevice:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What tells devices of one claim apart."""
+        """Distinguishes the devices of one claim."""
         return self.driver, self.pool, self.device, self.share_id
 
     def status(self) -> dict[str, Any]:
@@ -275,7 +275,7 @@ class ClaimStatus(Keeper):
 
 
 def _is_of_allocation(error: Refused) -> bool:
-    """Tell whether a status was refused since the allocation in it would be another one."""
+    """Whether a status was refused because the allocation in it would differ."""
     is_invalid = error.status == HTTPStatus.UNPROCESSABLE_ENTITY
     return is_invalid and "status.allocation" in str(error) and "immutable" in str(error)
 

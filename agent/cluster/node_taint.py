@@ -43,7 +43,7 @@ class Times:
     put: float = 2.0
     """So long an end waits for the API server."""
     longest: float = 60.0
-    """After so long the taint goes though kubelet has no lists: the Node's status has told so for long, and pods that
+    """After so long the taint goes though kubelet has no lists: the Node's status has long shown it, and pods that
     need nothing of ours must not wait for us."""
     retry: Backoff = RETRY
     """Between attempts to take it away while the API server does not answer."""
@@ -65,7 +65,7 @@ class NodeTaint:
         times: Times = DEFAULT_TIMES,
     ) -> None:
         """`open_api` raises ConfigError where there is no account; its client is used by nobody else, so that no other
-        request holds this up. `daemon_set` (namespace/name) is what starts the agent anew after its end."""
+        request holds this up. `daemon_set` (namespace/name) is what starts the agent again after its end."""
         self._open_api = open_api
         self._node_name = node_name
         self._daemon_set = daemon_set
@@ -138,7 +138,7 @@ class NodeTaint:
     # ------------------------------------------------------- on a thread of its own
 
     def _taint(self) -> bool:
-        """Taint the Node, and tell whether it is tainted now."""
+        """Taint the Node, and return whether it is tainted now."""
         if (why := self._nobody_follows()) is not None:
             log.info("the Node gets no taint: %s", why)
             return False
@@ -146,7 +146,7 @@ class NodeTaint:
         return True
 
     def _nobody_follows(self) -> str | None:
-        """Tell why no agent would take the taint away again; None if one will."""
+        """Return why no agent would take the taint away again; None if one will."""
         if self._daemon_set is None:
             return None
         namespace, _, name = self._daemon_set.partition("/")
@@ -161,7 +161,7 @@ class NodeTaint:
         return f"{self._daemon_set} {why}" if why is not None else None
 
     def _change(self, *, tainted: bool) -> bool:
-        """Have the Node tainted or not. Tells whether it was otherwise before. Raises Unavailable."""
+        """Set or remove the taint. Returns whether that changed the Node. Raises Unavailable."""
         with self._changing:
             return self._changed(tainted=tainted)
 
@@ -202,12 +202,12 @@ def with_taint(present: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def without_taint(present: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Leave the taint out, whatever its effect: kubelet may have been told to register its Node with one."""
+    """Leave the taint out, whatever its effect: kubelet may be configured to register its Node with one."""
     return [taint for taint in present if taint.get("key") != KEY]
 
 
 def why_nobody_follows(daemon_set: Mapping[str, Any], labels: Mapping[str, str]) -> str | None:
-    """Tell why a DaemonSet starts no agent that takes the taint from a Node with these labels; None if it does."""
+    """Return why a DaemonSet starts no agent that takes the taint from a Node with these labels; None if it does."""
     if "deletionTimestamp" in at(daemon_set, "metadata", dict):
         return "is being removed"
     pod = at(daemon_set, "spec.template.spec", dict)

@@ -21,7 +21,7 @@ from agent.process.backoff import Backoff
 
 SHORTEST_WATCH_SECONDS = 300
 LONGEST_WATCH_SECONDS = 600
-"""The server is told to end a watch at a random moment between these, so that a cluster's watches do not all end at
+"""The server is asked to end a watch at a random moment between these, so that a cluster's watches do not all end at
 once; the same as client-go's reflectors do."""
 RETRY = Backoff(first=1.0, longest=300.0, jitter=0.5)
 SHORT_SECONDS = 5.0
@@ -101,7 +101,7 @@ class ObjectWatch(Generic[T]):
         threading.Thread(target=self.follow, name=f"watch {self._watched.kind.plural}", daemon=True).start()
 
     def stop(self) -> None:
-        """Tell nothing from now on. The thread ends with the server's next word: it sends a bookmark every minute."""
+        """Report nothing from now on. The thread ends with the server's next word: it sends a bookmark every minute."""
         self._stopped.set()
 
     def follow(self) -> None:
@@ -150,7 +150,7 @@ class ObjectWatch(Generic[T]):
         self._well()
 
     def _take(self, event: Mapping[str, Any]) -> bool:
-        """Note an event. Tells whether anything that is kept has changed."""
+        """Note an event. Returns whether anything that is kept has changed."""
         item = event["object"]
         self._version = item["metadata"]["resourceVersion"]
         if event["type"] == "BOOKMARK":
@@ -244,7 +244,7 @@ def _asked(containers: Iterable[Mapping[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _is_native(name: str) -> bool:
-    """Tell whether Kubernetes defines a resource itself (core/v1/helper, IsNativeResource)."""
+    """Whether Kubernetes defines a resource itself (core/v1/helper, IsNativeResource)."""
     return "/" not in name or "kubernetes.io/" in name
 
 

@@ -1,4 +1,4 @@
-"""All that this node tells the cluster's schedulers: which objects, and what keeps each of them in step.
+"""All that this node publishes for the cluster's schedulers: which objects, and what keeps each of them in step.
 
 `Publications` has the one list of them. What is published of another scheduler is a module with a `Publication`, and
 a line there. Nothing else in the agent waits for any of this.
@@ -36,7 +36,7 @@ class Publications:
         conditions: Conditions,
         intervals: Intervals = DEFAULT_INTERVALS,
     ) -> None:
-        """`api` is None if nothing is to go to the API server. `conditions` are told what is wrong."""
+        """`api` is None if nothing is to go to the API server. `conditions` show what is wrong."""
         self._config = config
         self._problems = Problems(conditions)
         self._view = view = View(config, node, api, self._problems, intervals)
@@ -86,7 +86,7 @@ class Publications:
     async def step(self, now: float) -> float:
         """Do what is due at the API server at this moment, and return when something is due next.
 
-        Instead of `run`, for whoever passes the time himself.
+        Instead of `run`, for tests and benchmarks, which pass the time themselves.
         """
         self._view.watch_pods()
         return min([await publisher.step(now) for publisher in self._publishers])

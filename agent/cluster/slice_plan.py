@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def is_nothing(self) -> bool:
-        """Tell whether all is as it should be."""
+        """Whether all is as it should be."""
         return not self.writes and not self.deletes
 
 
@@ -123,7 +123,7 @@ def _said(device: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def times_of(document: Document) -> Iterator[tuple[Taint, str]]:
-    """Tell when each taint of a stored slice began."""
+    """Yield when each taint of a stored slice began."""
     for device in objects_at(document, "spec.devices"):
         for taint in objects_at(device, "taints"):
             if "timeAdded" in taint:
@@ -159,7 +159,7 @@ def plan(
 ) -> Plan:
     """Decide what to do.
 
-    `owner` is the UID of the Node. `same` tells how the server has stored what was written (content → content): it
+    `owner` is the UID of the Node. `same` is how the server has stored what was written (content → content): it
     writes amounts in its own way, and drops what it does not know.
     """
     names = {one.name for one in wanted}
@@ -214,7 +214,7 @@ def _dated(device: Mapping[str, Any], times: Mapping[Taint, str]) -> Mapping[str
 
 
 def change(before: Sequence[Document], after: Sequence[Document]) -> Change:
-    """Tell what differs between two sets of slices."""
+    """Classify what differs between two sets of slices."""
     if [_untainted(one) for one in before] != [_untainted(one) for one in after]:
         return Change.STRUCTURE
     differing = taints_of(before) ^ taints_of(after)
@@ -231,7 +231,7 @@ def _untainted(document: Document) -> dict[str, Any]:
 
 
 def dropped_in(sent: Document, answered: Document) -> frozenset[str]:
-    """Tell what the server has dropped of what was sent to it: fields of features that are off."""
+    """Return what the server has dropped of what was sent to it: fields of features that are off."""
     found = set()
     answers = {at(device, "name", str): device for device in objects_at(answered, "spec.devices")}
     for device in sent["spec"].get("devices") or ():
@@ -244,7 +244,7 @@ def dropped_in(sent: Document, answered: Document) -> frozenset[str]:
 
 
 def has_lists(document: Document) -> bool:
-    """Tell whether a slice has attributes with several values."""
+    """Whether a slice has attributes with several values."""
     return any(
         key in value
         for device in document["spec"].get("devices") or ()

@@ -37,8 +37,8 @@ _FOLLOWS: Mapping[str, str] = {
     slice_plan.DROPPED_TAINTS: "taints are dropped (DRADeviceTaints): unhealthy devices that nobody has are left out",
     slice_plan.DROPPED_CAPACITY: "shared capacity is dropped (DRAConsumableCapacity): resources with shares or late"
     " binding offer nothing; set dra.shares: devices, or enable the gate",
-    slice_plan.DROPPED_LISTS: "lists are refused (DRAListTypeAttributes): of several nearest GPUs the first is told;"
-    " set dra.listAttributes: false, or enable the gate",
+    slice_plan.DROPPED_LISTS: "lists are refused (DRAListTypeAttributes): of several nearest GPUs the first alone is"
+    " published; set dra.listAttributes: false, or enable the gate",
 }
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class SliceCells:
 
     slices: Latest[tuple[Document, ...] | None]
     dropped: Latest[frozenset[str]]
-    """Set here. Words of `slice_plan`; stays until the agent starts anew."""
+    """Set here. Words of `slice_plan`; stays until the agent starts again."""
     published: Latest[int | None] = field(default_factory=partial(Latest[int | None], None))
     """Set here. How many of them the server has as they should be; None as long as nobody knows."""
 
@@ -222,7 +222,7 @@ class SlicePublisher(Keeper):
         return str(metadata["uid"])
 
     async def _is_released(self, now: float, stored: Mapping[str, StoredSlice]) -> bool:
-        """Tell whether no plugin offers any more what is to be published first now; after a while it is, anyway.
+        """Whether no plugin offers any more what is now published for the first time; after a while True in any case.
 
         The scheduler serves a pod that asks for the resource from slices exactly if the Node has none of it.
         """
@@ -326,6 +326,6 @@ def _is_of_lists(error: Unavailable) -> bool:
 
 
 def remove_all(api: ApiServer, pool: Pool) -> int:
-    """Delete all slices of a pool, and tell how many there were. Blocks. Raises Unavailable."""
+    """Delete all slices of a pool, and return how many there were. Blocks. Raises Unavailable."""
     _, found = api.list_of(SLICE, pool.fields, slice_plan.stored_of)
     return sum(api.delete(SLICE, one.name, one.uid) for one in found)

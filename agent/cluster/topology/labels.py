@@ -86,7 +86,7 @@ def fabric_nics(
 
     Then `rails`, adapter → number and plane, come first, in their order, whether they have one or not.
 
-    `host_names` tells the interface names, in the host, of adapters that are in pods; `before` those that belonged
+    `host_names` are the interface names, in the host, of adapters that are in pods; `before` those that belonged
     here so far, by address: they do so while their driver is away or starts again, and not with another one.
     """
     adapters = [device for device in snapshot.devices if not (device.is_vf or is_accelerator(device))]

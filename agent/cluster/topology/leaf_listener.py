@@ -1,7 +1,7 @@
 """Hears from the switches themselves (LLDP) which of them the node's adapters are cabled to.
 
 Slow to make up its mind: labels are made of this, and every change of a label may make a scheduler build its picture
-of the fabric anew. So a neighbour is believed when it has been heard alone for a while, the first one after a start
+of the fabric again. So a neighbour is believed when it has been heard alone for a while, the first one after a start
 too: whoever speaks first may be a pod or a host, and the Node keeps its label meanwhile. Then it stays until another
 one has been alone for as long: not when the link goes down, not when the switch says that it is going away, and not
 as long as two of them speak on one link.
@@ -37,7 +37,7 @@ class LeafListener:
     """Listens on the adapters that are in the host. All methods belong to the event loop's thread, but `at`."""
 
     def __init__(self, view: View) -> None:
-        """The view is told when an adapter's neighbour is another one, and what keeps us from hearing it."""
+        """The view learns when an adapter's neighbour has changed, and what keeps the agent from listening."""
         self._view = view
         self._neighbours = Neighbours()
         self._sockets: LldpSockets | None = None
@@ -131,7 +131,7 @@ class Neighbours:
         self._links: dict[str, _Link] = {}
 
     def heard(self, nic: str, neighbour: Neighbour, seconds_valid: int, now: float) -> bool:
-        """Note an announcement on a NIC's link. Tells whether its neighbour is another one from now on."""
+        """Note an announcement on a NIC's link. Returns whether its neighbour changes with this."""
         if seconds_valid == 0:
             return False
         link = self._links.get(nic)
@@ -153,7 +153,7 @@ class Neighbours:
         return True
 
     def disturbed(self, nic: str) -> None:
-        """Forget who else was heard: for a moment nobody could tell what the known one said."""
+        """Forget who else was heard: for a moment frames of the known one may have been dropped."""
         if (link := self._links.get(nic)) is not None:
             link.speakers.clear()
 
@@ -163,7 +163,7 @@ class Neighbours:
         return link.known if link is not None else None
 
     def contested(self, now: float) -> dict[str, tuple[Neighbour, ...]]:
-        """List the NICs on whose links several speak in turn, with those: nobody can tell which is the switch.
+        """List the NICs on whose links several speak in turn, with those: nothing shows which is the switch.
 
         One that is heard no more once another is, as when a cable is moved, is not among them.
         """

@@ -29,11 +29,11 @@ class Bandwidth(Collector):
     """What is made of readings of the counters. A collector for the registry of the metrics."""
 
     def __init__(self, annotation_seconds: float) -> None:
-        """The annotation tells the mean of so long."""
+        """The annotation shows the mean of so long."""
         self._annotation_seconds = annotation_seconds
         self._last: tuple[float, tuple[PortCount, ...]] | None = None
         self._period: tuple[float, tuple[PortCount, ...]] | None = None
-        """Where the period began of which the annotation tells the mean."""
+        """Where the period began of which the annotation will show the mean."""
         self._rates: tuple[PortRate, ...] = ()
         self._before: Mapping[str, int] = {}
         """What the annotation said when this agent started."""
@@ -41,7 +41,7 @@ class Bandwidth(Collector):
         """The load of each device in steps; None before the first period is over."""
 
     def sample(self, counts: tuple[PortCount, ...], now: float) -> bool:
-        """Take a reading of the counters. Tells whether the annotation says something else from now on."""
+        """Take a reading of the counters. Returns whether the annotation changes."""
         if self._last is not None:
             then, before = self._last
             self._rates = rates(before, counts, now - then)
@@ -71,7 +71,7 @@ class Bandwidth(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Tell the bandwidth of the last sample."""
+        """Report the bandwidth of the last sample."""
         received = GaugeMetricFamily(
             "nodefabric_port_receive_bytes_per_second",
             f"Bandwidth into the port over the last sample; {TRAFFIC}.",

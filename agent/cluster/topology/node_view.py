@@ -43,7 +43,7 @@ class PodUsage:
 
     @classmethod
     def of(cls, pod: kubelet.PodDevices) -> PodUsage:
-        """Take what kubelet told of a pod."""
+        """Take what kubelet reports of a pod."""
         owned = [("", frozenset(pod.cpu_ids)), *((c.name, frozenset(c.cpu_ids)) for c in pod.containers)]
         return cls(
             namespace=pod.pod.namespace,
@@ -77,7 +77,7 @@ class NodeState:
 
 
 def unlisted(watched: Iterable[WatchedPod], pods: Iterable[kubelet.PodDevices]) -> tuple[WatchedPod, ...]:
-    """List the running pods that ask for something of their own, and of which kubelet tells nothing."""
+    """List the running pods that ask for something of their own, and that kubelet does not list."""
     known = {(pod.pod.namespace, pod.pod.name) for pod in pods}
     return tuple(
         pod
@@ -234,7 +234,7 @@ class View:
             self.problems.note("kubelet's configuration", settings.problem)
             listed = await self.node.kubelet.listing(taken_at)
             if self._is_forgetful(unlisted(watched or (), listed.pods), now):
-                return None  # or what pods hold would be told as free
+                return None  # or what pods hold would be published as free
             self._state = NodeState(
                 node_name=self.name,
                 node_uid=metadata.uid if metadata is not None else None,
@@ -249,7 +249,7 @@ class View:
             return self._state
 
     def _is_forgetful(self, missing: Sequence[WatchedPod], now: float) -> bool:
-        """Tell whether kubelet has still to hear of pods that run."""
+        """Whether kubelet does not know yet of pods that run."""
         if not missing:
             self._forgetful_since = None
             return False
@@ -274,7 +274,7 @@ class View:
     # -------------------------------------------------------------- hardware
 
     def host_names(self) -> dict[str, str]:
-        """Tell what the interfaces of adapters in pods are called in the host, by PCI address."""
+        """Return the host's names of interfaces that are in pods, by PCI address."""
         return {row.device: row.undo.netdev for row in self.node.ledger.attachments()}
 
     def port_counts(self) -> tuple[PortCount, ...]:
@@ -320,7 +320,7 @@ class OwnNode:
         """Why it could not be read when it was last tried; empty if it could."""
 
     async def read(self) -> NodeMetadata | None:
-        """Return what is known of the Node; None while the API server has not told anything yet."""
+        """Return what is known of the Node; None before the API server has answered."""
         async with self._reading:  # who asks meanwhile has the same answer
             now = self._clock()
             if self._due is None or now >= self._due:

@@ -28,11 +28,11 @@ out CPUs and memory, and for each of them something else is true:
 
                  manager static                          manager none
 CPU              allocatable: the zone's CPUs without    allocatable: the zone's CPUs without
-                 those that kubelet reserves (told by    reservedSystemCPUs, at most what the node
+                 those that kubelet reserves (listed by  reservedSystemCPUs, at most what the node
                  PodResources); available: without       gives out (all but kubeReserved and
                  those that containers own               systemReserved); available: the same
 memory, huge     allocatable: as the memory manager      allocatable: the zone's memory without huge
-pages            tells (PodResources); available:        pages and reservedMemory, at most what the node
+pages            says (PodResources); available:         pages and reservedMemory, at most what the node
                  without the blocks it has pinned        gives out (all but kubeReserved, systemReserved
                                                          and eviction threshold); available: the same
 
@@ -41,7 +41,7 @@ amount taken from the zones would make the scheduler refuse what kubelet takes. 
 with the node's own allocatable.
 
 Devices are counted one by one. One without a NUMA node (-1) is in no zone: it has no part in alignment for kubelet
-either, and a resource that is in no zone is accepted at the node level. Devices of other plugins are told by
+either, and a resource that is in no zone is accepted at the node level. Devices of other plugins are listed by
 PodResources, which lists the healthy ones only.
 """
 
@@ -88,7 +88,7 @@ class NodeResourceTopology(Publication):
         self._view = view
 
     async def content(self) -> Mapping[str, Any] | None:
-        """Build the object of what kubelet tells now."""
+        """Build the object of what kubelet reports now."""
         state = await self._view.state()
         return build(state, self._view.config.fingerprint) if state is not None else None
 
@@ -235,8 +235,8 @@ def _memory(nodes: Mapping[int, NumaNode], state: NodeState) -> dict[int, tuple[
     capacities = {number: _capacities(node, nodes) for number, node in nodes.items()}
     found: dict[int, list[Amount]] = {number: [] for number in nodes}
     for name in sorted({name for amounts in capacities.values() for name in amounts}):
-        told = [block for block in state.allocatable.memory if block.memory_type == name]
-        allocatable = _told(told, nodes) if told else _reckoned(name, capacities, nodes, state)
+        blocks = [block for block in state.allocatable.memory if block.memory_type == name]
+        allocatable = _handed_out(blocks, nodes) if blocks else _computed(name, capacities, nodes, state)
         pinned = [block for pod in state.pods for block in pod.memory if block.memory_type == name]
         available = _without(allocatable, pinned)
         for number in nodes:
@@ -257,8 +257,8 @@ def _capacities(node: NumaNode, nodes: Mapping[int, NumaNode]) -> dict[str, int]
     return {"memory": node.memory_bytes} | {page_size_name(size): size * counts.get(size, 0) for size in sizes}
 
 
-def _told(blocks: Iterable[MemoryBlock], nodes: Mapping[int, NumaNode]) -> dict[int, int]:
-    """Add up what kubelet's memory manager gives out, by zone. It tells one zone a block."""
+def _handed_out(blocks: Iterable[MemoryBlock], nodes: Mapping[int, NumaNode]) -> dict[int, int]:
+    """Add up what kubelet's memory manager gives out, by zone. It names one zone a block."""
     found = dict.fromkeys(nodes, 0)
     for block in blocks:
         for number in block.numa_nodes:
@@ -267,10 +267,10 @@ def _told(blocks: Iterable[MemoryBlock], nodes: Mapping[int, NumaNode]) -> dict[
     return found
 
 
-def _reckoned(
+def _computed(
     name: str, capacities: Mapping[int, Mapping[str, int]], nodes: Mapping[int, NumaNode], state: NodeState
 ) -> dict[int, int]:
-    """Reckon what kubelet gives out where no memory manager tells."""
+    """Compute what kubelet gives out where no memory manager reports it."""
     ordinary = {
         number: amounts[name] - (sum(amounts.values()) - amounts[name] if name == "memory" else 0)
         for number, amounts in capacities.items()
@@ -290,17 +290,17 @@ def _reckoned(
 def _without(amounts: Mapping[int, int], blocks: Iterable[MemoryBlock]) -> dict[int, int]:
     """Take pinned blocks off. One that spans zones fills them in order, as kubelet's memory manager does.
 
-    (pkg/kubelet/cm/memorymanager, updateMachineState.) Blocks of fewer zones go first: nothing tells in which order
+    (pkg/kubelet/cm/memorymanager, updateMachineState.) Blocks of fewer zones go first: nothing shows in which order
     kubelet gave them out, and these leave no choice.
     """
     left = dict(amounts)
     for block in sorted(blocks, key=lambda block: (len(block.numa_nodes), block.numa_nodes, block.size)):
-        owed = block.size
+        missing = block.size
         for number in sorted(block.numa_nodes):
-            taken = min(owed, left.get(number, 0))
+            taken = min(missing, left.get(number, 0))
             if taken:
                 left[number] -= taken
-                owed -= taken
+                missing -= taken
     return left
 
 

@@ -6,7 +6,7 @@ What the plugin reads, and what that means for the content:
   `numares.cpu` must be there, or the scheduler fails on its absence.
 - `cpuDetail` must have every CPU: one that is missing would count for NUMA node 0.
 - `resReserved.cpu` is a number of CPUs that the scheduler takes off again, and it chooses them itself, by topology.
-  kubelet's reserved CPUs may be others. So where kubelet tells what it hands out (static CPU manager), the reserved
+  kubelet's reserved CPUs may be others. So where kubelet reports what it hands out (static CPU manager), the reserved
   ones are missing in `allocatable` and nothing is left to take off: "0".
 - `podAllocations` (Volcano 1.16): a pod that the scheduler placed keeps its CPUs twice until it is listed here. The
   older definition of the object does not know the field, and the API server then refuses the object as a whole.
@@ -43,7 +43,7 @@ class Numatopology(Publication):
         self._with_pods = True
 
     async def content(self) -> Mapping[str, Any] | None:
-        """Build the object of what kubelet tells now."""
+        """Build the object of what kubelet reports now."""
         state = await self._view.state()
         if state is None:
             return None
@@ -90,7 +90,7 @@ def build(state: NodeState, places: Mapping[int, CpuPlace], *, with_pods: bool =
 
 
 def _detail(cpu: int, numa: int, places: Mapping[int, CpuPlace]) -> dict[str, int]:
-    # A kernel that does not tell: a NUMA node as a socket and a CPU as a core are never wrong by more than siblings.
+    # A kernel that does not show it: a NUMA node as a socket and a CPU as a core are never wrong by more than siblings.
     place = places.get(cpu, CpuPlace(numa, cpu))
     return {"numa": numa, "socket": place.socket, "core": place.core}
 

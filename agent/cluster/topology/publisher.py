@@ -43,10 +43,10 @@ RETRY = Backoff(first=1.0, longest=300.0, jitter=0.1)
 log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 10.0
-"""An object is built and compared with what was accepted this often even if nothing called `changed`: nobody tells when
-kubelet takes units back, and pods without devices of ours count for the fingerprint too."""
+"""An object is built and compared with what was accepted this often even if nothing called `changed`: nothing shows
+when kubelet takes units back, and pods without devices of ours count for the fingerprint too."""
 FACTS_SECONDS = 60.0
-"""What labels are made of is looked at this often, even if nothing told of a change: a file, a GPU's fabric."""
+"""What labels are made of is looked at this often, even without a known change: a file, a GPU's fabric."""
 
 
 class Publication(ABC):
@@ -67,7 +67,7 @@ class Publication(ABC):
         """Build the object of this moment; None if there is nothing to say. May raise errors of ours."""
 
     def yields(self, error: AgentError) -> bool:
-        """Tell whether the object is built differently after this error, so that a repeat may succeed."""
+        """Whether the object is built differently after this error, so that a repeat may succeed."""
         return False
 
 
@@ -210,14 +210,14 @@ class Publisher(Keeper):
         return stored if is_ours else None
 
     async def _is_there(self, now: float) -> bool:
-        """Tell whether the server still has the object as it was written. Says who changed it, if somebody did."""
+        """Whether the server still has the object as it was written. Logs who changed it."""
         if self._dispute and self._publication.is_shared:
             return False  # perhaps the others have given it up
         try:
             name = str(self._written["metadata"]["name"])
             stored = await on_own_thread(partial(self._api.get, self._kind, name))
         except Refused:
-            return False  # without the right to read, writing tells
+            return False  # without the right to read, write it
         if stored is not None and holds(stored, self._written):
             self._check_at = self._next_check(now)
             self._dispute = None  # nobody has written it for a whole heartbeat
@@ -273,7 +273,7 @@ class Publisher(Keeper):
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:
-    """Return one text for one content, to tell whether anything changed."""
+    """Return one text for one content, for comparison."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -284,7 +284,7 @@ def annotated(document: Mapping[str, Any], key: str, text: str) -> dict[str, Any
 
 
 def holds(stored: Any, wanted: Any) -> bool:
-    """Tell whether a stored object has all that was applied. It may have more, as the server and others add to it."""
+    """Whether a stored object has all that was applied. It may have more, as the server and others add to it."""
     if isinstance(wanted, Mapping):
         return isinstance(stored, Mapping) and all(k in stored and holds(stored[k], v) for k, v in wanted.items())
     if isinstance(wanted, list) and wanted and all(isinstance(item, Mapping) and "uid" in item for item in wanted):
@@ -294,7 +294,7 @@ def holds(stored: Any, wanted: Any) -> bool:
 
 
 def same(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Tell whether a stored object says what is wanted and nothing besides; its metadata may hold more."""
+    """Whether a stored object says what is wanted and nothing besides; its metadata may hold more."""
     wanted_keys, stored_keys = (set(document) - {"metadata"} for document in (wanted, stored))
     return (
         wanted_keys == stored_keys
