@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,18 @@ def write_whole(file: Path, text: str, mode: int, *, parents: bool = True) -> No
         raise
 
 
+Stamp = tuple[int, int, int]
+
+
+def stamp_of(file: Path) -> Stamp | None:
+    """What tells a file from another, and from what it was before somebody wrote it; None if there is none."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 class SpecFiles:
     """Our files of one sort, whose names begin and end alike. A runtime takes `nodefabric-<name>.json` for a spec."""
 
@@ -110,6 +122,8 @@ class SpecFiles:
         self._whose = whose
         self._suffix = suffix
         self._mode = mode
+        self._read: dict[str, tuple[object, Stamp]] = {}
+        """Name → what a spec was read to say, and of which file."""
 
     def path(self, name: str) -> Path:
         """Tell where a spec is."""
@@ -131,6 +145,7 @@ class SpecFiles:
         """Remove a spec. One that is not there is removed already. Raises Unavailable."""
         try:
             self.path(name).unlink(missing_ok=True)
+            self._read.pop(name, None)
         except OSError as error:
             raise Unavailable(f"the CDI spec {self.path(name)} cannot be removed: {error.strerror}") from error
 
@@ -139,20 +154,26 @@ class SpecFiles:
         with self.path(name).open("rb") as stream:
             return stream.read(MAX_SPEC_BYTES)
 
-    def says(self, name: str, text: str) -> bool:
-        """Tell whether a spec is there and says this."""
+    def is_there(self, name: str) -> bool:
+        """Whether there is such a spec, whatever it says."""
+        return stamp_of(self.path(name)) is not None
+
+    def says(self, name: str, text: str | Callable[[], str], what: object = None) -> bool:
+        """Whether a spec is there and says this. The same file is read again only for another text.
+
+        `what` stands for a text that takes long to make: equal ones have equal texts.
+        """
+        stamp = stamp_of(self.path(name))
+        key = text if what is None else what
+        if stamp is None or self._read.get(name) == (key, stamp):
+            return stamp is not None
         try:
-            return self.read(name) == text.encode()
+            is_same = self.read(name) == (text if isinstance(text, str) else text()).encode()
         except OSError:
             return False
-
-    def stamp(self, name: str) -> tuple[int, int, int] | None:
-        """Tell a spec's file from another, and from what it was before somebody wrote it; None if there is none."""
-        try:
-            found = os.stat(self.path(name))
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        if is_same:
+            self._read[name] = key, stamp
+        return is_same
 
     def names(self) -> frozenset[str]:
         """List the specs that are there. What a killed process has half written is removed."""
@@ -180,7 +201,6 @@ def text_of(kind: str, devices: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 
-Stamp = tuple[str, int, int, int]
 Named = tuple[str, frozenset[str]]
 """A spec's kind, and the names of its devices."""
 
@@ -246,30 +266,20 @@ class SpecNames:
     """
 
     folders: Sequence[Path] = SPEC_FOLDERS
-    _seen: dict[Stamp, Named] = field(default_factory=dict)
+    _named: dict[tuple[Path, Stamp], Named] = field(default_factory=dict)
 
     def of_kind(self, kind: str) -> frozenset[str]:
         """List the names of the devices of a kind. A file that cannot be read counts for nothing."""
-        found: dict[Stamp, Named] = {}
-        for file, stamp in self._files():
-            found[stamp] = self._seen.get(stamp) or read_spec(file)
-        self._seen = found
+        files = [(file, stamp) for file in self._files() if (stamp := stamp_of(file)) is not None]
+        self._named = found = {key: self._named.get(key) or read_spec(key[0]) for key in files}
         return frozenset(name for spec_kind, names in found.values() if spec_kind == kind for name in names)
 
-    def _files(self) -> Iterator[tuple[Path, Stamp]]:
+    def _files(self) -> Iterator[Path]:
         for folder in self.folders:
-            try:
-                files = sorted(
+            with contextlib.suppress(OSError):
+                yield from sorted(
                     p for p in folder.iterdir() if p.suffix in _SUFFIXES and not p.name.startswith(OWN_PREFIX)
                 )
-            except OSError:
-                continue
-            for file in files:
-                try:
-                    now = file.stat()
-                except OSError:
-                    continue
-                yield file, (str(file), now.st_ino, now.st_mtime_ns, now.st_size)
 
 
 def read_spec(file: Path) -> Named:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import Resource, Select, SharedPool, SriovPool
-from agent.edits.cdi import OWN_PREFIX, SPEC_VERSION, ContainerEdits, DeviceNode, write_whole
-from agent.errors import UnitUnhealthy
+from agent.edits.cdi import ContainerEdits, DeviceNode, SpecFiles, text_of
+from agent.errors import Unavailable, UnitUnhealthy
 from agent.model.device import PciDevice, RdmaDevice, Snapshot
 from agent.offer.offer import Unit
 from agent.offer.selection import alternative
@@ -26,11 +26,10 @@ CHAR_DEVICE_KINDS = ("issm", "umad", "uverbs")
 SHARED_CDI_KIND = "nvidia.com/net-rdma"
 _CDI_NAMES = {"netDevice": "net-pci", "accelerator": "net-accel"}
 
-POOL_PREFIX = f"{OWN_PREFIX}pool-"
+POOL_START = "pool-"
 VARIABLE = "NODEFABRIC_DEVICE"
 
 Info = dict[str, dict[str, str]]
-Stamp = tuple[int, int, int]
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +161,7 @@ def _char_paths(rdma_devices: Iterable[RdmaDevice], snapshot: Snapshot) -> tuple
 def pool_specs(
     resources: Sequence[Resource], units: Mapping[str, Sequence[Unit]], snapshot: Snapshot
 ) -> Mapping[str, str]:
-    """Write out the CDI specs that pools need which hand their devices out by CDI (--use-cdi): file name → text.
+    """Write out the CDI specs that pools need which hand their devices out by CDI (--use-cdi): name → text.
 
     One file for each kind, since a name may be defined once only, and two shared pools may have an adapter in common. A
     device without edits would void the whole file (CDI's SPEC.md, containerEdits), so each has at least a variable.
@@ -173,11 +172,7 @@ def pool_specs(
         if pool is not None and pool.use_cdi:
             kind = sriov_cdi_kind(pool) if isinstance(pool, SriovPool) else SHARED_CDI_KIND
             kinds.setdefault(kind, {}).update(_devices(resource, units.get(resource.name, ()), snapshot))
-    return {
-        f"{POOL_PREFIX}{kind.replace('/', '_')}.json": _text(kind, devices)
-        for kind, devices in kinds.items()
-        if devices
-    }
+    return {f"{POOL_START}{kind.replace('/', '_')}": _text(kind, devices) for kind, devices in kinds.items() if devices}
 
 
 def _devices(
@@ -198,8 +193,7 @@ def _devices(
 
 
 def _text(kind: str, devices: Mapping[str, Sequence[DeviceNode]]) -> str:
-    listed = [{"name": name, "containerEdits": _edits(name, nodes)} for name, nodes in sorted(devices.items())]
-    return json.dumps({"cdiVersion": SPEC_VERSION, "kind": kind, "devices": listed}, indent=1) + "\n"
+    return text_of(kind, [(name, _edits(name, nodes)) for name, nodes in sorted(devices.items())])
 
 
 def _edits(name: str, nodes: Sequence[DeviceNode]) -> dict[str, Any]:
@@ -216,10 +210,8 @@ class PoolSpecs:
     """The files in the runtime's folder. Methods block, briefly, and never raise."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._files = SpecFiles(folder, POOL_START, "this pool")
         self._wanted: Mapping[str, str] | None = None
-        self._written: dict[str, tuple[str, Stamp | None]] = {}
-        """Name → text, and what the file was like when it said this."""
         self._is_tidy = True
         """Whether there is no file of ours that nobody wants."""
         self.problem: str | None = None
@@ -227,7 +219,7 @@ class PoolSpecs:
 
     @property
     def is_watched(self) -> bool:
-        """Tell whether `mend` may have something to do though nothing else happens."""
+        """Whether `mend` may have something to do though nothing else happens."""
         return bool(self._wanted) or not self._is_tidy
 
     def keep(self, wanted: Mapping[str, str]) -> None:
@@ -239,34 +231,14 @@ class PoolSpecs:
     def mend(self) -> None:
         """Write what somebody has removed, or what could not be written before: no container starts without."""
         wanted = self._wanted or {}
+        self.problem = None
         try:
             for name, text in wanted.items():
-                path = self.folder / name
-                if self._written.get(name) != (text, _stamp(path)):
-                    self._write(path, text)
-                    self._written[name] = text, _stamp(path)
+                if not self._files.says(name, text):
+                    self._files.write(name, text)
             if not self._is_tidy:
-                for path in self.folder.glob(f"{POOL_PREFIX}*.json"):
-                    if path.name not in wanted:
-                        path.unlink(missing_ok=True)
+                for name in self._files.names() - wanted.keys():
+                    self._files.remove(name)
                 self._is_tidy = True
-        except OSError as error:
-            self.problem = f"CDI specs of pools cannot be written to {self.folder}: {error.strerror}"
-        else:
-            self.problem = None
-
-    def _write(self, path: Path, text: str) -> None:
-        try:
-            if path.read_text() == text:
-                return
-        except (OSError, UnicodeDecodeError):
-            pass
-        write_whole(path, text, 0o644)
-
-
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+        except Unavailable as error:
+            self.problem = str(error)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,9 @@ class UnitSpecs:
         """Held while rows and files change together."""
         self._there: set[str] = set()
         """Units that were seen to have a spec, or given one."""
-        self._read: dict[str, tuple[UnitSpec, tuple[int, int, int]]] = {}
-        """Unit → what its spec was seen to say, and of which file."""
         self._gone_by: tuple[Snapshot, Sequence[Resource]] | None = None
         """What specs were compared with last."""
-        self._seen: dict[str, tuple[tuple[str, ...], float]] = {}
+        self._compared: dict[str, tuple[tuple[str, ...], float]] = {}
         """Unit that was → the devices and time of its grant."""
 
     def grant(self, resource_name: str, units: Mapping[str, Devices], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
@@ -112,13 +111,13 @@ class UnitSpecs:
             worked_out: dict[tuple[str, ...], Mapping[str, UnitSpec]] = {}
             news = {}
             for unit_id, grant in grants.items():
-                if self._seen.get(unit_id) == (grant.devices, grant.granted_at):
+                if self._compared.get(unit_id) == (grant.devices, grant.granted_at):
                     continue
                 now = self._now(grant, grants, by_name.get(grant.resource_name), offer, worked_out)
                 if now != grant.spec:
                     news[unit_id] = now
             self._say(news)
-            self._seen = {i: (grant.devices, grant.granted_at) for i, grant in grants.items()}
+            self._compared = {i: (grant.devices, grant.granted_at) for i, grant in grants.items()}
         return tuple(news)
 
     def rewrite(self) -> Sequence[str]:
@@ -146,7 +145,6 @@ class UnitSpecs:
             for unit_id in over:
                 self._files.remove(_file(unit_id))
                 self._there.discard(unit_id)
-                self._read.pop(unit_id, None)
         return over
 
     # -------------------------------------------------------------------------------------------------- one spec
@@ -166,7 +164,7 @@ class UnitSpecs:
             if known == resources and (snapshot is last or differs_in_pods_only(last, snapshot)):
                 return True  # such as each pod makes, and of no account to files of devices
         self._gone_by = snapshot, resources
-        self._seen.clear()
+        self._compared.clear()
         return True
 
     def _write_all(self, specs: Mapping[str, UnitSpec]) -> None:
@@ -180,15 +178,10 @@ class UnitSpecs:
                 self._files.write(_file(unit_id), _text(unit_id, spec))
 
     def _is_written(self, unit_id: str, spec: UnitSpec) -> bool:
-        """Tell whether a spec is there and says this. One that was seen to, and is the same file, is not read again."""
-        stamp = self._files.stamp(_file(unit_id))
-        if stamp is None or not spec.edits:
-            return stamp is None and not spec.edits
-        if self._read.get(unit_id) != (spec, stamp):
-            if not self._files.says(_file(unit_id), _text(unit_id, spec)):
-                return False
-            self._read[unit_id] = spec, stamp
-        return True
+        """Whether a spec is there and says this, or is not where there is nothing to say."""
+        if not spec.edits:
+            return not self._files.is_there(_file(unit_id))
+        return self._files.says(_file(unit_id), partial(_text, unit_id, spec), spec)
 
     def _now(
         self,

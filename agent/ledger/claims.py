@@ -112,7 +112,7 @@ class ClaimBook(BindingBook, AttachmentBook):
     def _change_claim(self, uid: str, **changes: Any) -> None:
         def write() -> list[Claim]:
             changed = replace(self._known(uid), **changes)
-            rows.insert(self._db, "claims", [rows.claim_columns(changed)], anew=True)
+            rows.insert(self._db, "claims", [rows.claim_columns(changed)], replace=True)
             return [changed]
 
         self._write(write, durable=False, then=self._put_claims)
@@ -128,7 +128,7 @@ class ClaimBook(BindingBook, AttachmentBook):
         claims = tuple(claims)
         columns = [rows.claim_columns(claim) for claim in claims]
         self._db.executemany("DELETE FROM claim_devices WHERE claim_uid = :claim_uid", columns)
-        rows.insert(self._db, "claims", columns, anew=True)
+        rows.insert(self._db, "claims", columns, replace=True)
         for claim in claims:
             try:
                 rows.insert(self._db, "claim_devices", rows.claim_device_columns(claim))

@@ -159,7 +159,7 @@ class GrantBook(ClaimsHeld):
 
         def write() -> list[Grant]:
             self._refuse_claimed(device for grant in granted for device in grant.devices)
-            rows.insert(self._db, "grants", map(rows.grant_columns, granted), anew=True)
+            rows.insert(self._db, "grants", map(rows.grant_columns, granted), replace=True)
             return granted
 
         with self._guard_of_grants(resource_name, units):

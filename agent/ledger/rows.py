@@ -172,8 +172,8 @@ def claim_device_columns(claim: Claim) -> list[dict[str, Any]]:
     return [{"claim_uid": claim.ref.uid, **_columns(found)} for found in claim.devices]
 
 
-def insert(db: sqlite3.Connection, table: str, columns: Iterable[Mapping[str, Any]], *, anew: bool = False) -> None:
-    """Write rows as their columns; with `anew` in place of those with the same key.
+def insert(db: sqlite3.Connection, table: str, columns: Iterable[Mapping[str, Any]], *, replace: bool = False) -> None:
+    """Write rows as their columns; with `replace` in place of those with the same key.
 
     All rows have the same columns. Raises sqlite3.Error, IntegrityError for one that is there already.
     """
@@ -181,7 +181,7 @@ def insert(db: sqlite3.Connection, table: str, columns: Iterable[Mapping[str, An
     if not found:
         return
     names, values = ", ".join(found[0]), ", ".join(f":{name}" for name in found[0])
-    how = "INSERT OR REPLACE" if anew else "INSERT"
+    how = "INSERT OR REPLACE" if replace else "INSERT"
     db.executemany(f"{how} INTO {table} ({names}) VALUES ({values})", found)
 
 

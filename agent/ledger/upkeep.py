@@ -83,7 +83,7 @@ class UpkeepBook(Database):
             now = self._clock()
             self._db.executemany("DELETE FROM known_devices WHERE device = :device", gone)
             columns = [dataclasses.asdict(device) | {"seen": now} for device in found]
-            rows.insert(self._db, "known_devices", columns, anew=True)
+            rows.insert(self._db, "known_devices", columns, replace=True)
 
         self._write(write, durable=False)
 

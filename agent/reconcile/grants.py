@@ -187,7 +187,7 @@ class Grants:
                 self._settled.set(True)
 
     def _settle(self, view: View, held_units: Sequence[HeldUnit], offered: Mapping[str, Devices] | None) -> None:
-        self._date_anew()
+        self._date_again()
         grants = self._ledger.grants()
         for action in decide(
             grants,
@@ -202,7 +202,7 @@ class Grants:
         ):
             self._carry_out(action, view.asked_at)
 
-    def _date_anew(self) -> None:
+    def _date_again(self) -> None:
         """Grant once more what was granted at a time to come: the clock was set back.
 
         Until that time kubelet's word on it would be taken for older than the grant.

@@ -81,9 +81,9 @@ class Units:
         granted = {grant.unit_id: grant.devices for grant in self._ledger.grants()}
         found = misled([e for e in entries if not self._is_over(e, granted, view)], granted, names, offer)
         units = frozenset((one.entry.resource_name, unit_id) for one in found for unit_id in one.entry.unit_ids)
-        told = [_told(one, self._pod(one.entry, view)) for one in found]
-        more = len(told) - MOST_NAMED
-        text = "; ".join(told[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+        sentences = [_sentence(one, self._pod(one.entry, view)) for one in found]
+        more = len(sentences) - MOST_NAMED
+        text = "; ".join(sentences[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
         self._outside.misled(units, text or None)
 
     def _is_over(self, entry: Entry, granted: Collection[str], view: View) -> bool:
@@ -110,7 +110,7 @@ def _of(found: Entry | HeldUnit) -> tuple[str, str]:
     return found.resource_name, found.container
 
 
-def _told(found: Misled, pod: str) -> str:
+def _sentence(found: Misled, pod: str) -> str:
     of = ", ".join(found.now_of)
     units = ", ".join(found.entry.unit_ids[:2]) + (" …" if len(found.entry.unit_ids) > 2 else "")
     return (

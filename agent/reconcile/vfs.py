@@ -122,7 +122,7 @@ class Vfs:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class Survey:
     """What is to be done about VFs that no row speaks of."""
 
     learn: tuple[KnownDevice, ...] = ()
@@ -132,10 +132,10 @@ class Findings:
     missing: tuple[str, ...] = ()
     """They should have an interface in the host, and have none: a pod may have them."""
 
-    def of(self, ours: Collection[str]) -> Findings:
+    def of(self, ours: Collection[str]) -> Survey:
         """Leave out what no resource offers: it belongs to somebody else, who moves it with no word to us."""
         strange = tuple(device for device in self.strange if device in ours)
-        return Findings(self.learn, strange, tuple(device for device in self.missing if device in ours))
+        return Survey(self.learn, strange, tuple(device for device in self.missing if device in ours))
 
 
 def survey(
@@ -143,7 +143,7 @@ def survey(
     held: Collection[str],
     known: Iterable[KnownDevice],
     udev: Callable[[int], Mapping[str, str]] = lambda ifindex: {},
-) -> Findings:
+) -> Survey:
     """Look at all VFs without a row. `udev` reads udev's database."""
     known_here = {k.device: k for k in known}
     identity = identities(snapshot)
@@ -168,7 +168,7 @@ def survey(
         now = KnownDevice(device.address, identity(device), netdev.name, netdev.mac, netdev.mtu, snapshot.boot_id)
         if now != before:
             learn.append(now)
-    return Findings(tuple(learn), tuple(strange), tuple(missing))
+    return Survey(tuple(learn), tuple(strange), tuple(missing))
 
 
 def forgotten(snapshot: Snapshot, known: Iterable[KnownDevice]) -> tuple[str, ...]:

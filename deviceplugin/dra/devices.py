@@ -83,14 +83,9 @@ class DraDevice:
     @property
     def health(self) -> Health:
         """One healthy unit is enough; else the first of them tells why not."""
-        return health_of(self.units)
-
-
-def health_of(units: Sequence[Unit]) -> Health:
-    """Judge by what stands behind a device: one healthy unit is enough; else the first of them tells why not."""
-    if not units or any(unit.health.healthy for unit in units):
-        return HEALTHY
-    return units[0].health
+        if not self.units or any(unit.health.healthy for unit in self.units):
+            return HEALTHY
+        return self.units[0].health
 
 
 def devices_of(config: Config, offer: Offer, facts: Facts) -> tuple[DraDevice, ...]:
@@ -139,7 +134,7 @@ class _Maker:
 
     def single(self) -> list[DraDevice]:
         """Make a device for each VF or adapter."""
-        telling = self._telling()
+        telling = self._matched_units()
         quiet = [m for m in self._members if m.unit.unit_id not in telling]
         loud = [m for m in self._members if m.unit.unit_id in telling]
         found: list[DraDevice] = []
@@ -196,19 +191,19 @@ class _Maker:
         # Multus asks a device of the slice what to name to the plugin. ADD finds by the place's name what was chosen.
         return ordered if self._shared else [_named_for_multus(device) for device in ordered]
 
-    def _parts(self, device: DraDevice, room: int, count: int, withheld: int) -> list[DraDevice]:
+    def _parts(self, device: DraDevice, room: int, count: int, quarantined: int) -> list[DraDevice]:
         """Divide a place. The part that has its name tells of its GPU. A part with no room left is withheld whole."""
         what = SHARES if self._shared else UNITS
         if self._config.dra.shares != "capacity":
-            spare = [replace(device, name=f"{device.name}-{room + n}") for n in range(withheld)]
-            return [*map(self._withheld, spare), *self._consumed(device, what, room)]
+            spare = [replace(device, name=f"{device.name}-{room + n}") for n in range(quarantined)]
+            return [*map(self._unavailable, spare), *self._consumed(device, what, room)]
         quiet = self._without_gpu(device)
         found = self._consumed(device, what, (room + count - 1) // count)
         for number in range(1, count):
             part = replace(quiet, name=f"{device.name}-{number}")
             left = (room + count - 1 - number) // count
             # The API knows no capacity of which nothing can be had.
-            found += self._consumed(part, what, left) if left else map(self._withheld, self._consumed(part, what, 1))
+            found += self._consumed(part, what, left) if left else map(self._unavailable, self._consumed(part, what, 1))
         return found
 
     def _without_gpu(self, device: DraDevice) -> DraDevice:
@@ -241,7 +236,7 @@ class _Maker:
             count = len(named) or 1
             yield _Member(unit, told, port, gpus, (room + count - 1 - number) // count)
 
-    def _telling(self) -> frozenset[str]:
+    def _matched_units(self) -> frozenset[str]:
         """Choose the device that each GPU is matched by: the last one, an ill one only if all are."""
         chosen: dict[str, _Member] = {}
         for member in self._members:
@@ -277,7 +272,7 @@ class _Maker:
         quiet = self._without_gpu(device)
         return [replace(quiet if n < room - 1 else device, name=f"{device.name}-{n}") for n in range(room)]
 
-    def _withheld(self, device: DraDevice) -> DraDevice:
+    def _unavailable(self, device: DraDevice) -> DraDevice:
         taint = Taint(f"{self._config.dra.driver}/{Reason.QUARANTINED}", "NoSchedule")
         return replace(self._without_gpu(device), taints=device.taints or (taint,))
 
@@ -393,7 +388,7 @@ def slices_of(
     `dropped` says what the cluster drops of what is written: without taints, devices that are not to be had are left
     out; without capacities, those that several claims have a part of; without lists, the first of each is told.
     """
-    packs = _packs([device for device in devices if _can_be_told(device, dropped)])
+    packs = _packs([device for device in devices if _is_published(device, dropped)])
     return tuple(
         {
             "apiVersion": API_VERSION,
@@ -419,7 +414,7 @@ def object_name(index: int, driver: str, node_name: str) -> str:
     return name
 
 
-def _can_be_told(device: DraDevice, dropped: Collection[str]) -> bool:
+def _is_published(device: DraDevice, dropped: Collection[str]) -> bool:
     return not (device.taints and TAINTS in dropped) and not (device.allow_multiple and CAPACITY in dropped)
 
 

@@ -175,7 +175,7 @@ class Preparer:
             raise NotYet(f"claim {claim.ref} was just ended, since nobody had it: kubelet prepares it again")
         if claim.state is not ClaimState.PREPARED:
             self._ledger.set_claim_state(claim.ref.uid, ClaimState.PREPARED)
-        return [_told(device) for device in claim.devices]
+        return [_answer(device) for device in claim.devices]
 
     # -------------------------------------------------------------------------------------------------- unprepare
 
@@ -201,7 +201,7 @@ class Preparer:
             )
         for row in rows:
             left = row if row.state is AttachmentState.DETACHING else self._users.heal(row)
-            while left is not None and not self._is_withheld(left.device):
+            while left is not None and not self._is_quarantined(left.device):
                 if left.state is not AttachmentState.DETACHING:
                     owner = left.owner
                     raise DeviceBusy(
@@ -222,7 +222,7 @@ class Preparer:
         alone = _alone(claim)
         return [row for row in self._ledger.attachments() if row.claim_uid == claim.ref.uid or row.device in alone]
 
-    def _is_withheld(self, device: str) -> bool:
+    def _is_quarantined(self, device: str) -> bool:
         """Tell whether a device is in quarantine: then it is nobody's until it is clean, and nobody need wait."""
         return any(withheld.device == device for withheld in self._ledger.quarantines())
 
@@ -231,7 +231,7 @@ def _alone(claim: Claim) -> frozenset[str]:
     return frozenset(found.device for found in claim.devices if found.exclusive and not found.admin)
 
 
-def _told(device: ClaimDevice) -> PreparedDevice:
+def _answer(device: ClaimDevice) -> PreparedDevice:
     names = (qualified(device.cdi_name),) if device.cdi_name else ()
     return PreparedDevice((device.request,), device.pool, device.device_name, names, device.share_id)
 

@@ -156,7 +156,7 @@ async def test_a_cdi_spec_that_was_removed_comes_as_soon_as_somebody_says_so(sho
         folder.rmdir()
         folder.write_text("in the way")
         made.plugins.look_again()
-        await until(lambda: f"cannot be written to {folder}" in (made.plugins.specs_problem or ""))
+        await until(lambda: f"the CDI spec {spec} cannot be written" in (made.plugins.specs_problem or ""))
         folder.unlink()
         made.plugins.look_again()
         await until(lambda: spec.exists() and made.plugins.specs_problem is None)

@@ -9,7 +9,7 @@ import pytest
 from agent.model.allocation import Quarantine
 from agent.model.device import Snapshot
 from agent.model.vf_identity import KnownDevice
-from agent.reconcile.vfs import Findings, forgotten, quarantines_to_end, survey
+from agent.reconcile.vfs import Survey, forgotten, quarantines_to_end, survey
 from tests.cni.tiny_node import mac_of, tiny_snapshot, vf
 
 
@@ -22,33 +22,33 @@ KNOWN = [known(0), known(1), known(2)]
 
 
 def test_vfs_in_the_host_are_learnt_once() -> None:
-    assert survey(tiny_snapshot(3), (), ()) == Findings(learn=tuple(KNOWN))
-    assert survey(tiny_snapshot(3), (), KNOWN) == Findings()
+    assert survey(tiny_snapshot(3), (), ()) == Survey(learn=tuple(KNOWN))
+    assert survey(tiny_snapshot(3), (), KNOWN) == Survey()
 
 
 def test_a_name_that_an_administrator_gave_is_learnt_anew() -> None:
     found = survey(tiny_snapshot(3, names={1: "storage1"}), (), KNOWN)
-    assert found == Findings(learn=(known(1, "storage1"),))
+    assert found == Survey(learn=(known(1, "storage1"),))
 
 
 def test_what_has_a_row_is_the_rows_business() -> None:
-    assert survey(tiny_snapshot(3, in_pods=[0], names={1: "net1"}), {vf(0), vf(1)}, KNOWN) == Findings()
+    assert survey(tiny_snapshot(3, in_pods=[0], names={1: "net1"}), {vf(0), vf(1)}, KNOWN) == Survey()
 
 
 @pytest.mark.parametrize("name", ["net1", "eth0", "dev17"])
 def test_a_vf_under_a_pods_name_is_strange(name: str) -> None:
-    assert survey(tiny_snapshot(3, names={1: name}), (), KNOWN) == Findings(strange=(vf(1),))
+    assert survey(tiny_snapshot(3, names={1: name}), (), KNOWN) == Survey(strange=(vf(1),))
 
 
 @pytest.mark.parametrize("name", ["net1", "dev17"])
 def test_a_strange_name_is_seen_by_its_siblings_where_nothing_is_remembered(name: str) -> None:
     found = survey(tiny_snapshot(3, names={1: name}), (), ())
-    assert found == Findings(learn=(known(0), known(2)), strange=(vf(1),))
+    assert found == Survey(learn=(known(0), known(2)), strange=(vf(1),))
 
 
 def test_what_was_known_before_a_reboot_says_nothing_about_now() -> None:
     old = [known(0, "enp1", "yesterday"), known(1, "enp2", "yesterday")]
-    assert survey(tiny_snapshot(2), (), old) == Findings(learn=(known(0), known(1)))
+    assert survey(tiny_snapshot(2), (), old) == Survey(learn=(known(0), known(1)))
 
 
 def test_a_vf_without_an_interface_is_missing_unless_its_driver_gives_none() -> None:
@@ -63,8 +63,8 @@ def test_a_vf_without_an_interface_is_missing_unless_its_driver_gives_none() -> 
 
 def test_what_is_not_ours_is_neither_sought_nor_put_back() -> None:
     found = survey(tiny_snapshot(3, in_pods=[0], names={1: "net1"}), (), KNOWN)
-    assert found == Findings(strange=(vf(1),), missing=(vf(0),))
-    assert found.of({vf(2)}) == Findings()
+    assert found == Survey(strange=(vf(1),), missing=(vf(0),))
+    assert found.of({vf(2)}) == Survey()
     assert found.of({vf(0), vf(1)}) == found
 
 
