@@ -357,14 +357,6 @@ def test_the_rails_are_listed_by_number(node_snapshot: Snapshots) -> None:
     assert rails_found(Snapshot(), "resources: []") == [(Severity.FINE, "no adapter here has an RDMA device")]
 
 
-def test_an_adapter_that_is_listed_and_not_there_is_named(node_snapshot: Snapshots) -> None:
-    found = rails_found(node_snapshot("h100-8gpu"), "topology: {rails: [ens1f0np0, gone0]}")
-    assert found == [
-        (Severity.WARNING, "topology.rails[1]: no adapter here is called gone0"),
-        (Severity.FINE, "0 ens1f0np0"),
-    ]
-
-
 def test_the_numbers_are_those_of_the_books_or_it_is_said_that_nobody_knows(node_snapshot: Snapshots) -> None:
     snapshot = node_snapshot("h100-8gpu")
     first, second, *_ = [device for device in snapshot.devices if device.rdma_devices and not device.is_vf]
@@ -379,24 +371,6 @@ def test_the_numbers_are_those_of_the_books_or_it_is_said_that_nobody_knows(node
     assert text.endswith(", 8 ens9f0np0 (away)")
     ((_, text),) = rails_found(snapshot, "resources: []", rails_unknown="/x/ledger.db is not there")
     assert text.endswith(", 7 ens8f0np0, as of a first start (/x/ledger.db is not there)")
-
-
-def test_what_surprises_of_the_configuration_is_a_warning(node_snapshot: Snapshots) -> None:
-    (warning, _) = rails_found(
-        node_snapshot("mi300x-8gpu"), "resources: [{name: a/rail, kind: rail, nic: {kind: nic}}]"
-    )
-    assert warning == (
-        Severity.WARNING,
-        "resources[0].gpu: this node has no GPU that NVML shows, and rails are made of those",
-    )
-
-
-def test_adapters_that_only_the_configuration_joins_as_planes_are_offered(node_snapshot: Snapshots) -> None:
-    planes = [[f"rdma{i}np0", f"rdma{i + 1}np1"] for i in range(0, 16, 2)]
-    resource = "{name: a/rail, kind: rail, nic: {kind: nic, count: planes}}"
-    config = parse(f"{{resources: [{resource}], topology: {{rails: {planes}}}}}", "test")
-    found = checks_hardware.not_offered(Facts(node_snapshot("oci-h100-8gpu"), config))
-    assert [finding.text.partition(":")[0] for finding in found] == ["1 adapter (eth0), by a/rail"]
 
 
 def test_adapters_without_what_a_network_goes_by_are_named(node_snapshot: Snapshots) -> None:
