@@ -1,7 +1,7 @@
-"""`HealthBook`: what lasts of what was seen, and when to look again.
+"""`HealthBook`: since when each device has been well or ill, and when to look again.
 
-The lists are made anew when the hardware or the books changed. Health may change without either: when a
-link has been down for long enough, or up, when a GPU's error is over, when the driver tells of one.
+The lists are made again when the hardware or the books changed. Health may change without either: when a
+link has been down for long enough, or up, when a GPU's error is over, when the driver reports one.
 For these the book says when the next look is due, and wakes whoever makes the lists.
 """
 
@@ -53,7 +53,7 @@ class HealthBook:
         self._listeners.append(listener)
 
     def gpu_event(self, event: GpuEvent) -> None:
-        """Take in what a GPU's driver told of."""
+        """Take in an error that a GPU's driver reported."""
         policy = self.settings.value.gpu_policy
         with self._guard:
             # An error may come hundreds of times a second, and a look takes long on a large node.
@@ -85,7 +85,7 @@ class HealthBook:
         )
 
     def judge(self, subject: str, raw: Health, now: float) -> Health:
-        """Tell what counts of a device, given what is true of it now."""
+        """Return the health that counts, given the present one."""
         with self._guard:
             known = self._courses.get(subject)
             course = begun(raw, now) if known is None else step(known[1], raw, now, self._patience)
@@ -93,14 +93,14 @@ class HealthBook:
         return course.shown
 
     def due(self) -> float | None:
-        """Tell when the next look is due though nothing else happens, on the clock; None if never."""
+        """Return when the next look is due though nothing else happens, on the clock; None if never."""
         with self._guard:
             dues = [course.due(self._patience) for look, course in self._courses.values() if look == self._look]
             dues.append(next_recovery(self._troubles, self._looked_at, self.settings.value.gpu_policy))
         return min((due for due in dues if due is not None), default=None)
 
     def seconds_to_look(self) -> float | None:
-        """Tell in how many seconds the next look is due; None if nothing but an event asks for one."""
+        """Return in how many seconds the next look is due; None if nothing but an event asks for one."""
         due = self.due()
         return None if due is None else max(0.0, due - self._clock())
 

@@ -28,7 +28,7 @@ QUIET_SECONDS = 0.02
 MOST_WAITS = 3
 """A burst that goes on is looked at after so many times nevertheless."""
 POLL_SECONDS = 2.0
-"""Between two looks for what no event tells of, and whether all events are heard."""
+"""Between two looks for changes without an event, and for events that cannot be heard."""
 DEFAULT_RESCAN_SECONDS = 60.0
 MAX_PROBLEMS_LOGGED = 20
 
@@ -149,7 +149,7 @@ class Inventory:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _listen(self) -> None:
-        """Have the host call at events. What cannot be heard is told, and tried again with each turn of the timer."""
+        """Have the host call at events. What cannot be heard is reported, and tried again on the timer."""
         missed = False
         while True:
             unheard: Sequence[str] = ()
@@ -200,7 +200,7 @@ class Inventory:
             not_before = time.monotonic() + 4 * self.scan_seconds
 
     async def _poll(self) -> None:
-        """Look for what no event tells of."""
+        """Look for changes without an event."""
         while True:
             await asyncio.sleep(self._poll_seconds)
             change = await asyncio.to_thread(self._silent_changes, self.snapshot.value)

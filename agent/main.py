@@ -92,7 +92,7 @@ class Agent:
     """All parts of one running agent."""
 
     def __init__(self, config: Config, host: Host, inventory: Inventory, taint: NodeTaint, start: Start) -> None:
-        """`inventory` is that of the host, and may have begun. `taint` is told when kubelet has the lists, and may hold
+        """`inventory` is that of the host, and may have begun. `taint` hears when kubelet has the lists, and may hold
         up an end that was asked for.
         """
         self._config = Latest(config)
@@ -298,7 +298,7 @@ class Agent:
         await _until(is_served, SERVED_SECONDS, CONDITIONS_POLL_SECONDS)
 
     async def _watch_conditions(self, made: Parts, gpus: Watch) -> None:
-        """Keep up to date the conditions about kubelet, and those that nobody tells of."""
+        """Keep up to date the conditions about kubelet, and those that no part reports."""
         conditions = self._conditions
         while True:
             missing = [s.resource_name for s in made.plugins.status() if not s.registered]

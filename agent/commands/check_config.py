@@ -87,7 +87,7 @@ def _check_config(options: argparse.Namespace) -> int:
 
 
 def _for_claims(config: Config, offer: Offer) -> Mapping[str, Sequence[str]]:
-    """List, for each resource that is offered to claims, the devices that the scheduler is told of."""
+    """List, for each resource that is offered to claims, the devices that the scheduler sees."""
     if not config.offers_dra:
         return {}
     from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts

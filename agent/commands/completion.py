@@ -31,7 +31,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _say_what_values_are(parser: argparse.ArgumentParser, nodes: dict[str, str | dict[str, str]]) -> None:
-    """Give each option what shtab completes its value with, as its metavar tells it."""
+    """Give each option what shtab completes its value with, by its metavar."""
     import shtab
 
     for action in parser._actions:

@@ -30,7 +30,7 @@ DEFAULT_CONFIG = Path("/etc/nodefabric/config.yaml")
 GPU_SECONDS = 30.0
 """How long a command waits for the GPUs."""
 RESOLVER_SECONDS = 3.0
-"""How long a start waits for the API server's address where the cluster tells a name."""
+"""How long a start waits for the API server's address where the cluster gives a name."""
 
 DONE, FAILED, WRONG_INPUT, NO_ANSWER, IN_USE, MATCHES_NOTHING = 0, 1, 2, 3, 4, 5
 FINDINGS = FAILED

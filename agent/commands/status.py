@@ -37,7 +37,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, Any]:
-    """Tell what the books hold while no agent answers."""
+    """Return what the books hold, while no agent answers."""
     from agent.ledger import database
     from agent.process.identity import agent_version, node_name
     from agent.report import status

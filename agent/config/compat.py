@@ -81,7 +81,7 @@ class GoReader:
         self.problems.append(f"{self.at(key) or 'the document'}: {text}")
 
     def has(self, key: str) -> bool:
-        """Tell whether the key is there with anything but null."""
+        """Return whether the key is there with anything but null."""
         return self.value.get(key.lower(), ("", None))[1] is not None
 
     def take(self, key: str, default: T, want: str, kind: type) -> T:

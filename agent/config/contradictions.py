@@ -48,7 +48,7 @@ def _of_mounts(resource: Resource) -> Iterator[str]:
 
 
 def _of_environment(i: int, resources: Sequence[Resource]) -> Iterator[str]:
-    """Tell of variables that two resources of one container would both set: kubelet keeps either value."""
+    """List variables that two resources of one container would both set: kubelet keeps either value."""
     if _sums_up(resources[i]):
         return
     for word in resources[i].environment:
@@ -61,12 +61,12 @@ def _of_environment(i: int, resources: Sequence[Resource]) -> Iterator[str]:
 
 
 def _sums_up(resource: Resource) -> bool:
-    """Tell whether variables are set for all devices of a pod or claim together."""
+    """Return whether variables are set for all devices of a pod or claim together."""
     return resource.binding == "late" or resource.offer == "dra"
 
 
 def _of_network(resource: Resource, name: str, networks: Sequence[Network]) -> Iterator[str]:
-    """Tell what keeps a resource's devices from a network that it names."""
+    """List what keeps a resource's devices from a network that it names."""
     network = next((n for n in networks if n.name == name), None)
     if network is None:
         yield f"{name!r} is not among the networks"
@@ -75,7 +75,7 @@ def _of_network(resource: Resource, name: str, networks: Sequence[Network]) -> I
 
 
 def unfit(resource: Resource, network: Network) -> Iterator[str]:
-    """Tell what keeps a resource's devices from a network, in words that follow its name."""
+    """List what keeps a resource's devices from a network, in words that follow its name."""
     kind, mode = resource.nic_kind, network.for_devices(resource.nic_kind).setup.mode
     if kind == "hca" and mode not in OF_SHARES:
         yield (
@@ -102,7 +102,7 @@ def unfit(resource: Resource, network: Network) -> Iterator[str]:
 
 
 def _misplaced(resource: Resource, networks: Sequence[Network]) -> Iterator[tuple[str, str]]:
-    """Tell of keys that have no effect in the mode in which a resource's devices join a network that names none."""
+    """List keys that have no effect in the mode in which a resource's devices join a network that names none."""
     for i, network in enumerate(networks):
         joined = network.for_devices(resource.nic_kind)
         named = network.name in resource.networks.values()

@@ -193,7 +193,7 @@ def read_document(text: str | bytes, source: str) -> Any:
 
 
 def _said(error: Exception) -> str:
-    """Tell what PyYAML says, which shows the line that it stumbled over, unless that line may hold a secret."""
+    """Return what PyYAML says, which shows the line that it stumbled over, unless that line may hold a secret."""
     for mark in (getattr(error, "problem_mark", None), getattr(error, "context_mark", None)):
         if mark is not None and is_secret(_line_at(mark)):
             return (

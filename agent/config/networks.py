@@ -157,7 +157,7 @@ class Network:
     ifname: str = ""
     """Of interfaces in pods, a number behind it where one has that already; empty for net1, net2 …"""
     words: frozenset[str] = NO_WORDS
-    """What of a device its templates ask for: then all else is but a sample, and `at` tells what is meant."""
+    """What of a device its templates ask for: then all else is but a sample, and `at` returns what is meant."""
     by_pf: Mapping[str, Network] = field(default_factory=dict)
     """PF, by interface or PCI address → what its devices join; empty where all join this one."""
 
@@ -203,7 +203,7 @@ ADAPTER = Network("", Setup(mode="nic"))
 
 
 def is_ifname(text: str) -> bool:
-    """Tell whether interfaces of pods may be called so; %d stands for a number."""
+    """Return whether interfaces of pods may be called so; %d stands for a number."""
     return _IFNAMES.fullmatch(text) is not None
 
 
@@ -545,7 +545,7 @@ def misplaced(mode: str, keys: Mapping[str, Any]) -> Iterator[Refusal]:
 
 
 def for_ipam(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out what is told to an IPAM plugin in words of its own, and what came before or is for GC."""
+    """Leave out what an IPAM plugin gets in words of its own, and what came before or is for GC."""
     return {
         key: value
         for key, value in document.items()

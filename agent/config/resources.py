@@ -116,13 +116,13 @@ def pci_address(text: str) -> str:
 
 
 def is_extended(name: str) -> bool:
-    """Tell whether kubelet takes a resource of this name from a plugin (core/v1/helper, IsExtendedResourceName)."""
+    """Return whether kubelet takes a resource of this name from a plugin (core/v1/helper, IsExtendedResourceName)."""
     domain = name.partition("/")[0]
     return not domain.endswith("kubernetes.io") and not domain.startswith("requests.")
 
 
 def is_network_name(value: Any) -> bool:
-    """Tell whether a value is a network's name, or names one for each of some PFs."""
+    """Return whether a value is a network's name, or names one for each of some PFs."""
     if not isinstance(value, dict):
         return isinstance(value, str) and NETWORK_NAME.fullmatch(value) is not None
     return bool(value) and all(

@@ -1,4 +1,4 @@
-"""Which ways a pod's packets take, and what its kernel is told of an interface there: keys of a network → a value.
+"""Which ways a pod's packets take, and which settings its interfaces have there: keys of a network → a value.
 
     routing: source                  # what comes from an interface's address goes out by that interface
     gateway: 10.1.0.1                # of each interface's own table: one a family, or none; default: what IPAM answers
@@ -91,7 +91,7 @@ NO_ROUTING = Routing()
 
 
 def strange_gateways(routing: Routing, ipam: Mapping[str, Any] | None) -> Iterator[str]:
-    """Tell of gateways of a family in which an IPAM plugin gives no address and that no route takes."""
+    """List gateways of a family in which an IPAM plugin gives no address and that no route takes."""
     given = _families(ipam or {})
     taken = {_network_version(route["dst"]) for route in routing.routes if "gw" not in route}
     for gateway in routing.gateways or ():
@@ -104,7 +104,7 @@ def strange_gateways(routing: Routing, ipam: Mapping[str, Any] | None) -> Iterat
 
 
 def _families(ipam: Mapping[str, Any]) -> set[int]:
-    """Tell the families of the addresses that an IPAM plugin gives; empty for one that may give any."""
+    """Return the families of the addresses that an IPAM plugin gives; empty for one that may give any."""
     kind = ipam.get("type")
     if kind == "dhcp":
         return {4}
@@ -128,7 +128,7 @@ def _said(entry: JsonSection) -> dict[str, Any]:
 
 
 def _version(text: Any) -> int | None:
-    """Tell the family of an address; None for what is none. (`ipaddress` takes numbers and zones, too.)"""
+    """Return the family of an address; None for what is none. (`ipaddress` takes numbers and zones, too.)"""
     try:
         return ip_address(text).version if isinstance(text, str) and "%" not in text else None
     except ValueError:
@@ -136,7 +136,7 @@ def _version(text: Any) -> int | None:
 
 
 def _network_version(text: str) -> int | None:
-    """Tell the family of a network; None for what is none, or has bits of a host."""
+    """Return the family of a network; None for what is none, or has bits of a host."""
     try:
         return ip_network(text).version if "/" in text and "%" not in text else None
     except ValueError:

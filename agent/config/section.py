@@ -122,7 +122,7 @@ class JsonSection(Section):
 
     @classmethod
     def is_foreign(cls, key: str) -> bool:
-        """Tell whether a key that has no meaning here is fine all the same."""
+        """Return whether a key that has no meaning here is fine all the same."""
         return cls.overlooked
 
     @classmethod
@@ -518,7 +518,7 @@ def advice(value: Any, *, is_text: bool) -> str:
 
 
 def is_plain_json(value: Any) -> bool:
-    """Tell whether JSON can express the value, in a bounded size: aliases can make it endless."""
+    """Return whether JSON can express the value, in a bounded size: aliases can make it endless."""
     waiting = [(value, 0)]
     for _ in range(MAX_VALUES):
         if not waiting:

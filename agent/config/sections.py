@@ -92,9 +92,9 @@ class Endpoints(Section):
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings(Section):
-    """How long a device must be down or up before kubelet is told, and which GPU errors say nothing."""
+    """How long a device must be down or up before kubelet hears of it, and which GPU errors count."""
 
-    # Hard faults are told at once.
+    # Hard faults are reported at once.
     down_seconds: Annotated[float, seconds(0, 3600)] = 2.0
     """A link down for this long makes its devices unhealthy"""
     up_seconds: Annotated[float, seconds(0, 3600)] = 5.0

@@ -102,7 +102,7 @@ def misplaced(value: Any) -> str:
 
 
 def touches_template(text: str, at: int) -> bool:
-    """Tell whether a template, or what was meant as one, begins or ends at a place in a text."""
+    """Return whether a template, or what was meant as one, begins or ends at a place in a text."""
     return any(at in found.span() for found in _ALMOST.finditer(text))
 
 
@@ -119,7 +119,7 @@ def _values(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
 
 
 def words_of(value: Any) -> frozenset[str]:
-    """Tell by which of WORDS the texts in a value differ.
+    """Return by which of WORDS the texts in a value differ.
 
     Raises RequestInvalid for a template of another word, or of a form that is not understood.
     """
@@ -236,7 +236,7 @@ def _objects(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any
 
 
 def _unusable(key: str, value: Any, holder: Mapping[str, Any]) -> str | None:
-    """Tell why the value of a key of addresses cannot be used; None if it can."""
+    """Return why the value of a key of addresses cannot be used; None if it can."""
     try:
         if key in _NETWORKS:
             _network(value, strict=key in _STRICT)
@@ -258,7 +258,7 @@ def _network(text: Any, *, strict: bool) -> IPv4Network | IPv6Network:
 
 
 def _pool(holder: Mapping[str, Any]) -> _Pool | None:
-    """Tell which addresses an object of an IPAM configuration gives out; None if that is not to be understood."""
+    """Return which addresses an object of an IPAM configuration gives out; None if that is not to be understood."""
     text = str(holder.get("subnet") or holder.get("range"))
     start, dash, end = text.partition("-")
     first = holder.get("rangeStart") or holder.get("range_start") or (start if dash else None)
@@ -273,7 +273,7 @@ def _pool(holder: Mapping[str, Any]) -> _Pool | None:
 
 
 def _overlap(found: Sequence[tuple[Place, _Pool]]) -> str | None:
-    """Tell of two that overlap, and are not the same."""
+    """Return a sentence on two that overlap, and are not the same."""
     different = {pool: (place, pool) for place, pool in reversed(found)}
     for (one, a), (other, b) in pairwise(different[key] for key in sorted(different)):
         if a[0] == b[0] and b[1] <= a[2]:

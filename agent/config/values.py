@@ -104,7 +104,7 @@ class Config(Section):
 
     @property
     def tells(self) -> bool:
-        """Whether containers of any resource are told of their devices."""
+        """Whether containers of any resource get variables or files about their devices."""
         return any(resource.environment for resource in self.resources)
 
     @property

@@ -309,7 +309,7 @@ def drawn(snapshot: Snapshot) -> tuple[PciDevice, ...]:
 
 
 def is_nic(device: PciDevice) -> bool:
-    """Tell whether a device is a network adapter, also one that a program drives. Accelerators with ports are none."""
+    """Return whether a device is a network adapter, also one that programs drive. Accelerators with ports are none."""
     return not (device.is_vf or is_accelerator(device)) and bool(
         device.netdevs or device.rdma_devices or device.is_network
     )

@@ -27,7 +27,7 @@ class DriverState:
 
     @property
     def is_registered(self) -> bool:
-        """Tell whether kubelet asks the driver for claims."""
+        """Return whether kubelet asks the driver for claims."""
         return not self.problem
 
 
@@ -44,7 +44,7 @@ class Facts:
     scan_milliseconds: float = 0.0
     owed_leases: tuple[OwedLease, ...] = ()
     containers: Mapping[str, str] = field(default_factory=dict)
-    """Unit → the container that has it, as far as kubelet told."""
+    """Unit → the container that has it, as far as kubelet has said."""
     conditions: tuple[str, ...] = ()
     """Checks that found something in the way of the agent's work."""
     exporter_names: bool = False

@@ -155,7 +155,7 @@ class Metrics:
         self._reloaded.set(outcome != "refused")
 
     def overlapping(self, devices: int) -> None:
-        """Tell how many devices two resources select."""
+        """Show how many devices two resources select."""
         self._overlaps.set(devices)
 
     def reconciled(self, action: str, reason: str) -> None:

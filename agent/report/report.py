@@ -56,7 +56,7 @@ class Report(Observer):
         self.metrics.observe_steps(seconds)
 
     def not_told(self, pod: PodRef, what: str) -> None:
-        """A pod has its devices, but something that its containers asked for is not told to them."""
+        """A pod has its devices, but something that its containers asked for is not passed on to them."""
         self.events.note("attach", str(pod), what, warning=True)
 
     def not_put_back(self, device: str, what: str) -> None:
@@ -72,7 +72,7 @@ class GpuErrors:
     """
 
     def __init__(self, book: HealthBook, registry: CollectorRegistry, events: Events) -> None:
-        """`book` is told of each event, and says by what policy it counts."""
+        """`book` gets each event, and has the policy by which it counts."""
         self._book = book
         self._events = events
         self._logged: dict[tuple[str, int], float] = {}
@@ -97,7 +97,7 @@ class GpuErrors:
             log.log(logging.ERROR if is_serious else logging.INFO, "%s", text, extra={"device": subject})
 
     def _is_news(self, subject: str, event: GpuEvent) -> bool:
-        """Tell whether an error is worth a line: a program that fails may cause hundreds a second, on all GPUs in turn.
+        """Return whether an error is worth a line: a failing program may cause hundreds a second, on all GPUs in turn.
 
         They would be the only recent events left.
         """

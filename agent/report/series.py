@@ -144,7 +144,7 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
 
 
 def _allocations(facts: Facts) -> Iterator[tuple[str, ...]]:
-    """Tell which pod has which unit, whether a resource still offers it or not, and which device without one."""
+    """List which pod has which unit, whether a resource still offers it or not, and which device without one."""
     offered = {unit.unit_id: unit for units in facts.units.values() for unit in units}
     for grant in facts.grants:
         if (pod := grant.pod) is not None:
@@ -178,7 +178,7 @@ _STATES = ("healthy", "unhealthy", "granted", "attached")
 
 
 def _pod_devices(facts: Facts) -> Metric:
-    """Tell which pod has which PCI device, as sriov-network-metrics-exporter does."""
+    """List which pod has which PCI device, as sriov-network-metrics-exporter does."""
     family = UnknownMetricFamily(
         "sriov_kubepoddevice",
         "The same as nodefabric_allocation_info, for PCI devices.",
@@ -190,7 +190,7 @@ def _pod_devices(facts: Facts) -> Metric:
         for device in g.devices
         if g.pod is not None and is_pci_address(device)
     ]
-    for labels in dict.fromkeys(found):  # shares of one HCA differ in nothing that the exporter tells
+    for labels in dict.fromkeys(found):  # shares of one HCA differ in nothing that the exporter shows
         family.add_metric(labels, 1)
     return family
 

@@ -47,7 +47,7 @@ from agent.report.events import Event
 from agent.report.facts import DriverState, Facts
 
 NOTHING: Mapping[str, Any] = MappingProxyType(dict.fromkeys(("tree", "gpus", "nics", "rails"), ()))
-"""What is told of a node that nobody has looked at."""
+"""The hardware of a node that nobody has looked at."""
 NO_RAILS: Mapping[str, RailKey] = MappingProxyType({})
 
 
@@ -104,7 +104,7 @@ def build(
         ],
         "attachments": [_attachment(row) for row in facts.attachments],
         **claims_part(facts.driver, facts.claims, facts.attachments),
-        **_withheld(facts.quarantines, facts.owed_leases),
+        **_held_back(facts.quarantines, facts.owed_leases),
         "problems": [{"path": problem.path, "text": problem.text} for problem in facts.snapshot.problems],
         "events": [_event(event) for event in events],
     }
@@ -130,7 +130,7 @@ def without_agent(found: Books, *, node: str, version: str, problem: str) -> dic
         "grants": [_grant(grant) for grant in found.grants],
         "attachments": [_attachment(row) for row in found.attachments],
         **claims_part(None, found.claims, found.attachments),
-        **_withheld(found.quarantines, found.owed_leases),
+        **_held_back(found.quarantines, found.owed_leases),
         "problems": [],
         "events": [],
     }
@@ -159,7 +159,7 @@ class _Tally:
 def _offers(
     units: Mapping[str, Sequence[Unit]], kinds: Mapping[str, str], granted: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Tell how many units each device has in each resource; slots, which have none yet, are told apart."""
+    """Count the units of each device in each resource; `_slots` counts those without a device."""
     found: dict[tuple[str, str], _Tally] = {}
     for name, of_resource in units.items():
         for unit in of_resource:
@@ -206,8 +206,8 @@ def _reasons(units: Mapping[str, Sequence[Unit]]) -> dict[str, str]:
     return {word: text_of(word) for word in sorted(words)}
 
 
-def _withheld(quarantines: Sequence[Quarantine], owed_leases: Sequence[OwedLease]) -> dict[str, Any]:
-    """Say what is withheld, and which addresses are still leased for nobody."""
+def _held_back(quarantines: Sequence[Quarantine], owed_leases: Sequence[OwedLease]) -> dict[str, Any]:
+    """List the devices in quarantine, and the addresses whose interfaces are gone."""
     return {
         "quarantine": [{"device": q.device, "reason": q.reason, "since": q.since} for q in quarantines],
         "owedLeases": [
@@ -366,7 +366,7 @@ def _numa(device: PciDevice | None) -> int | None:
 def claims_part(
     driver: DriverState | None, claims: Sequence[Claim], attachments: Iterable[Attachment]
 ) -> dict[str, Any]:
-    """Describe driver and claims. A node that has neither is not told of them."""
+    """Describe driver and claims. A node that has neither has no such keys."""
     found: dict[str, Any] = {}
     if driver is not None:
         found["dra"] = {

@@ -14,7 +14,7 @@ from agent.model.health import HEALTHY, Health
 from agent.offer.offer import Unit
 from agent.report import page
 from agent.report.endpoints import EndpointServer, Pages
-from tests.agent.report.told_node import ToldNode
+from tests.agent.report.reported_node import ReportedNode
 from tests.node import attach, owner
 
 KINDS = {"rdma/hca": "hca", "rdma/vf": "vf", "nvidia.com/gpu": "gpu"}
@@ -26,7 +26,7 @@ def offered(unit_id: str, resource_name: str, device: str, health: Health = HEAL
     return Unit(unit_id, resource_name, "vf", device, health, 0, gpu=gpu)
 
 
-class ShownNode(ToldNode):
+class ShownNode(ReportedNode):
     """What the page shows, and how it changes."""
 
     def __init__(self, snapshot: Snapshot, ledger: Ledger) -> None:

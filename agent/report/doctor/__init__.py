@@ -31,7 +31,7 @@ CHECKS: tuple[tuple[str, Callable[[Facts], Iterator[Result]]], ...] = (
     ("gpus", checks_hardware.gpus),
     ("data-direct", checks_hardware.data_direct),
 )
-"""Name and check, in the order in which they are told."""
+"""Name and check, in the order in which they are shown."""
 
 
 def examine(facts: Facts) -> tuple[Result, ...]:

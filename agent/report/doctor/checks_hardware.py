@@ -280,7 +280,7 @@ def _gpus_in_words(answering: int, on_bus: Sequence[PciDevice], shown: Collectio
 
 
 def is_network(device: PciDevice) -> bool:
-    """Tell whether a device is an adapter or a VF of one."""
+    """Return whether a device is an adapter or a VF of one."""
     return is_nic(device) or device.is_vf
 
 
@@ -309,7 +309,7 @@ def _vfio_drivers(facts: Facts) -> list[str]:
 
 
 def _knows_rdma_cm(facts: Facts) -> bool:
-    """Tell whether the RDMA-CM can do anything with one of the RDMA devices: it knows no EFA, of no type."""
+    """Return whether the RDMA-CM can do anything with one of the RDMA devices: it knows no EFA, of no type."""
     return any(rdma.node_type != "unspecified" for device in facts.snapshot.devices for rdma in device.rdma_devices)
 
 
@@ -319,7 +319,7 @@ def _offer(config: Config, facts: Facts) -> Offer:
 
 
 def _offers(facts: Facts, kind: str) -> bool:
-    """Tell whether a resource of a kind is configured, a rail's NIC included."""
+    """Return whether a resource of a kind is configured, a rail's NIC included."""
     resources = facts.config.resources if facts.config is not None else ()
     return any(r.kind == kind or (r.kind == "rail" and r.nic.kind == kind) for r in resources)
 

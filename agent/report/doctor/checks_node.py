@@ -43,7 +43,7 @@ _GATES = {
         "DRAConsumableCapacity",
     ),
     "listAttributes": (
-        "lists of attributes are refused: of several nearest GPUs the first is told",
+        "lists of attributes are refused: of several nearest GPUs the first is published",
         "DRAListTypeAttributes",
     ),
 }
@@ -55,7 +55,7 @@ def configuration(facts: Facts) -> Iterator[Result]:
         for problem in facts.config_problems or ("is not there",):
             yield error(
                 f"{facts.config_path}: {problem}",
-                "nodefabric check-config FILE tells more; name another file with --config",
+                "nodefabric check-config FILE says more; name another file with --config",
             )
     elif not facts.config.resources:
         yield warning(f"{facts.config_path} has no resources: the agent offers nothing", "write some under `resources`")
@@ -135,7 +135,7 @@ def kubelet(facts: Facts) -> Iterator[Result]:
     for path, wrong in broken:
         yield error(f"nobody answers at {path}: {wrong}", "start kubelet, or name its folder with kubeletDir (as root)")
     if not broken:
-        yield fine("listens for device plugins, and tells what pods hold")
+        yield fine("listens for device plugins, and shows what pods hold")
     if facts.topology_policy == "none" and facts.snapshot.all_gpus and len(facts.snapshot.numa_nodes) > 1:
         yield note(
             "topologyManagerPolicy is none: pods get a NIC beside their GPU by preference, and CPUs from anywhere",
@@ -231,7 +231,7 @@ def driver(facts: Facts) -> Iterator[Result]:
         yield unseen("how the driver stands with kubelet: the agent does not tell")
     elif not found.state.is_registered:
         text = f"kubelet does not know the DRA driver {found.state.name}: {found.state.problem}"
-        remedy = "kubeletDir must be kubelet's own folder; journalctl -u kubelet tells what it does not like"
+        remedy = "kubeletDir must be kubelet's own folder; journalctl -u kubelet says what it does not accept"
         if version is not None and version < GATED_BEFORE:
             remedy = (
                 "in a cluster of Kubernetes 1.34 or later set featureGates.DynamicResourceAllocation: true in kubelet's"
@@ -337,7 +337,7 @@ def _is_ours(one: DeviceClass, config: Config) -> bool:
 
 
 def _selects(one: DeviceClass, resource: str) -> bool:
-    """Tell whether a class may select a resource: it names it, or it does not go by resources."""
+    """Return whether a class may select a resource: it names it, or it does not go by resources."""
     text = " ".join(one.expressions)
     return ".resource" not in text or re.search(rf"""["']{re.escape(resource)}["']""", text) is not None
 

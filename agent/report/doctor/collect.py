@@ -110,7 +110,7 @@ def _rails(root: Path, config: Config | None, *, is_here: bool) -> tuple[tuple[R
 
 
 def _topology_policy(root: Path, kubelet_dir: Path, config: Config | None) -> str | None:
-    """Tell kubelet's topologyManagerPolicy; None if its configuration is not to be seen, or cannot be read."""
+    """Return kubelet's topologyManagerPolicy; None if its configuration is not to be seen, or cannot be read."""
     named, drop_ins = kubelet_dir / "config.yaml", None
     if config is not None and config.topology.kubelet_config != Topology().kubelet_config:
         named = below(root, config.topology.kubelet_config)
@@ -166,7 +166,7 @@ def _runtime(root: Path, name: str, socket_path: Path, *, is_usual: bool = True)
 
 
 def memlock(root: Path, program: str) -> int | None:
-    """Tell how much memory a program's process may lock; None where it is not to be seen."""
+    """Return how many bytes a program's process may lock; None where it is not to be seen."""
     for folder in (root / "proc").glob("[0-9]*"):
         if (_text(folder / "comm") or "").strip() == program:
             limit = re.search(r"^Max locked memory\s+(\S+)", _text(folder / "limits") or "", re.MULTILINE)
@@ -199,7 +199,7 @@ def networks(folder: Path) -> tuple[NetworkFile, ...] | None:
 
 
 def _complaints(answer: bytes) -> str:
-    """Return what is wrong by the answer of a check: one that is well may tell of what makes nothing unready."""
+    """Return what is wrong by a check's answer: a sound one may list conditions that do not make it unready."""
     lines = answer.decode(errors="replace").strip().splitlines()
     return "; ".join(line for line in lines if line != "ok" and not line.endswith(": ok"))
 
@@ -350,7 +350,7 @@ def is_open(folder: Path) -> bool:
 
 
 def is_read_only(folder: Path) -> bool:
-    """Tell whether a folder is on a read-only mount; not so if there is none."""
+    """Return whether a folder is on a read-only mount; not so if there is none."""
     try:
         return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
     except OSError:
@@ -358,7 +358,7 @@ def is_read_only(folder: Path) -> bool:
 
 
 def unusable(folder: Path) -> str | None:
-    """Tell what keeps files from being made in a folder; None if nothing does."""
+    """Return what keeps files from being made in a folder; None if nothing does."""
     if not os.path.isdir(folder):
         return "is not there"
     if is_read_only(folder):
@@ -367,7 +367,7 @@ def unusable(folder: Path) -> str | None:
 
 
 def listens(path: Path) -> str | None:
-    """Tell what keeps a socket from being reached; None if somebody listens there."""
+    """Return what keeps a socket from being reached; None if somebody listens there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(SOCKET_SECONDS)
         try:

@@ -64,10 +64,10 @@ class DeviceClass:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """What the API server tells."""
+    """What the API server says."""
 
     kubelet_version: str = ""
-    """Of this node; empty if it is not told."""
+    """Of this node; empty if it is not known."""
     classes: tuple[DeviceClass, ...] | None = None
     problem: str = ""
     """Why it was not asked, or did not answer."""
@@ -95,7 +95,7 @@ class ClaimFacts:
     sockets: tuple[tuple[str, str | None], ...] = ()
     """(a socket by which kubelet finds the driver, None if it answers or what is wrong)."""
     state: DriverState | None = None
-    """As the agent tells it; None if it does not."""
+    """As the agent reports it; None if it does not."""
     claims: tuple[HeldClaim, ...] = ()
     cluster: ClusterFacts = ClusterFacts(problem="the cluster was not asked")
 
@@ -227,7 +227,7 @@ error, warning, note, unseen, fine = (partial(Result, severity) for severity in 
 
 
 def is_sound(findings: Iterable[Result]) -> bool:
-    """Tell whether nothing is an error or a warning."""
+    """Return whether nothing is an error or a warning."""
     return all(finding.severity > Severity.WARNING for finding in findings)
 
 

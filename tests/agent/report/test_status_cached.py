@@ -15,7 +15,7 @@ from agent.model.device import Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from agent.offer.offer import Unit
 from agent.report.status import CachedStatus
-from tests.agent.report.told_node import ToldNode
+from tests.agent.report.reported_node import ReportedNode
 from tests.node import POD, VF, attach, open_books, owner
 
 
@@ -67,7 +67,7 @@ def offered(reason: str = "") -> Unit:
 def test_each_kind_of_change_shows_in_the_next_answer(tmp_path: Path, node_snapshot: Callable[[str], Snapshot]) -> None:
     snapshot = node_snapshot("one-nic")
     with open_books(tmp_path) as books:
-        node = ToldNode(snapshot, {"rdma/vf": (offered(),)}, {"rdma/vf": "vf"}, books)
+        node = ReportedNode(snapshot, {"rdma/vf": (offered(),)}, {"rdma/vf": "vf"}, books)
         overview = node.overview
         tags = [overview.served().tag]
 

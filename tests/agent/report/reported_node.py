@@ -1,4 +1,4 @@
-"""A node of which people are told: hardware, offer and books as a test says."""
+"""A node that is reported: hardware, offer and books as a test says."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from agent.report.report import Report
 from agent.state import Latest
 
 
-class ToldNode:
-    """What is told of a node, and how a test changes it."""
+class ReportedNode:
+    """What is reported of a node, and how a test changes it."""
 
     def __init__(
         self, snapshot: Snapshot, units: Mapping[str, Sequence[Unit]], kinds: Mapping[str, str], books: Ledger
