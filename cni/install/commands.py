@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from typing import NoReturn
 from agent.config.networks import REPLACED
 from agent.errors import ConfigError, InstallFailed, Unavailable
 from agent.process import logs
+from agent.process.sockets import is_served
 from agent.process.supervision import Volumes
 from cni.install import chain
 from cni.install import installation as install
@@ -154,18 +153,10 @@ def _said(verb: str, changed: tuple[str, ...], otherwise: str) -> str:
 
 def _await_agent(path: Path, seconds: float | None) -> None:
     deadline = None if seconds is None else time.monotonic() + seconds
-    while not _listens(path):
+    while not is_served(path):
         if deadline is not None and time.monotonic() >= deadline:
             raise Unavailable(f"no agent listens on {path} after {seconds:g} s: the plugin is not chained in")
         time.sleep(AGENT_PAUSE_SECONDS)
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
-        probe.settimeout(1)
-        probe.connect(str(path))
-        return True
-    return False
 
 
 def _end(number: int, frame: FrameType | None) -> None:

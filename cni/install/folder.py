@@ -187,7 +187,8 @@ def locked(path: Path, *, remedy: str, step: Step = unobserved, seconds: float =
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _lock(path, fd, seconds)
+            if not take_lock(fd, seconds):
+                raise InstallFailed(f"{path}: another installer is at work there: let it end, then try again")
             folder = Folder(path, fd, step)
             folder.remove_leftovers()
             yield folder
@@ -206,19 +207,18 @@ def version_of(path: Path) -> tuple[int, ...]:
         return ()
 
 
-def _lock(path: Path, fd: int, seconds: float) -> None:
+def take_lock(fd: int, seconds: float) -> bool:
+    """Wait so long for the lock on an open file (flock). Returns whether it is had."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise InstallFailed(
-                    f"{path}: another installer is at work there: let it end, then try again"
-                ) from error
+                return False
             time.sleep(LOCK_PAUSE_SECONDS)
         else:
-            return
+            return True
 
 
 def _entry(found: os.stat_result, content: bytes | None, link: str | None) -> Entry:

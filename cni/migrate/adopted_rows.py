@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,12 +13,12 @@ from typing import Any
 from agent.errors import DeviceBusy
 from agent.model.allocation import Attachment
 from cni.call import Call, request_of
+from cni.install.folder import take_lock
 from cni.migrate.sriov_state import Unreadable, text_of
 
 KEY = "adopted"
 """Of the row's request: what `remark` made."""
 LOCK_SECONDS = 5.0
-POLL_SECONDS = 0.05
 
 log = logging.getLogger(__name__)
 
@@ -67,23 +65,11 @@ def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
         yield
         return
     try:
-        _lock(descriptor, path, seconds)
+        if not take_lock(descriptor, seconds):
+            raise DeviceBusy(f"a program of the plugin before has held {path} for {seconds:g} s")
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise DeviceBusy(f"a program of the plugin before has held {path} for {seconds:g} s") from None
-            time.sleep(POLL_SECONDS)
-        else:
-            return
 
 
 def forget(row: Attachment) -> None:

@@ -69,16 +69,6 @@ def test_a_device_whose_name_was_taken_comes_back_under_the_name_it_has(node: Ri
     assert node.ledger.quarantines() == ()
 
 
-def test_a_namespace_that_died_gives_the_device_back(node: Rig) -> None:
-    pod = node.pod()
-    node.add("c1", pod)
-    node.remove(pod)
-    node.delete("c1", None)
-    node.await_healed()
-    assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
-    assert node.machine.scan().by_address[vf(0)].rdma_devices != ()
-
-
 def test_check_misses_a_device_that_was_taken_out(node: Rig) -> None:
     pod = node.pod()
     node.add("c1", pod)

@@ -285,17 +285,6 @@ def test_pods_without_slots_start_whatever_became_of_late_binding(rig: Rig) -> N
     assert rig.asked == asked  # nobody has any slots
 
 
-def test_bindings_are_released_by_what_is_over_and_not_by_what_came_since(rig: Rig) -> None:
-    rig.grant(POD, slot(0))
-    rig.grant(OTHER, slot(1))
-    rig.bind(call("c1"))
-    rig.bind(call("c2", OTHER))
-    released = rig.bound.release(lambda binding: binding.container_id == "c1")
-    assert [b.unit_id for b in released] == [slot(0)]
-    assert rig.specs.slots() == {slot(1)}
-    assert rig.bound.release(lambda binding: False) == ()
-
-
 def test_what_kubelets_checkpoint_counts_to_a_pod_is_told(rig: Rig) -> None:
     rig.grant(POD, slot(0), slot(1))
     rig.bind(call("c1"))
