@@ -44,7 +44,7 @@ from agent.process.identity import agent_version, node_name
 from agent.process.lifecycle import Part, entered
 from agent.process.reload import Reloader
 from agent.process.standby import has_successor
-from agent.process.startup import OpenedEndpoints, check, keep_listening, learn_boot_id, listen, open_ledger
+from agent.process.startup import check, keep_listening, learn_boot_id, listen, open_endpoints, open_ledger
 from agent.process.supervision import Heartbeat, Volumes, nobody_watches, supervised
 from agent.report import page
 from agent.report.endpoints import Pages
@@ -129,9 +129,10 @@ class Agent:
         facts = NodeFacts(self._config, self._inventory, self._offer, self._ledger, self._kubelet, self._report)
         overview = Overview(facts, conditions, self._report.events, node=node_name(), version=agent_version())
         pages = self._pages(overview)
-        endpoints = OpenedEndpoints(config.endpoints, pages, conditions)
+        endpoints = AsyncExitStack()
         yield entered("probes", admin.answering_probes(self._start.probe_socket, pages.health, pages.ready))
-        yield Part("endpoints", run=endpoints.open, close=endpoints.close)
+        opening = partial(open_endpoints, config.endpoints, pages, conditions, endpoints)
+        yield Part("endpoints", run=opening, close=endpoints.aclose)
         metrics.add_facts(facts.read, agent_version())
         metrics.add_adapters(partial(facts.counters, self._host), self._config)
         yield Part("PodResources", close=self._kubelet.close)

@@ -105,7 +105,7 @@ class ResourceServer:
         """Return how things stand."""
         return RegistrationStatus(
             socket=self._socket.name if self._socket else "",
-            streams_open=self._service.streams.open if self._service else 0,
+            streams_open=self._service.open_streams if self._service else 0,
             problem=self._problem,
         )
 
@@ -171,11 +171,11 @@ class ResourceServer:
         patience = asyncio.get_running_loop().time() + self._times.stream
         while not self._closing.is_set():
             service.stream_changed.clear()
-            if service.streams.open:
+            if service.open_streams:
                 if self._problem:
                     log.info("registered with kubelet", extra={"resource": self.resource_name})
                     self._problem = ""
-            elif service.streams.opened:
+            elif service.has_had_stream:
                 return "kubelet ended its stream: registering again"
             elif asyncio.get_running_loop().time() > patience:
                 return f"kubelet opened no stream within {self._times.stream:g} s: registering again"

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
@@ -58,20 +57,14 @@ def _as_listed(unit: Unit) -> tuple[str, bool, int]:
     return unit.unit_id, unit.health.healthy, unit.numa_node
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """What became of the ListAndWatch streams of one server."""
-
-    opened: int = 0
-    open: int = 0
-
-
 class ResourceService(api_pb2_grpc.DevicePluginServicer):
     """Serves one resource on one socket. Made again whenever the socket is."""
 
     def __init__(self, resource_name: str, units: Units, allocator: Allocator, observe: Observe) -> None:
         self.resource_name = resource_name
-        self.streams = Streams()
+        self.has_had_stream = False
+        self.open_streams = 0
+        """Those of ListAndWatch."""
         self.stream_changed = asyncio.Event()
         """Set when a stream begins or ends; whoever waits clears it."""
         self._units = units
@@ -90,14 +83,14 @@ class ResourceService(api_pb2_grpc.DevicePluginServicer):
     async def ListAndWatch(
         self, request: api_pb2.Empty, context: Context
     ) -> AsyncIterator[api_pb2.ListAndWatchResponse]:
-        self._note(opened=1, open_=1)
+        self._count(1)
         try:
             while not self._ending.is_set():
                 units = self._units.value
                 yield list_message(units)
                 await first(self._units.other_than(units), self._ending.wait())
         finally:
-            self._note(opened=0, open_=-1)
+            self._count(-1)
 
     async def GetPreferredAllocation(
         self, request: api_pb2.PreferredAllocationRequest, context: Context
@@ -112,8 +105,9 @@ class ResourceService(api_pb2_grpc.DevicePluginServicer):
     ) -> api_pb2.PreStartContainerResponse:
         return api_pb2.PreStartContainerResponse()
 
-    def _note(self, opened: int, open_: int) -> None:
-        self.streams = Streams(self.streams.opened + opened, self.streams.open + open_)
+    def _count(self, more: int) -> None:
+        self.has_had_stream = True
+        self.open_streams += more
         self.stream_changed.set()
 
     async def _prefer(self, request: api_pb2.PreferredAllocationRequest) -> api_pb2.PreferredAllocationResponse:

@@ -1,9 +1,7 @@
 """Structured logs on stderr: one JSON object per line, or plain text for a person at a terminal.
 
-Owns the form of a line and the fields bound to the running task. A line has time, level, logger
-and message; then what `bind` put around it (device, pod …); then the `extra=` of the call; then,
-for an error of ours, its reason. Text that comes from outside is cut, and what may be a secret by
-its name is never written.
+A line has time, level, logger and message; then the `extra=` of the call; then, for an error of ours, its reason. Text
+that comes from outside is cut, and what may be a secret by its name is never written.
 """
 
 from __future__ import annotations
@@ -11,11 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any, TextIO
 
 from agent.errors import AgentError
@@ -24,39 +18,16 @@ from agent.model.printable import MASK, is_secret, masked
 MAX_TEXT = 4096
 """Characters kept of one text; a CNI request or a peer's answer must not flood the node's log."""
 MAX_TRACEBACK = 4 * MAX_TEXT
-FORMS = ("auto", "json", "text")
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
-_bound: ContextVar[Mapping[str, Any]] = ContextVar("nodefabric_log_fields", default=_NONE)
 _FIXED = ("time", "level", "logger", "message")
 _RECORD_KEYS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-
-@contextmanager
-def bind(**fields: Any) -> Iterator[None]:
-    """Add fields to every line logged inside, in this task and in threads it starts with to_thread."""
-    token = _bound.set(MappingProxyType({**_bound.get(), **fields}))
-    try:
-        yield
-    finally:
-        _bound.reset(token)
-
-
-def bound() -> Mapping[str, Any]:
-    """Return the fields bound here."""
-    return _bound.get()
 
 
 def configure(stream: TextIO, level: str = "INFO", form: str = "auto") -> logging.Handler:
     """Send the process's log to `stream` and return the handler, which has replaced all others.
 
-    `auto` writes text to a terminal and JSON to anything else. Raises ValueError for an unknown
-    level or form.
+    `form` is json, text, or auto: text to a terminal and JSON to anything else.
     """
-    if form not in FORMS:
-        raise ValueError(f"log form {form!r} is not one of {', '.join(FORMS)}")
-    if level.upper() not in logging.getLevelNamesMapping():
-        raise ValueError(f"log level {level!r} is not one of DEBUG, INFO, WARNING, ERROR")
     text = form == "text" or (form == "auto" and stream.isatty())
     handler = logging.StreamHandler(stream)
     handler.setFormatter(TextFormatter() if text else JsonFormatter())
@@ -109,8 +80,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    fields = dict(_bound.get())
-    fields.update((k, v) for k, v in vars(record).items() if k not in _RECORD_KEYS)
+    fields = {k: v for k, v in vars(record).items() if k not in _RECORD_KEYS}
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, AgentError):
         fields.setdefault("reason", error.reason)

@@ -223,29 +223,17 @@ async def _tried(
     return None
 
 
-class OpenedEndpoints:
-    """The endpoints, opened however long another process has their port: pods need none."""
-
-    def __init__(self, settings: Endpoints, pages: Pages, conditions: Conditions) -> None:
-        self._settings = settings
-        self._pages = pages
-        self._conditions = conditions
-        self._server: EndpointServer | None = None
-
-    async def open(self) -> None:
-        """Return once they are open."""
-        while self._server is None:
-            try:
-                self._server = EndpointServer.open(self._settings.address, self._settings.port, self._pages)
-            except ConfigError as error:
-                # The agent that has the books has the port, too.
-                problem = None if self._conditions.stands_by else "; ".join(error.problems)
-                self._conditions.expect("endpoints", problem, ENDPOINTS_SECONDS)
-                await asyncio.sleep(ENDPOINTS_RETRY_SECONDS)
-            else:
-                self._conditions.set("endpoints", None)
-
-    async def close(self) -> None:
-        """Close them."""
-        if self._server is not None:
-            await asyncio.to_thread(self._server.close)
+async def open_endpoints(settings: Endpoints, pages: Pages, conditions: Conditions, closing: AsyncExitStack) -> None:
+    """Open the endpoints, however long another process has their port: pods need none. `closing` closes them."""
+    while True:
+        try:
+            server = EndpointServer.open(settings.address, settings.port, pages)
+        except ConfigError as error:
+            # The agent that has the books has the port, too.
+            problem = None if conditions.stands_by else "; ".join(error.problems)
+            conditions.expect("endpoints", problem, ENDPOINTS_SECONDS)
+            await asyncio.sleep(ENDPOINTS_RETRY_SECONDS)
+        else:
+            closing.push_async_callback(asyncio.to_thread, server.close)
+            conditions.set("endpoints", None)
+            return
