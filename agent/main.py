@@ -294,7 +294,7 @@ class Agent:
         So pending addresses are given back from then on."""
 
         def is_served() -> bool:
-            return bool(self._offer.value.snapshot.generation) and all(s.registered for s in made.plugins.status())
+            return bool(self._offer.value.snapshot.generation) and made.plugins.ready
 
         await _until(is_served, SERVED_SECONDS, CONDITIONS_POLL_SECONDS)
 
@@ -302,7 +302,7 @@ class Agent:
         """Keep up to date the conditions about kubelet, and those that no part reports."""
         conditions = self._conditions
         while True:
-            missing = [s.resource_name for s in made.plugins.status() if not s.registered]
+            missing = [name for name, status in made.plugins.status().items() if not status.registered]
             text = f"has no open stream for {', '.join(missing)}" if missing else None
             conditions.expect("kubelet", text, RESTART_SECONDS)
             if not missing:

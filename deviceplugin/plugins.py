@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from agent.health import HealthBook
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
-from agent.offer.offer import Offer, Unit
+from agent.offer.offer import Offer
 from agent.offer.offers import Offers, read
 from agent.offer.rails import NamedRails
 from agent.offer.selection import Overlap, asks_for_names, errors
@@ -57,23 +56,6 @@ class Ground:
     files_seconds: float = FILES_SECONDS
     """Between two looks at files that others write or remove."""
     clock: Callable[[], float] = time.monotonic
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceStatus:
-    """One resource, for readiness, status page and metrics."""
-
-    resource_name: str
-    kind: str
-    units: int
-    unhealthy: tuple[tuple[str, int], ...]
-    """Reason → number of units, by reason."""
-    registration: RegistrationStatus
-
-    @property
-    def registered(self) -> bool:
-        """Return whether kubelet holds an open stream."""
-        return self.registration.streams_open > 0
 
 
 class DevicePlugins:
@@ -112,11 +94,6 @@ class DevicePlugins:
         self._set_up(config.value.resources)
 
     @property
-    def units(self) -> Mapping[str, tuple[Unit, ...]]:
-        """Every resource's units as offered now, to whomever."""
-        return self._offer.value.offered
-
-    @property
     def overlaps(self) -> tuple[Overlap, ...]:
         """Devices that two resources of our own configuration select; the first of them has each."""
         return errors(self._resources, self._offer.value.overlaps)
@@ -124,20 +101,11 @@ class DevicePlugins:
     @property
     def ready(self) -> bool:
         """Return whether kubelet holds an open stream for every resource."""
-        return all(self._servers[resource.name].status.streams_open for resource in self._served)
+        return all(status.registered for status in self.status().values())
 
-    def status(self) -> tuple[ResourceStatus, ...]:
-        """Return how every resource that kubelet is offered stands, in the order of the configuration."""
-        return tuple(
-            ResourceStatus(
-                resource_name=resource.name,
-                kind=resource.kind,
-                units=len(units := self.units.get(resource.name, ())),
-                unhealthy=tuple(sorted(Counter(u.health.reason for u in units if not u.health.healthy).items())),
-                registration=self._servers[resource.name].status,
-            )
-            for resource in self._served
-        )
+    def status(self) -> Mapping[str, RegistrationStatus]:
+        """Return how every resource that kubelet is offered stands with it, in the order of the configuration."""
+        return {resource.name: self._servers[resource.name].status for resource in self._served}
 
     @property
     def _served(self) -> tuple[Resource, ...]:

@@ -71,7 +71,8 @@ DEFAULT_TIMES = Times()
 class RegistrationStatus:
     socket: str
     """File name of the socket it is served on; empty while there is none."""
-    streams_open: int
+    registered: bool
+    """Whether kubelet holds an open stream."""
     problem: str
     """Why it is not registered; empty when it is."""
 
@@ -105,7 +106,7 @@ class ResourceServer:
         """Return how things stand."""
         return RegistrationStatus(
             socket=self._socket.name if self._socket else "",
-            streams_open=self._service.open_streams if self._service else 0,
+            registered=self._service is not None and self._service.open_streams > 0,
             problem=self._problem,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from agent.edits.unit_specs import UnitSpecs
 from agent.health import HealthBook
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
-from agent.offer.offer import Offer
+from agent.offer.offer import Offer, Unit
 from agent.process.backoff import Backoff
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
@@ -49,6 +49,15 @@ class Rig:
     snapshot: Latest[Snapshot]
     ledger: Ledger
     plugins: DevicePlugins
+
+    @property
+    def units(self) -> Mapping[str, tuple[Unit, ...]]:
+        """Every resource's units as offered now, to whomever."""
+        return self.plugins.allocator.offer.value.offered
+
+    def socket(self, resource: str = "rdma/vf") -> str:
+        """Name the socket that a resource is served on."""
+        return self.plugins.status()[resource].socket
 
     def calls(self, *names: str) -> list[Call]:
         """List the calls of some names, oldest first."""
@@ -126,7 +135,9 @@ def plugins_on(config: Latest[Config], ground: Ground, *, observe: Observe = uno
 
 
 def knows_all(kubelet: Kubelet, plugins: DevicePlugins) -> bool:
-    return kubelet.devices.capacity() == {name: len(units) for name, units in plugins.units.items()}
+    return kubelet.devices.capacity() == {
+        name: len(units) for name, units in plugins.allocator.offer.value.offered.items()
+    }
 
 
 def new_kubelet(folder: Path, seed: int = 1) -> Kubelet:

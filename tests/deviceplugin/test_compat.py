@@ -56,9 +56,8 @@ def files(found: ContainerEdits) -> list[tuple[str, str]]:
 
 async def allocate(r: Rig, resource: str, *ids: str) -> api_pb2.ContainerAllocateResponse:
     """Ask as kubelet does."""
-    name = next(s.registration.socket for s in r.plugins.status() if s.resource_name == resource)
     request = api_pb2.AllocateRequest(container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=ids)])
-    async with grpc.aio.insecure_channel(f"unix:{r.plugins.folder / name}") as channel:
+    async with grpc.aio.insecure_channel(f"unix:{r.plugins.folder / r.socket(resource)}") as channel:
         return (await api_pb2_grpc.DevicePluginStub(channel).Allocate(request)).container_responses[0]
 
 
@@ -254,7 +253,7 @@ async def test_shared_pools_count_to_their_number_whatever_their_adapters(short_
     )
     async with rig(short_folder, snapshot=node(rails=2, vfs=0), resources=shared(*pools)) as r:
         assert r.allocatable() == {"rdma/a": 3, "rdma/b": 5, "rdma/c": 0}
-        listed = {name: [unit.unit_id for unit in units] for name, units in r.plugins.units.items()}
+        listed = {name: [unit.unit_id for unit in units] for name, units in r.units.items()}
         assert listed["rdma/a"] == ["0", "1", "2"]
         for name, hcas in (("rdma/a", (0, 1)), ("rdma/b", (1,))):
             answer = await allocate(r, name, "2")
@@ -281,7 +280,7 @@ async def test_a_shared_pool_is_ill_only_if_all_its_adapters_are(short_folder: P
         assert r.allocatable() == {"rdma/a": 3}
         r.publish(replace(snapshot, rdma_exclusive=True))
         await until(lambda: r.allocatable() == {"rdma/a": 0})
-        assert {unit.health.reason for unit in r.plugins.units["rdma/a"]} <= {"NoCharDevice", "ExclusiveRdma"}
+        assert {unit.health.reason for unit in r.units["rdma/a"]} <= {"NoCharDevice", "ExclusiveRdma"}
 
 
 def test_with_cdi_a_shared_pool_names_its_adapters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def link(up: bool) -> Snapshot:
 
 
 def reasons(r: Rig, resource: str = "rdma/vf") -> dict[str, int]:
-    return dict(next(s.unhealthy for s in r.plugins.status() if s.resource_name == resource))
+    return Counter(unit.health.reason for unit in r.units[resource] if not unit.health.healthy)
 
 
 def book(down: float = NEVER, up: float = NEVER, gone: float = NEVER) -> HealthBook:
@@ -82,7 +83,7 @@ async def test_a_device_that_vanished_from_under_a_pod_is_listed_until_the_pod_h
         await until(lambda: reasons(r) == {"DeviceGone": 1})
         await asyncio.sleep(0.3)
         r.publish(without(node(), grant.device, "0000:22:00.1"))
-        await until(lambda: reasons(r) == {"DeviceGone": 1} and len(r.plugins.units["rdma/vf"]) == 15)
+        await until(lambda: reasons(r) == {"DeviceGone": 1} and len(r.units["rdma/vf"]) == 15)
         await asyncio.to_thread(r.ledger.release, (grant.unit_id,))
         await until(lambda: reasons(r) == {} and r.kubelet.devices.capacity()["rdma/vf"] == 14)
 

@@ -25,8 +25,7 @@ from tests.deviceplugin.rig import VF_ONLY, Rig, rig, run
 
 @contextlib.asynccontextmanager
 async def plugin_stub(rig: Rig, resource: str):  # type: ignore[no-untyped-def]
-    name = next(s.registration.socket for s in rig.plugins.status() if s.resource_name == resource)
-    async with grpc.aio.insecure_channel(f"unix:{rig.plugins.folder / name}") as channel:
+    async with grpc.aio.insecure_channel(f"unix:{rig.plugins.folder / rig.socket(resource)}") as channel:
         yield api_pb2_grpc.DevicePluginStub(channel)
 
 

@@ -44,19 +44,18 @@ async def early(folder: Path, kubelet_dir: Path) -> AsyncIterator[tuple[DevicePl
 
 
 def problem_of(plugins: DevicePlugins) -> str:
-    (status,) = plugins.status()
-    return status.registration.problem
+    return plugins.status()["rdma/vf"].problem
 
 
 async def test_plugins_register_again_after_kubelet_has_restarted_and_pods_keep_their_units(short_folder: Path) -> None:
     async with rig(short_folder) as r:
-        before = {s.registration.socket for s in r.plugins.status()}
+        before = {s.socket for s in r.plugins.status().values()}
         first = await r.run_pod("first", Container("c", (("rdma/vf", 8),)))
         await r.kubelet.restart()
         assert r.allocatable() == {"nvidia.com/gpu": 0, "rdma/hca": 0, "rdma/vf": 0}
         await until(lambda: r.allocatable() == {"nvidia.com/gpu": 4, "rdma/hca": 16, "rdma/vf": 16})
         await until(lambda: r.plugins.ready)
-        after = {s.registration.socket for s in r.plugins.status()}
+        after = {s.socket for s in r.plugins.status().values()}
         assert not before & after
         assert {p.name for p in r.plugins.folder.glob("*.sock")} == {*after, "kubelet.sock"}
         second = await r.run_pod("second", Container("c", (("rdma/vf", 8),)))
@@ -104,20 +103,20 @@ async def test_a_stale_kubelet_socket_is_retried_until_kubelet_is_back(short_fol
 
 async def test_a_removed_socket_file_is_replaced_and_registered_again(short_folder: Path) -> None:
     async with rig(short_folder) as r:
-        old = next(s.registration for s in r.plugins.status() if s.resource_name == "rdma/vf")
-        (r.plugins.folder / old.socket).unlink()
+        old = r.socket()
+        (r.plugins.folder / old).unlink()
         await until(lambda: len(r.calls("Register")) == 4)
         # Ready is told by the open stream; kubelet reads its first list a moment later.
         await until(lambda: r.allocatable() == {"nvidia.com/gpu": 4, "rdma/hca": 16, "rdma/vf": 16})
-        new = next(s.registration for s in r.plugins.status() if s.resource_name == "rdma/vf")
-        assert new.socket != old.socket
-        assert (r.plugins.folder / new.socket).exists()
+        new = r.socket()
+        assert new != old
+        assert (r.plugins.folder / new).exists()
 
 
 async def test_the_old_stream_has_ended_before_the_next_registration(short_folder: Path) -> None:
     async with rig(short_folder, resources=VF_ONLY) as r:
         for round_ in range(1, 4):
-            (r.plugins.folder / r.plugins.status()[0].registration.socket).unlink()
+            (r.plugins.folder / r.socket()).unlink()
             await until(lambda n=round_: len(r.calls("ListAndWatch")) == n + 1)  # type: ignore[misc]
             await until(lambda: r.plugins.ready)
         names = [c.name for c in r.calls("Register", "stream ended")]
@@ -140,8 +139,8 @@ async def test_sockets_that_a_killed_process_left_are_swept_and_live_ones_are_no
         live.bind(str(folder / "nodefabric-rdma-vf-11111111.sock"))
         live.listen()
         async with early(short_folder, short_folder) as (plugins, _):
-            await until(lambda: plugins.status()[0].registration.socket)
-            own = plugins.status()[0].registration.socket
+            await until(lambda: plugins.status()["rdma/vf"].socket)
+            own = plugins.status()["rdma/vf"].socket
             assert {p.name for p in folder.iterdir()} == {"nodefabric-rdma-vf-11111111.sock", "other.sock", own}
         assert {p.name for p in folder.iterdir()} == {"nodefabric-rdma-vf-11111111.sock", "other.sock"}
 

@@ -30,7 +30,7 @@ async def reconfigure(r: Rig, *resources: Resource) -> None:
 
 
 def reasons(r: Rig, name: str) -> dict[str, str]:
-    return {unit.unit_id: unit.health.reason for unit in r.plugins.units[name] if not unit.health.healthy}
+    return {unit.unit_id: unit.health.reason for unit in r.units[name] if not unit.health.healthy}
 
 
 async def test_a_new_resource_is_offered_and_the_others_keep_their_streams(short_folder: Path) -> None:
@@ -40,7 +40,7 @@ async def test_a_new_resource_is_offered_and_the_others_keep_their_streams(short
         await until(lambda: r.allocatable() == {"rdma/hca": 16, "rdma/vf": 16})
         new = r.calls("Register")[registered:]
         assert [call.resource_name for call in new] == ["rdma/hca"]
-        assert [status.resource_name for status in r.plugins.status()] == ["rdma/vf", "rdma/hca"]
+        assert list(r.plugins.status()) == ["rdma/vf", "rdma/hca"]
         await until(lambda: r.plugins.ready)
 
 
@@ -81,7 +81,7 @@ class Interrupted(HealthBook):
 async def test_a_device_that_leaves_while_the_configuration_changes_stays_listed(short_folder: Path) -> None:
     health, loop = Interrupted(HealthSettings(0, 0, 300)), asyncio.get_running_loop()
     async with rig(short_folder, resources=(VF,), health=health) as r:
-        gone = r.plugins.units["rdma/vf"][0].device
+        gone = r.units["rdma/vf"][0].device
         changing: list[asyncio.Task[None]] = []
 
         async def begin() -> None:
@@ -100,12 +100,12 @@ async def test_a_vf_in_use_goes_to_another_resource_when_it_is_free(short_folder
     async with rig(short_folder, snapshot=node(rails=1), resources=(low, high)) as r:
         await r.run_pod("p", Container("main", (("a/low", 2),)))
         await reconfigure(r, vfs("a/low", "rail0#0"), vfs("a/high", "rail0#1-3"))
-        listed = {name: len(units) for name, units in r.plugins.units.items()}
+        listed = {name: len(units) for name, units in r.units.items()}
         assert listed == {"a/low": 2, "a/high": 2}
         held = {grant.unit_id for grant in r.ledger.grants()}
-        assert held == {unit.unit_id for unit in r.plugins.units["a/low"]}
+        assert held == {unit.unit_id for unit in r.units["a/low"]}
         r.ledger.release(held)
-        await until(lambda: {n: len(u) for n, u in r.plugins.units.items()} == {"a/low": 1, "a/high": 3})
+        await until(lambda: {n: len(u) for n, u in r.units.items()} == {"a/low": 1, "a/high": 3})
 
 
 async def test_what_pods_hold_is_known_to_an_agent_that_starts_with_another_configuration(short_folder: Path) -> None:
@@ -144,7 +144,7 @@ async def test_configurations_in_quick_succession_end_with_the_last(short_folder
         await asyncio.gather(
             *(reconfigure(r, *resources) for resources in ((HCA,), (VF, HCA), (GPU,), (VF, GPU), (HCA, GPU)))
         )
-        assert set(r.plugins.units) == {"rdma/hca", "nvidia.com/gpu"}
+        assert set(r.units) == {"rdma/hca", "nvidia.com/gpu"}
         await until(lambda: r.plugins.ready)
         await until(lambda: r.allocatable() == {"rdma/hca": 16, "nvidia.com/gpu": 4, "rdma/vf": 0})
 
@@ -165,8 +165,8 @@ async def test_a_resource_that_claims_are_for_is_served_no_more_and_what_pods_ha
         [grant] = r.ledger.grants()
         await reconfigure(r, replace(VF, offer="dra"), HCA)
         await until(lambda: r.allocatable() == {"rdma/hca": 4, "rdma/vf": 0})
-        assert [status.resource_name for status in r.plugins.status()] == ["rdma/hca"]
-        assert r.plugins.units.keys() == {"rdma/vf", "rdma/hca"}
+        assert list(r.plugins.status()) == ["rdma/hca"]
+        assert r.units.keys() == {"rdma/vf", "rdma/hca"}
         assert reasons(r, "rdma/vf") == {grant.unit_id: "Held"}
         await reconfigure(r, VF, HCA)
         await until(lambda: r.allocatable()["rdma/vf"] == 2)

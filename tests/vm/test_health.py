@@ -9,6 +9,7 @@ import asyncio
 import os
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,7 +65,8 @@ class Node:
         return self.kubelet.devices.allocatable().get(resource, 0)
 
     def reasons(self, resource: str = "rdma/vf") -> dict[str, int]:
-        return dict(next(s.unhealthy for s in self.plugins.status() if s.resource_name == resource))
+        units = self.plugins.allocator.offer.value.offered[resource]
+        return Counter(unit.health.reason for unit in units if not unit.health.healthy)
 
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
