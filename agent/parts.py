@@ -61,7 +61,7 @@ class Parts:
         # kubelet's door
         devinfo = device_info.GrantedFiles(host.root / device_info.FOLDER.relative_to("/"))
         records = GrantRecords(ledger, devinfo, offer, node.scans, self.unit_specs, bound.forget)
-        allocator = Allocator(offer, records.grant, pod_of=ledger.pod_of, by_cdi=by_cdi)
+        allocator = Allocator(offer, records.grant, ledger.pod_of, by_cdi=by_cdi)
         ground = Ground(node.scans, ledger, report.health, GpuFilesOf(host.root).read)
         self.plugins = DevicePlugins(config, ground, allocator, records, report.metrics.observe)
         self.usage = Usage(kubelet, allocator.preference, node.scans, ledger)

@@ -39,10 +39,6 @@ Record = Callable[[str, Mapping[str, Devices], Mapping[str, UnitSpec]], None]
 Blocks; raises LedgerError, and Unavailable if a spec cannot be written."""
 
 
-def _nobody_known(_unit_id: str) -> PodRef | None:
-    return None
-
-
 class Allocator:
     """Answers for all resources of the node, so that what is granted last can draw its partner near."""
 
@@ -50,8 +46,8 @@ class Allocator:
         self,
         offer: Latest[Offer],
         record: Record,
+        pod_of: Callable[[str], PodRef | None],
         clock: Callable[[], float] = time.monotonic,
-        pod_of: Callable[[str], PodRef | None] = _nobody_known,
         by_cdi: Latest[bool] | None = None,
     ) -> None:
         """`pod_of` tells which pod a unit was granted to, if that is known. Answered from memory.

@@ -42,7 +42,7 @@ class Desk:
 
     def __init__(self, *resources: Resource, snapshot: Snapshot | None = None) -> None:
         self.books, self.clock = Books(), Clock()
-        self.allocator = Allocator(Latest(Offer()), self.books.grant, self.clock, self.books.pods.get)
+        self.allocator = Allocator(Latest(Offer()), self.books.grant, self.books.pods.get, self.clock)
         snapshot = snapshot or node()
         self.allocator.offer.set(plain_offer(resources, snapshot))
         self.distances = self.allocator.offer.value.distances

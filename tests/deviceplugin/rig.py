@@ -130,7 +130,7 @@ def plugins_on(config: Latest[Config], ground: Ground, *, observe: Observe = uno
     files = GrantedFiles(config.value.cdi_dir.with_name("devinfo"))
     specs = UnitSpecs(ground.ledger, config.value.cdi_dir, Latest(True))
     records = GrantRecords(ground.ledger, files, offer, ground.snapshot, specs, lambda slots: None)
-    allocator = Allocator(offer, records.grant, ground.clock, ground.ledger.pod_of)
+    allocator = Allocator(offer, records.grant, ground.ledger.pod_of, ground.clock)
     return DevicePlugins(config, ground, allocator, records, observe, QUICK)
 
 

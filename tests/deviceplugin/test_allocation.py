@@ -48,7 +48,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def allocator(ledger: Ledger, clock: Clock) -> Iterator[Allocator]:
-    with contextlib.closing(Allocator(Latest(Offer()), ledger.grant, clock)) as allocator:
+    with contextlib.closing(Allocator(Latest(Offer()), ledger.grant, lambda unit: None, clock)) as allocator:
         allocator.offer.set(offer(node()))
         yield allocator
 

@@ -43,7 +43,7 @@ async def test_work_that_blocks_goes_on_where_no_thread_can_be_started() -> None
 
 async def test_grants_are_written_where_no_thread_can_be_started() -> None:
     book = Book()
-    allocator = Allocator(Latest(Offer()), book.grant)
+    allocator = Allocator(Latest(Offer()), book.grant, lambda unit: None)
     try:
         with no_thread_to_be_had():
             await allocator._record("rdma/vf", {"u": "d"}, {})

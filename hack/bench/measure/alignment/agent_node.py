@@ -79,7 +79,7 @@ class AgentNode:
         specs = UnitSpecs(self._ledger, folder / "cdi", Latest(False))
         files = GrantedFiles(folder / "devinfo")
         records = GrantRecords(self._ledger, files, self._offer, Latest(scenario.snapshot), specs, bound.forget)
-        self._allocator = Allocator(self._offer, records.grant, self._time, self._ledger.pod_of)
+        self._allocator = Allocator(self._offer, records.grant, self._ledger.pod_of, self._time)
         self._offers = Offers(HealthBook(HealthSettings(0, 0, 0), self._time), self._time)
         for resource in self._resources:
             self._devices.resources[resource.name] = Known(_OurPlugin(self._allocator, resource.name))
