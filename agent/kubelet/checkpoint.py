@@ -106,19 +106,21 @@ def containers_of(kubelet_dir: Path, pod_uid: str) -> tuple[Held, ...]:
 
     Each ADD asks: a pod that the file does not name costs no more than reading it.
     """
-    found: dict[str, dict[str, tuple[str, ...]]] = {}
-    answers: dict[str, dict[str, str]] = {}
     text = _read(kubelet_dir)
     if text is None or pod_uid.encode() not in text:
         return ()
+    found: dict[str, list[Entry]] = {}
     for entry in _parsed(kubelet_dir, text) or ():
         if entry.pod_uid == pod_uid:
-            units = found.setdefault(entry.container, {})
-            name = entry.resource_name
-            units[name] = tuple(dict.fromkeys((*units.get(name, ()), *entry.unit_ids)))
-            if entry.answer:
-                answers.setdefault(entry.container, {})[name] = entry.answer
-    return tuple(Held(container, units, answers=answers.get(container, {})) for container, units in found.items())
+            found.setdefault(entry.container, []).append(entry)
+    return tuple(
+        Held(
+            container,
+            {entry.resource_name: entry.unit_ids for entry in its},
+            answers={entry.resource_name: entry.answer for entry in its if entry.answer},
+        )
+        for container, its in found.items()
+    )
 
 
 def entries(kubelet_dir: Path) -> tuple[Entry, ...] | None:

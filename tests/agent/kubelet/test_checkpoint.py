@@ -1,4 +1,4 @@
-"""kubelet's checkpoint: read in the form of today and of yesterday, and never a reason to fail."""
+"""kubelet's checkpoint of devices: read by pod, and never a reason to fail."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_the_containers_of_a_pod_are_found_by_its_uid(tmp_path: Path) -> None:
         entry("setup", {"0": ["slot-rdma:vf-0-1"], "1": ["slot-rdma:vf-1-0"]}),
         entry("setup", {"-1": ["GPU-1"]}, name="nvidia.com/gpu"),
         entry("other", {"0": ["slot-rdma:vf-0-2"]}, uid="uid-2"),
-        entry("old", ["slot-rdma:vf-0-3"]),
+        entry("main", {"0": ["slot-rdma:vf-0-3"]}),
     ]
     write(tmp_path, json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}))
     assert containers_of(tmp_path, "uid-1") == (
         Held("setup", {"rdma/vf": ("slot-rdma:vf-0-1", "slot-rdma:vf-1-0"), "nvidia.com/gpu": ("GPU-1",)}),
-        Held("old", {"rdma/vf": ("slot-rdma:vf-0-3",)}),
+        Held("main", {"rdma/vf": ("slot-rdma:vf-0-3",)}),
     )
     assert containers_of(tmp_path, "uid-9") == ()
 
@@ -46,6 +46,7 @@ def test_the_containers_of_a_pod_are_found_by_its_uid(tmp_path: Path) -> None:
         '{"Data": {"PodDeviceEntries": [1]}}',
         '{"Data": {"PodDeviceEntries": [{"PodUID": "uid-1"}]}}',
         json.dumps({"Data": {"PodDeviceEntries": [entry("setup", 3)]}}),
+        json.dumps({"Data": {"PodDeviceEntries": [entry("setup", ["a list, as before 1.20"])]}}),
         '{"Data":' * 100_000,
         "\x00\xff",
     ],
