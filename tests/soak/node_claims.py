@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.deviceplugin.dra.claim_documents import network
+from agent.model.allocation import ClaimRef, PodRef
+from tests.deviceplugin.dra.claim_documents import claim, network
 from tests.soak.agent import Agent
 from tests.soak.calls import Pod
 from tests.soak.kubelet import API_AWAY, DRIVER, POOL, Cluster
@@ -56,26 +57,14 @@ class NodeClaims:
             share = f"{self._made:08}-0000-4000-8000-{number:012}"
             consumed = {"consumedCapacity": {f"{DRIVER}/units": "1"}, "shareID": share}
             results.append({"request": f"late-{number}", "device": PLACE, **consumed})
-        document = {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            "metadata": {
-                "namespace": "default",
-                "name": f"claim-{self._made}",
-                "uid": uid,
-                "ownerReferences": [{**_pod_of(pod), "apiVersion": "v1", "kind": "Pod", "controller": True}],
-            },
-            "spec": {"devices": {}},
-            "status": {
-                "allocation": {
-                    "devices": {
-                        "results": [{"driver": DRIVER, "pool": POOL, **result} for result in results],
-                        "config": [network("FromClass", network="claims")],
-                    }
-                },
-                "reservedFor": [{"resource": "pods", **_pod_of(pod)}],
-            },
-        }
+        owner = PodRef("default", pod.name, pod.uid)
+        document = claim(
+            *({"driver": DRIVER, "pool": POOL, **result} for result in results),
+            config=[network("FromClass", network="claims")],
+            ref=ClaimRef(uid, "default", f"claim-{self._made}"),
+            pods=[owner],
+            owner=owner,
+        )
         cluster = Cluster.read(self.folder)
         mine = [*cluster.by_claim.get(pod.name, ()), uid]
         replace(cluster, claims={**cluster.claims, uid: document}, by_claim={**cluster.by_claim, pod.name: mine}).write(
@@ -158,10 +147,6 @@ class NodeClaims:
 
 def _results(claim: Mapping[str, Any]) -> int:
     return len(claim["status"]["allocation"]["devices"]["results"])
-
-
-def _pod_of(pod: Pod) -> dict[str, str]:
-    return {"name": pod.name, "uid": pod.uid}
 
 
 def _name(device: str) -> str:
