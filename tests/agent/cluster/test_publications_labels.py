@@ -35,62 +35,53 @@ def labelled(*rules: LabelRule) -> Topology:
     return replace(QUICK, publish=False, labels=Labels(rules))
 
 
-def test_labels_are_applied_beside_those_of_others_and_taken_back_when_they_are_not_wanted(tmp_path: Path) -> None:
+async def label(folder: Path, server: ApiServerStandIn, config: Topology, *wanted: tuple[str, str]) -> None:
+    """Run an agent until the Node has these labels of ours."""
+    async with Rig(folder, config, server=server) as rig:
+        await until(lambda: rig.labels() == {"kubernetes.io/hostname": "worker-1", "zone": "a", **dict(wanted)})
+
+
+async def test_labels_are_applied_beside_those_of_others_and_taken_back_when_they_are_not_wanted(
+    server: ApiServerStandIn, tmp_path: Path
+) -> None:
     (tmp_path / "rack").write_text("r17\nmore\n")
     rack = LabelRule("example.com/rack", "file", path=Path("/rack"))
     rules = (LabelRule("example.com/rails", "rails"), LabelRule("example.com/hca", "hca-model"), rack)
-
-    async def scenario(config: Topology, wanted: dict[str, str], server: ApiServerStandIn) -> None:
-        async with Rig(tmp_path, config, server=server) as rig:
-            mine = {"kubernetes.io/hostname": "worker-1", "zone": "a", **wanted}
-            await until(lambda: rig.labels() == mine)
-
-    with ApiServerStandIn() as server:
-        server.state.add_node("worker-1", {"zone": "a"})
-        all_of_them = {"example.com/rails": "8", "example.com/hca": "ConnectX-7", "example.com/rack": "r17"}
-        asyncio.run(scenario(labelled(*rules), all_of_them, server))
-        asyncio.run(scenario(labelled(rules[0]), {"example.com/rails": "8"}, server))
-        asyncio.run(scenario(replace(QUICK, labels=Labels()), {}, server))
+    server.state.add_node("worker-1", {"zone": "a"})
+    hca = ("example.com/hca", "ConnectX-7")
+    await label(tmp_path, server, labelled(*rules), RAILS, hca, ("example.com/rack", "r17"))
+    await label(tmp_path, server, labelled(rules[0]), RAILS)
+    await label(tmp_path, server, QUICK)
 
 
-RAILS = {"example.com/rails": "8"}
+RAILS = ("example.com/rails", "8")
+RAILS_ALONE = labelled(LabelRule("example.com/rails", "rails"))
 
 
-async def label_rails(folder: Path, server: ApiServerStandIn) -> None:
-    """Run an agent until it has labelled the Node."""
-    async with Rig(folder, labelled(LabelRule("example.com/rails", "rails")), server=server) as rig:
-        await until(lambda: rig.labels().items() >= RAILS.items())
-
-
-def test_labels_that_may_not_be_taken_back_any_more_are_no_lasting_problem(tmp_path: Path) -> None:
-    async def wants_none(server: ApiServerStandIn) -> None:
-        async with Rig(tmp_path, QUICK, server=server) as rig:
-            await until(lambda: len(rig.complaints) > 1)
-            assert "Node cannot be published" in str(rig.complaints[0])
-            await until(lambda: rig.complaints[-1] is None)
-            rig.change(rig.snapshot.value)
-            await asyncio.sleep(0.2)
-            assert rig.complaints[-1] is None
-            assert rig.labels().items() >= RAILS.items()
-
-    with ApiServerStandIn() as server:
-        server.state.add_node("worker-1")
-        asyncio.run(label_rails(tmp_path, server))
-        server.state.set_fault(Fault(status=403, path="/api/v1/nodes/worker-1?fieldManager"))
-        asyncio.run(wants_none(server))
+async def test_labels_that_may_not_be_taken_back_any_more_are_no_lasting_problem(
+    server: ApiServerStandIn, tmp_path: Path
+) -> None:
+    server.state.add_node("worker-1", {"zone": "a"})
+    await label(tmp_path, server, RAILS_ALONE, RAILS)
+    server.state.set_fault(Fault(status=403, path="/api/v1/nodes/worker-1?fieldManager"))
+    async with Rig(tmp_path, QUICK, server=server) as rig:
+        await until(lambda: len(rig.complaints) > 1)
+        assert "Node cannot be published" in str(rig.complaints[0])
+        await until(lambda: rig.complaints[-1] is None)
+        rig.change(rig.snapshot.value)
+        await asyncio.sleep(0.2)
+        assert rig.complaints[-1] is None
+        assert RAILS in rig.labels().items()
 
 
 @pytest.mark.parametrize("status", [401, 404, 409])
-def test_labels_are_taken_back_after_a_refusal_that_passes(tmp_path: Path, status: int) -> None:
-    async def wants_none(server: ApiServerStandIn) -> None:
-        async with Rig(tmp_path, QUICK, server=server) as rig:
-            await until(lambda: rig.labels() == {"kubernetes.io/hostname": "worker-1"})
-
-    with ApiServerStandIn() as server:
-        server.state.add_node("worker-1")
-        asyncio.run(label_rails(tmp_path, server))
-        server.state.set_fault(Fault(status=status, path="/api/v1/nodes/worker-1?fieldManager", times=1))
-        asyncio.run(wants_none(server))
+async def test_labels_are_taken_back_after_a_refusal_that_passes(
+    server: ApiServerStandIn, tmp_path: Path, status: int
+) -> None:
+    server.state.add_node("worker-1", {"zone": "a"})
+    await label(tmp_path, server, RAILS_ALONE, RAILS)
+    server.state.set_fault(Fault(status=status, path="/api/v1/nodes/worker-1?fieldManager", times=1))
+    await label(tmp_path, server, QUICK)
 
 
 def test_a_server_that_never_tells_of_the_node_is_spared() -> None:

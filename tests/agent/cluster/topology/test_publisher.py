@@ -1,4 +1,4 @@
-"""When a publisher writes, and when it has nothing to write."""
+"""When a publisher writes, when it has nothing to write, and what it does where it is refused or not alone."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.cluster.apiserver import ObjectKind
-from agent.cluster.topology.publisher import UNCHANGED_SINCE, Times
-from agent.errors import Unavailable
+from agent.cluster.apiserver import NODE, ObjectKind
+from agent.cluster.topology.publisher import (
+    UNCHANGED_SINCE,
+    Times,
+    canonical,
+    holds,
+    other_writers,
+    owned_keys,
+    same,
+    without,
+)
+from agent.errors import AgentError, LedgerError, Refused, Unavailable
+from hack.sim.cluster.field_sets import apply, rendered
 from tests.agent.cluster.topology.published import CHANGED, DOCUMENT, SLOW, FakeApi, Node, Rig
 from tests.awaiting import until
 
@@ -128,16 +138,22 @@ def test_the_refresh_finds_changes_that_nobody_told() -> None:
 ADDED = {**DOCUMENT, "metadata": {"name": "worker-1", "uid": "u", "labels": {"a": "b"}}, "attributes": []}
 
 
-@pytest.mark.parametrize(("stored", "writes"), [(None, 2), (CHANGED, 2), (ADDED, 1)])
+TAKEN = {**CHANGED, "metadata": {"name": "worker-1", "managedFields": BY_ANOTHER}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"), [(None, "was changed or removed"), (TAKEN, "was changed by nfd"), (ADDED, None)]
+)
 def test_the_heartbeat_writes_again_what_somebody_removed_or_changed_but_not_what_was_added(
-    stored: dict[str, Any] | None, writes: int
+    stored: dict[str, Any] | None, said: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     api, node = FakeApi(), Node()
     rig = Rig(api, node, SLOW)
     rig.pass_time(0, 16)
     api.stored = stored
     rig.pass_time(16, 620)
-    assert api.applied == [DOCUMENT] * writes
+    assert api.applied == [DOCUMENT] * (2 if said else 1)
+    assert (said or "") in caplog.text
 
 
 SETTLING = replace(SLOW, settle=10)
@@ -213,3 +229,192 @@ def test_whatever_happens_the_server_ends_up_with_what_the_node_says(
     changes, tampered = version, sum(what == "tamper" for _, what in steps)
     assert len(api.applied) <= (1 + changes + tampered) * (2 if times.settle else 1)
     assert all(later - earlier >= SLOW.coalesce for earlier, later in pairwise(api.moments))
+
+
+def test_without_the_right_to_read_the_heartbeat_writes() -> None:
+    api, node = FakeApi(), Node()
+    api.unreadable = Refused(403, "forbidden")
+    Rig(api, node, SLOW).pass_time(0, 700)
+    assert len(api.applied) == 2
+
+
+def test_a_failing_server_is_asked_again_with_growing_pauses_and_the_newest_content_wins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    api, node = FakeApi(), Node()
+    api.failing = Unavailable("PATCH: 500")
+    rig = Rig(api, node, SLOW)
+    assert rig.pass_time(0, 1000)[1:] == [15, 16, 18, 22, 30, 46, 78, 142, 270, 526, 826]
+    assert rig.publisher.problem == "NodeResourceTopology cannot be published: PATCH: 500"
+    api.failing = None
+    node.document = CHANGED
+    rig.pass_time(1126, 1126)
+    assert api.applied == [CHANGED]
+    assert rig.complaints == ["NodeResourceTopology cannot be published: PATCH: 500", None]
+    assert rig.writes("Unavailable") == 11
+    assert "NodeResourceTopology is published again" in caplog.text
+
+
+async def test_ten_hours_without_a_server_cost_a_hundred_and_some_attempts_however_much_changes() -> None:
+    api, node = FakeApi(), Node()
+    api.failing = Unavailable("no route to host")
+    rig = Rig(api, node, SLOW)
+
+    now = 0.0
+    while now < 36000:
+        rig.publisher.changed()
+        due = await rig.publisher.step(now)
+        now = min(due, now + 7)
+    assert 100 < api.calls < 140
+
+
+def test_a_write_whose_answer_is_lost_is_undone_when_the_node_is_again_as_it_was() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 16)
+    node.document, api.is_mute = CHANGED, True
+    rig.pass_time(25, 25)
+    assert api.stored == CHANGED
+    node.document, api.is_mute = DOCUMENT, False
+    rig.pass_time(26, 40)
+    assert api.stored == DOCUMENT
+    assert api.applied == [DOCUMENT, CHANGED, DOCUMENT]
+
+
+def test_another_writer_is_named_and_the_object_taken_over() -> None:
+    api, node = FakeApi(), Node()
+    api.owner = (".zones", "nfd-topology-updater")
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 16)
+    assert api.forced == [True]
+    assert rig.publisher.problem == (
+        "nfd-topology-updater writes .zones of this node's NodeResourceTopology too: let only one of them publish it"
+    )
+    assert rig.writes("Conflicted") == 1
+    api.owner = None
+    rig.pass_time(16, 620)
+    assert rig.publisher.problem is None
+
+
+def test_labels_of_another_writer_are_left_out_and_tried_again_later() -> None:
+    labels = {"example.com/rack": "r1", "example.com/rails": "8"}
+    document = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-1", "labels": labels}}
+    api, node = FakeApi(), Node(document)
+    node.kind, node.is_shared = NODE, True
+    api.owner = (".metadata.labels.example.com/rack", "kubectl-label")
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 16)
+    assert api.applied[0]["metadata"]["labels"] == {"example.com/rails": "8"}
+    assert "kubectl-label writes .metadata.labels.example.com/rack of this node's Node too" in str(rig.complaints)
+    api.owner = None
+    rig.pass_time(16, 620)
+    assert api.applied[-1] == document
+    assert rig.publisher.problem is None
+
+
+async def test_a_publication_that_yields_to_an_error_is_built_anew_at_once() -> None:
+    api, node = FakeApi(), Node()
+    api.failing = Unavailable(".spec.podAllocations: field not declared in schema")
+
+    def yields(error: AgentError) -> bool:
+        api.failing = None
+        node.document = CHANGED
+        return "podAllocations" in str(error)
+
+    node.yields = yields  # type: ignore[method-assign]
+    publisher = Rig(api, node, SLOW).publisher
+
+    await publisher.step(0)
+    assert await publisher.step(15) == 16
+    await publisher.step(16)
+    assert api.applied == [CHANGED]
+
+
+async def test_a_build_that_fails_with_an_error_of_ours_is_waited_out_and_others_end_the_task() -> None:
+    api, node = FakeApi(), Node()
+    node.failing = LedgerError("disk full")
+    async with Rig(api, node) as rig:
+        await until(lambda: node.built >= 3)
+        assert rig.publisher.problem == "NodeResourceTopology cannot be published: disk full"
+        node.failing = KeyError("bug")
+        with pytest.raises(KeyError):
+            await rig.task
+
+
+def test_a_node_that_could_not_be_asked_for_long_is_published_soon_after_it_answers() -> None:
+    api, node = FakeApi(), Node()
+    rig = Rig(api, node, SLOW)
+    rig.pass_time(0, 16)
+    node.failing, node.document = Unavailable("kubelet does not answer"), CHANGED
+    moments = rig.pass_time(25, 625)
+    assert moments[:6] == [25, 26, 28, 32, 40, 50]
+    node.failing = None
+    rig.pass_time(moments[-1] + SLOW.refresh, 640)
+    assert api.applied == [DOCUMENT, CHANGED]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=10,
+)
+documents = st.dictionaries(st.text(max_size=3), values, max_size=4)
+
+
+def managed(manager: str, document: dict[str, Any], operation: str = "Apply") -> dict[str, Any]:
+    fields = apply(None, document, manager, force=False).owners[manager, "Apply"]
+    return {"manager": manager, "operation": operation, "fieldsV1": rendered(fields)}
+
+
+def stored(*entries: dict[str, Any], **content: Any) -> dict[str, Any]:
+    return {"metadata": {"managedFields": list(entries)}, **content}
+
+
+@given(documents, documents)
+def test_a_document_holds_itself_and_one_with_more_still_holds_it(one: dict[str, Any], two: dict[str, Any]) -> None:
+    assert holds(one, one)
+    assert same(one, one)
+    assert holds({**two, **one}, one)
+    assert canonical({**two, **one}) == canonical({**dict(reversed(two.items())), **one})
+
+
+def test_a_list_holds_itself_only_but_owners_are_found_among_others() -> None:
+    assert not holds({"zones": [1, 2]}, {"zones": [1]})
+    owner = {"uid": "1", "kind": "Node"}
+    others = [{"uid": "2"}, {**owner, "controller": False}]
+    assert holds({"ownerReferences": others}, {"ownerReferences": [owner]})
+    assert not holds({"ownerReferences": [{"uid": "2"}]}, {"ownerReferences": [owner]})
+    assert not holds(None, owner)
+
+
+def test_what_says_more_than_is_wanted_is_not_the_same_unless_it_is_metadata() -> None:
+    wanted = {"metadata": {"name": "n"}, "spec": {"a": 1}}
+    assert same({"metadata": {"name": "n", "uid": "u"}, "spec": {"a": 1}}, wanted)
+    assert not same({"metadata": {"name": "n"}, "spec": {"a": 1, "b": 2}}, wanted)
+    assert not same({"metadata": {"name": "n"}, "spec": {"a": 1}, "status": {}}, wanted)
+
+
+def test_writers_of_metadata_alone_are_no_rivals() -> None:
+    labels = {"metadata": {"labels": {"a.b/c": "d"}}}
+    found = stored(
+        managed("kubectl-label", labels), managed("nfd", {"zones": []}), managed("nodefabric", {"zones": []})
+    )
+    assert other_writers(found, "nodefabric") == ["nfd"]
+    assert other_writers({"metadata": {}}, "nodefabric") == []
+
+
+def test_only_what_this_agent_has_applied_is_its_own() -> None:
+    mine = {"metadata": {"labels": {"a.b/c": "d", "e.f/g.h": "i"}, "annotations": {"j.k/l": "m"}}}
+    updated = {"metadata": {"labels": {"n.o/p": "q"}}}
+    metadata = stored(managed("nodefabric", mine), managed("nodefabric", updated, "Update"))["metadata"]
+    assert owned_keys(metadata, "labels", "nodefabric") == {"a.b/c", "e.f/g.h"}
+    assert owned_keys(metadata, "annotations", "nodefabric") == {"j.k/l"}
+    assert owned_keys(metadata, "labels", "kubelet") == frozenset()
+
+
+def test_labels_are_left_out_by_their_field_path_and_the_document_stays_as_it_was() -> None:
+    document = {"metadata": {"name": "n", "labels": {"a.b/c": "d", "e.f/g": "h"}, "annotations": {"i.j/k": "l"}}}
+    left = without(document, [".metadata.labels.a.b/c", ".metadata.annotations.i.j/k", ".spec.x", ".metadata.labels.z"])
+    assert left == {"metadata": {"name": "n", "labels": {"e.f/g": "h"}, "annotations": {}}}
+    assert document["metadata"]["labels"] == {"a.b/c": "d", "e.f/g": "h"}
