@@ -5,45 +5,45 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent.errors import DeviceBusy
-from agent.model.allocation import AttachmentState
+from agent.model.allocation import AttachmentState, VfSettings
 from cni.heal import BROUGHT_BACK, OWNER_GONE, REBOOTED, RowFacts, condition
-from hack.sim.machine import SimulatedMachine
+from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni import tiny_node
-from tests.cni.modes.stepping import Stepping
 from tests.cni.reconciled import reconciler_of
 from tests.cni.tiny_node import Rig, open_rig, vf
 from tests.waiting import until
 
 
-class Driver:
-    """Lets changes of the hardware through, or has them hang until told otherwise."""
+class Driver(RecordedVfControl):
+    """Does what it is told of VFs, or hangs until told otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "vf-settings.json")
         self.hangs = threading.Event()
         self.go = threading.Event()
 
-    def step(self, name: str) -> None:
-        """Hang, if this is a change of what the PF enforces."""
-        if name == "apply" and self.hangs.is_set():
+    def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
+        if self.hangs.is_set():
             assert self.go.wait(tiny_node.TIMEOUT_SECONDS)
+        super().apply(pf_netdev, vf_index, settings)
 
-    def before(self, machine: SimulatedMachine) -> Any:
-        """Stand before a machine."""
-        return Stepping(machine, self.step)
+    def before(self, machine: SimulatedMachine) -> SimulatedMachine:
+        """Give it to a machine."""
+        return replace(machine, vf_control=self)
 
 
 def with_gone_pods(
     folder: Path, check: Callable[[Rig], None], *, hanging: Collection[int], heal_seconds: float
 ) -> None:
     """Check a node whose first two VFs were left by pods that are gone, and some of which hang when put back."""
-    driver = Driver()
+    driver = Driver(folder)
     tiny_node.create(folder)
     with open_rig(folder, host=driver.before, heal_seconds=heal_seconds) as rig:
         before = [rig.found(index) for index in range(2)]
@@ -97,7 +97,7 @@ def test_others_that_may_wait_for_the_same_are_awaited_for_a_moment_only(own_net
 
 
 def test_a_del_whose_driver_hangs_withholds_its_device(own_network: None, tmp_path: Path) -> None:
-    driver = Driver()
+    driver = Driver(tmp_path)
     tiny_node.create(tmp_path)
     with open_rig(tmp_path, host=driver.before, heal_seconds=0.2) as rig:
         pod = rig.pod()

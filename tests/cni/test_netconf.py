@@ -173,7 +173,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(KEYS, VALUES, max_size=6),
     st.sampled_from(KINDS),

@@ -19,7 +19,7 @@ from tests.cni.test_shim_pass import PREVIOUS
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests/cni/shim_corpus"
 SEED = 20261121
-SECONDS = 8
+SECONDS = 5
 
 
 def fuzz(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

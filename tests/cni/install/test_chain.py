@@ -17,9 +17,22 @@ from agent.config.networks import OWN
 from agent.errors import InstallFailed
 from cni.install import chain
 from cni.install.chain import ConflistInvalid, Keeper, Patience
-from tests.cni.conflists import BRIDGE, CALICO
 from tests.cni.killed import kill_at_each_step
 
+CALICO = b"""{
+  "name": "k8s-pod-network",
+  "cniVersion": "0.3.1",
+  "plugins": [
+    {"type": "calico", "mtu": 0, "big": 123456789012345678901234567890, "float": 1e3, "\\u00e4": "\\ud83d\\ude00"},
+    {
+      "type": "bandwidth",
+      "capabilities": {"bandwidth": true}
+    }
+  ],
+  "plugins-": ["]"]
+}
+"""
+BRIDGE = b'{"cniVersion": "1.0.0", "name": "b", "type": "bridge", "ipam": {"type": "host-local"}}\n'
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
