@@ -102,9 +102,8 @@ def test_a_pod_that_fits_is_bound_soon_after_another_has_ended(tmp_path: Path) -
         it.pass_time(101)
         assert it.scheduler.cached == 0
         it.hold()
-        it.pass_time(300)
+        it.pass_time(20)
         assert it.scheduler.bound_at is not None, "a pod that fits waits for 5 minutes: nothing is written any more"
-        assert it.scheduler.bound_at < 101 + 20
 
 
 def test_a_cluster_without_that_scheduler_turns_it_off(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.e2e.conftest import stage
 from tests.hostile.updating import RESOURCES, Agents, DeadlyUpdates, Death, node, play
 
 __all__ = ["stage"]
-UPDATES = 5
+UPDATES = 3
 
 
 def test_kubelet_is_without_our_resources_for_less_than_a_second_in_an_update(stage: Stage) -> None:
