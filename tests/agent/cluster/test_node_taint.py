@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -89,23 +90,18 @@ async def test_who_does_not_want_it_or_was_not_registered_ends_at_once(
     assert server.state.counts.merges == 0
 
 
+def at_the_patch(server: ApiServerStandIn, do: Callable[[], object]) -> None:
+    """Do something once an agent has read the Node and before what it writes arrives."""
+    requests = count(1)
+    server.state.before = lambda: do() if next(requests) == 2 else None
+
+
 async def test_a_taint_that_somebody_else_puts_meanwhile_is_not_lost(
     server: ApiServerStandIn, open_api: Callable[[], ApiServer]
 ) -> None:
     """The list of taints is replaced as a whole: only the version of the object tells that it is another by now."""
-
-    class Disturbed(ApiServer):
-        def merge(self, *arguments: Any) -> dict[str, Any]:
-            if not taints(server):
-                set_taints(server, OTHER)
-            return super().merge(*arguments)
-
-    def disturbed() -> ApiServer:
-        api = open_api()
-        api.__class__ = Disturbed
-        return api
-
-    await registered(NodeTaint(disturbed, NODE)).leave()
+    at_the_patch(server, lambda: set_taints(server, OTHER))
+    await registered(NodeTaint(open_api, NODE)).leave()
     assert taints(server) == [OTHER, MINE]
     assert server.state.counts.conflicts == 1
 
@@ -230,20 +226,12 @@ async def test_what_is_put_for_the_end_is_not_taken_away_by_a_start_that_is_not_
     set_taints(server, MINE)
     halted, goes_on = threading.Event(), threading.Event()
 
-    class Halted(ApiServer):
-        def read(self, *arguments: Any) -> dict[str, Any]:
-            found = super().read(*arguments)
-            if not halted.is_set():
-                halted.set()
-                assert goes_on.wait(30)
-            return found
+    def halt() -> None:
+        halted.set()
+        assert goes_on.wait(30)
 
-    def slow() -> ApiServer:
-        api = open_api()
-        api.__class__ = Halted
-        return api
-
-    taint = registered(NodeTaint(slow, NODE))
+    at_the_patch(server, halt)
+    taint = registered(NodeTaint(open_api, NODE))
     lifting = asyncio.create_task(taint.lift())
     await until(halted.is_set)
     leaving = asyncio.create_task(taint.leave())
