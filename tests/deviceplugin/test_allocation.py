@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import Resource
 from agent.errors import UnitUnhealthy, UnknownUnit
 from agent.ledger import Ledger
 from agent.model.device import CharDevice, Snapshot
@@ -17,21 +16,9 @@ from agent.offer.selection import assign
 from agent.offer.units import Inputs, Reading, make_offer, plain_offer
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
+from tests.deviceplugin.desk import Clock
+from tests.deviceplugin.rig import RESOURCES
 from tests.node import change, gpu_uuid, netdev, node
-
-RESOURCES = (
-    Resource("rdma/hca", "hca", shares=4),
-    Resource("rdma/vf", "vf"),
-    Resource("nvidia.com/gpu", "gpu"),
-)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
