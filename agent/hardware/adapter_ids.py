@@ -132,7 +132,6 @@ class AdapterIds:
         self,
         read: Callable[[str], str],
         on_answer: OnEvent = _nobody,
-        clock: Callable[[], float] = time.monotonic,
         seconds: float = READ_SECONDS,
         again_seconds: float = AGAIN_SECONDS,
     ) -> None:
@@ -142,7 +141,6 @@ class AdapterIds:
         """
         self._read = read
         self._on_answer = on_answer
-        self._clock = clock
         self._seconds, self._again_seconds = seconds, again_seconds
         self._lock = threading.Condition()
         self._known: dict[str, _Reading] = {}
@@ -184,7 +182,7 @@ class AdapterIds:
                 del known[address]
         fresh = {}
         for address, device in there.items():
-            before, identity, now = known.get(address), _identity(device), self._clock()
+            before, identity, now = known.get(address), _identity(device), time.monotonic()
             if before is None or before.is_gone or before.identity != identity:
                 is_function = is_data_direct(device.vendor, device.device)
                 known[address] = fresh[address] = _Reading(identity, is_function, now)
@@ -220,7 +218,7 @@ class AdapterIds:
                 return
 
     def _is_due(self, reading: _Reading) -> bool:
-        return _is_waiting(reading) and not reading.is_gone and self._clock() - reading.since < self._seconds
+        return _is_waiting(reading) and not reading.is_gone and time.monotonic() - reading.since < self._seconds
 
     def _problem(self, reading: _Reading) -> str:
         if _is_waiting(reading) and not self._is_due(reading):
