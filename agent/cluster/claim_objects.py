@@ -37,6 +37,8 @@ from agent.state import Latest
 
 COALESCE_SECONDS = 0.2
 RETRY = Backoff(first=1.0, longest=300.0, jitter=0.1)
+AWAY_SECONDS = 30.0
+"""So long at most an API server that does not answer is left alone: claims of new pods wait for it, too."""
 CONDITION = "claim-status"
 
 log = logging.getLogger(__name__)
@@ -190,7 +192,7 @@ class ClaimStatus(Keeper):
 
     def _failed(self, error: AgentError, pause: float) -> float:
         log.info("the status of claims is written later: %s", error)
-        return pause
+        return min(pause, AWAY_SECONDS)
 
     async def _write(self, status: _Status) -> None:
         with self._guard:
