@@ -123,7 +123,8 @@ class ResourceServer:
     async def _serve_once(self) -> None:
         """Listen, register, and stay until something asks for a new beginning."""
         service = ResourceService(self.resource_name, self.units, self._allocator, self._observe)
-        server, socket = await self._listen(service)
+        socket = self._folder / socket_name(self.resource_name)
+        server = await serve(socket, partial(api_pb2_grpc.add_DevicePluginServicer_to_server, service))
         self._service, self._socket = service, socket
         try:
             while not self._closing.is_set() and identity(socket) is not None:
@@ -139,12 +140,8 @@ class ResourceServer:
                 return
         finally:
             self._service = self._socket = None
-            await stop(server, service)
-
-    async def _listen(self, service: ResourceService) -> tuple[grpc.aio.Server, Path]:
-        socket = self._folder / socket_name(self.resource_name)
-        server = await serve(socket, partial(api_pb2_grpc.add_DevicePluginServicer_to_server, service))
-        return server, socket
+            service.end_streams()
+            await server.stop(0.4)  # what is still open then is cut
 
     async def _register(self, endpoint: str) -> None:
         """Call Register. Raises Unavailable when kubelet refuses or does not answer."""
@@ -210,12 +207,6 @@ def socket_name(resource_name: str) -> str:
 
 def _safe(resource_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", resource_name.lower())[-24:].strip("-")
-
-
-async def stop(server: grpc.aio.Server, service: ResourceService) -> None:
-    """End the streams, then the server; what is still open after a moment is cut."""
-    service.end_streams()
-    await server.stop(0.4)
 
 
 async def keep_serving(
