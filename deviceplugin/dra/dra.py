@@ -78,9 +78,6 @@ class Published:
         """Features that the cluster leaves out."""
         self.slices: Latest[int | None] = Latest(None)
         """How many slices it has as they should be."""
-        self.counted: Sequence[DraDevice] = ()
-        self.healths: tuple[tuple[str, str, int], ...] = ()
-        """How many of those are in which health, by resource."""
 
 
 class Dra:
@@ -193,12 +190,8 @@ class Dra:
 
     def _report_state(self, name: str, driver: DraDriver, published: Published) -> None:
         """Report the state of the driver, if it changed."""
-        devices = driver.offering.catalog.value
-        if devices is not published.counted:
-            published.counted, published.healths = devices, _healths(devices)
-        state = DriverState(
-            name, driver.door.problem, published.slices.value, published.dropped.value, published.healths
-        )
+        healths = _healths(driver.offering.catalog.value)
+        state = DriverState(name, driver.door.problem, published.slices.value, published.dropped.value, healths)
         if state != self._report.driver.value:
             self._report.driver.set(state)
 

@@ -180,6 +180,8 @@ def test_owed_leases_outlive_their_device_until_they_are_settled(tmp_path: Path)
     with open_books(tmp_path) as books:
         (lease,) = books.owed_leases()
         assert (lease.container_id, lease.ifname, lease.request) == ("c1", row.ifname, row.request)
+        books.note_lease_problem(lease.lease_id, "the plugin hangs")
+        assert [(owed.problem, owed.tried_at > 0) for owed in books.owed_leases()] == [("the plugin hangs", True)]
         books.settle_lease(lease.lease_id)
         assert books.owed_leases() == ()
 
