@@ -15,7 +15,7 @@ from agent.config.topology import Fingerprint, Topology
 from agent.model.device import NumaNode, Snapshot
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.kinds import POD, Target
-from tests.agent.cluster.topology.two_sockets import offered
+from tests.agent.cluster.topology.nodes import offered
 
 SNAPSHOT = Snapshot(numa_nodes=(NumaNode(0, (0, 1), 1 << 30), NumaNode(1, (2, 3), 1 << 30)))
 UNITS = {"rdma/vf": tuple(offered(f"u{n}", n % 2) for n in range(8))}

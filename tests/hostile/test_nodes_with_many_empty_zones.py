@@ -12,7 +12,7 @@ import pytest
 
 from agent.hardware import recorded
 from tests.agent.cluster.publications import QUICK, Rig
-from tests.agent.cluster.topology.two_sockets import offered
+from tests.agent.cluster.topology.nodes import offered
 from tests.awaiting import until
 
 

@@ -32,7 +32,7 @@ from agent.report.metrics import Metrics
 from agent.state import Latest
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.definitions import Definition
-from tests.agent.cluster.topology.two_sockets import offered
+from tests.agent.cluster.topology.nodes import offered
 
 QUICK = Topology(
     publish=True,

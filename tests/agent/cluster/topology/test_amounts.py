@@ -13,7 +13,7 @@ from agent.kubelet.kubelet_config import KubeletSettings
 from agent.kubelet.podresources import Allocatable, DeviceAssignment, MemoryBlock
 from agent.model.device import NumaNode, Snapshot
 from agent.model.health import HEALTHY, unhealthy
-from tests.agent.cluster.topology.two_sockets import GIB, NODE, NOTHING_RESERVED, PAGE, offered
+from tests.agent.cluster.topology.nodes import GIB, NODE, NOTHING_RESERVED, PAGE, offered
 
 MIB = 1 << 20
 

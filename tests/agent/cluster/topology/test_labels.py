@@ -13,7 +13,7 @@ from agent.cluster.topology.labels import LabelFacts, fabric_nics, label_value, 
 from agent.config.topology import LabelRule
 from agent.hardware.lldp import Neighbour
 from agent.model.device import Gpu, PciDevice, Snapshot
-from tests.agent.cluster.topology.adapters import ONE, TWO, adapter
+from tests.agent.cluster.topology.nodes import ONE, TWO, adapter
 from tests.node import netdev
 
 LABEL = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"

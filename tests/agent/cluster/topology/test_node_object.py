@@ -18,7 +18,7 @@ from agent.model.device import Snapshot
 from agent.process.conditions import Conditions
 from agent.state import Latest
 from tests.agent.cluster.publications import NOTHING_HELD, node_of
-from tests.agent.cluster.topology.adapters import ONE, TWO
+from tests.agent.cluster.topology.nodes import ONE, TWO
 from tests.node import netdev
 
 FIRMWARE = "example.com/firmware"

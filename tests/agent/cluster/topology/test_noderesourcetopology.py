@@ -16,8 +16,7 @@ from agent.kubelet.kubelet_config import KubeletSettings
 from agent.kubelet.podresources import Allocatable, DeviceAssignment
 from agent.model.device import NumaNode, Snapshot
 from hack.sim.cluster import definitions
-from tests.agent.cluster.topology.two_sockets import GIB, NODE, TWO_SOCKETS, offered
-from tests.agent.cluster.topology.whole_node import OBJECTS, in_use
+from tests.agent.cluster.topology.nodes import GIB, NODE, OBJECTS, TWO_SOCKETS, in_use, offered
 
 (DEFINITION,) = [d for d in definitions.load() if d.kind == "NodeResourceTopology"]
 UNITS = {"rdma/vf": (offered("a", 0), offered("b", 0), offered("c", 1))}

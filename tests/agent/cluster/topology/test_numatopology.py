@@ -16,8 +16,7 @@ from agent.kubelet.kubelet_config import KubeletSettings
 from agent.kubelet.podresources import Allocatable
 from agent.model.device import CpuPlace, Snapshot
 from hack.sim.cluster import definitions
-from tests.agent.cluster.topology.two_sockets import NODE
-from tests.agent.cluster.topology.whole_node import OBJECTS, in_use
+from tests.agent.cluster.topology.nodes import NODE, OBJECTS, in_use
 
 (DEFINITION,) = [d for d in definitions.load() if d.kind == "Numatopology"]
 STATIC = KubeletSettings("best-effort", cpu_manager="static", reserved_milli_cpu=1500)

@@ -1,16 +1,41 @@
-"""A whole node in use, and the folder of the objects that are made of it."""
+"""Nodes as what is published sees them: of two sockets, whole and in use, or two adapters."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from agent.cluster.object_watch import WatchedPod
 from agent.cluster.topology.node_view import NodeState, PodUsage
 from agent.kubelet import podresources as kubelet
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.model.allocation import PodRef
-from agent.model.device import Snapshot
-from tests.agent.cluster.topology.two_sockets import GIB, offered
+from agent.model.device import NumaNode, PciDevice, RdmaDevice, Snapshot
+from agent.model.health import HEALTHY, Health
+from agent.offer.offer import Unit
+from tests.node import pci
+
+GIB = 1 << 30
+PAGE = 2 << 20
+NOTHING_RESERVED = KubeletSettings(eviction_bytes=0)
+
+
+def offered(
+    unit_id: str, numa_node: int, resource_name: str = "rdma/vf", health: Health = HEALTHY, device: str = ""
+) -> Unit:
+    """Make a unit of which only what topology asks for is known."""
+    return Unit(unit_id, resource_name, "vf", device, health, numa_node)
+
+
+TWO_SOCKETS = Snapshot(
+    numa_nodes=(
+        NumaNode(0, (0, 1, 2, 3), 64 * GIB, ((PAGE, 1024), (GIB, 0)), (10, 21)),
+        NumaNode(1, (4, 5, 6, 7), 32 * GIB, ((PAGE, 0), (GIB, 0)), (21, 10)),
+    )
+)
+NODE = NodeState("worker-1", TWO_SOCKETS, {}, kubelet=NOTHING_RESERVED)
+
 
 OBJECTS = Path(__file__).parent / "objects"
 
@@ -51,3 +76,11 @@ def in_use(snapshot: Snapshot) -> NodeState:
             WatchedPod("training", "rank-0-before", "uid-before", "Succeeded"),
         ),
     )
+
+
+def adapter(address: str, **changes: Any) -> PciDevice:
+    rdma = RdmaDevice(f"mlx5_{address[5:7]}", "CA", f"946d:ae03:0000:{address[5:7]}00", "28.39.3004", (), ())
+    return replace(pci(address, (f"pci{address[:7]}",), rdma_devices=(rdma,)), **changes)
+
+
+ONE, TWO = adapter("0000:3b:00.0"), adapter("0000:5e:00.0")
