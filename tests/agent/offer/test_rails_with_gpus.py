@@ -77,6 +77,13 @@ def test_with_half_the_adapters_half_the_gpus_have_two_each(name: str) -> None:
     assert Counter(unit.numa_node for unit in found) == {0: 2, 1: 2}
 
 
+def test_shares_let_each_of_eight_gpus_have_two_of_eight_adapters_evenly() -> None:
+    nics = RailNic("hca", Select(vendors=(0x15B3,)), count=2)
+    found = rails(Resource("a.b/rail", "rail", nic=nics), scanned("h100-8gpu"))
+    assert [len(set(unit.devices)) for unit in found] == [2] * 8
+    assert set(Counter(nic for unit in found for nic in unit.devices).values()) == {2}
+
+
 PLANES = split(node(rails=4, vfs=0), 2, vfs=3)
 FAR = ["22:01.0", "22:02.0", "22:02.1", "22:01.1"]
 """VFs of the adapter beside the second GPU."""
