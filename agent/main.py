@@ -29,7 +29,7 @@ from agent.config import Config
 from agent.config.files import Sources
 from agent.errors import ConfigError
 from agent.hardware.host import Host, Watch
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.inventory import Inventory
 from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
@@ -37,7 +37,6 @@ from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.operator import admin, gpu_pause, release
-from agent.parts import Parts
 from agent.process import interpreter, lifecycle
 from agent.process.conditions import NO_POD_NEEDS, Conditions
 from agent.process.identity import agent_version, node_name
@@ -53,6 +52,7 @@ from agent.report.metrics import Metrics
 from agent.report.overview import NodeFacts, Overview
 from agent.report.report import GpuErrors, Report
 from agent.state import Latest
+from agent.wiring import Parts
 from cni.call import Node
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Agent:
         self._taint = taint
         events = Events()
         metrics = Metrics(CollectorRegistry())
-        self._report = Report(metrics, Conditions(events.condition), events, HealthBook(config.health))
+        self._report = Report(metrics, Conditions(events.condition), events, HealthHistory(config.health))
         self._conditions = self._report.conditions
         self._heed()
         self._config.subscribe(self._heed)

@@ -23,13 +23,13 @@ from agent.model.allocation import Attachment, AttachmentState, Owner
 from agent.model.unit_id import UnitId
 from cni import permission, result
 from cni.call import BEGUN, Call, Grants, LeasingNetwork, Node, request_of
+from cni.call_limits import NotWanted, Turns
 from cni.detach import Add, Detacher
 from cni.heal import owner_alive
 from cni.modes import choice, rdma
 from cni.modes.mode import InterfaceFacts, Target
 from cni.netconf import NetConf
 from cni.targets import Targets
-from cni.turns import NotWanted, Turns
 
 BUSY_SECONDS = 5.0
 """How long ADD waits for the device's former owner to let go."""

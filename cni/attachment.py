@@ -12,6 +12,7 @@ from agent.model.allocation import Attachment, PodRef, is_place
 from cni import check
 from cni.attach import BUSY_SECONDS, MAX_ADDING, Attacher
 from cni.call import NO_GRANTS, Call, Grants, Node, Slots
+from cni.call_limits import Rules, Turns
 from cni.detach import Detacher
 from cni.found_vfs import NETNS_FOLDERS, Finder
 from cni.heal import HEAL_SECONDS, Healer, PodKnown, ReleaseRequest, nobody_to_ask, release
@@ -20,7 +21,6 @@ from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopter
 from cni.permission import Permission
 from cni.targets import Pool, Targets
-from cni.turns import Rules, Turns
 
 Ended = Callable[[PodRef, float | None], object]
 """Hears that a DEL has come for a pod; if it lay on disk before, since when (seconds since the epoch)."""

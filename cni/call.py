@@ -277,7 +277,7 @@ class Holding:
 class Grants:
     """Whom to ask for it; any thread may. As it stands here nothing is offered or granted, and anything goes.
 
-    `cni.held.HeldDevices` knows more. What asks kubelet may raise Unavailable.
+    `cni.pod_devices.HeldDevices` knows more. What asks kubelet may raise Unavailable.
     """
 
     @property

@@ -3,7 +3,7 @@
 Only root (or whoever runs the agent, in a user namespace) is heard; frames and time are bounded.
 Each connection has a thread to itself (`agent.process.sockets`): what a request does is kernel and disk work that
 blocks. What may take long is counted where it begins to: `cni.attach` limits ADDs
-that have a device, `cni.held` those that ask kubelet, and this module CHECK and GC. All these together are
+that have a device, `cni.pod_devices` those that ask kubelet, and this module CHECK and GC. All these together are
 far fewer than connections, so STATUS, DEL and the ADD of a pod that has nothing of ours find one at any time.
 """
 
@@ -23,10 +23,10 @@ from agent.process import sockets
 from cni import netconf, protocol
 from cni.attachment import Attachments
 from cni.call import Call
+from cni.call_limits import Rules, Turns
 from cni.request import COMMANDS, NEWEST, failed, printed, version_of
 from cni.request import read as request_of
 from cni.result import in_version
-from cni.turns import Rules, Turns
 
 MAX_CONNECTIONS = 256
 MAX_SLOW = 8

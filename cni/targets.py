@@ -22,12 +22,12 @@ from agent.model.unit_id import UnitId
 from agent.placement import Distances, match_nics
 from cni import netconf
 from cni.call import Call, GrantedDevice, Grants, Node, Slots
+from cni.call_limits import Turns
 from cni.detach import Add
 from cni.modes import child, choice
 from cni.modes.mode import Target
 from cni.netconf import NetConf
 from cni.permission import Permission, device_names, pf_in_pod
-from cni.turns import Turns
 
 MAX_IFNAME = 15
 MAX_BASE = 12

@@ -18,7 +18,7 @@ from agent.config import Config, Resource
 from agent.edits.build import GpuFiles
 from agent.edits.compat import PoolSpecs, pool_specs
 from agent.errors import LedgerError, Unavailable
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
@@ -49,7 +49,7 @@ class Ground:
 
     snapshot: Latest[Snapshot]
     ledger: Ledger
-    health: HealthBook
+    health: HealthHistory
     """Tells what of the facts counts."""
     gpu_files: Callable[[], GpuFiles] = GpuFiles
     """Looks for what the host has to pass GPUs by. Blocks."""

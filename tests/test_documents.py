@@ -11,8 +11,8 @@ import yaml
 
 from agent import config
 from agent.__main__ import _parser
-from agent.config.gone import OF_OTHER_PLUGINS
 from agent.config.networks import REPLACED
+from agent.config.removed_keys import OF_OTHER_PLUGINS
 from agent.errors import RequestInvalid
 from agent.hardware import recorded
 from agent.process.startup import check

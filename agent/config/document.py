@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from agent.config.compat import SRIOV_PREFIX, Pairs, decode, read_shared, read_sriov
 from agent.config.contradictions import contradictions
-from agent.config.gone import without_gone
+from agent.config.removed_keys import without_gone
 from agent.config.section import read
 from agent.config.template import IN_QUOTES, touches_template
 from agent.config.values import MAX_RESCAN_SECONDS, Config

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from agent.config.gone import OF_OTHER_PLUGINS
 from agent.config.networks import MAX_RATE, NETWORK_NAME
+from agent.config.removed_keys import OF_OTHER_PLUGINS
 from agent.config.section import (
     Flag,
     Many,

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from agent.config.gone import GONE
+from agent.config.removed_keys import GONE
 from agent.config.resources import KINDS, RAIL_NIC_KINDS, RailNic, Resource, Select, kinds_of
 from agent.config.section import Section
 from agent.config.values import Config

@@ -36,7 +36,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from agent.config.gone import OF_OTHER_PLUGINS
+from agent.config.removed_keys import OF_OTHER_PLUGINS
 from agent.config.template import misplaced
 from agent.errors import RequestInvalid
 from agent.model.printable import MASK, is_secret, masked_text, unknown

@@ -25,11 +25,11 @@ Other processes read through `database.read_books`, which works on a copy and ne
 from __future__ import annotations
 
 from agent.ledger.claims import ClaimBook
+from agent.ledger.devices import DeviceBook
 from agent.ledger.schema import SCHEMA_VERSION
-from agent.ledger.upkeep import UpkeepBook
 
 __all__ = ["SCHEMA_VERSION", "Ledger"]
 
 
-class Ledger(ClaimBook, UpkeepBook):
+class Ledger(ClaimBook, DeviceBook):
     """Open books. Use `Ledger.open`; close it when done."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from agent.config import Resource, SharedPool
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.ledger import Ledger
 from agent.model.allocation import Grant
 from agent.model.device import Snapshot, is_pci_address
@@ -120,7 +120,7 @@ NEW_SECONDS = 600.0
 class Offers:
     """Makes offers one after the other. Not for two threads at once."""
 
-    def __init__(self, health: HealthBook, clock: Callable[[], float], rails: tuple[Rail, ...] = ()) -> None:
+    def __init__(self, health: HealthHistory, clock: Callable[[], float], rails: tuple[Rail, ...] = ()) -> None:
         """`rails` is how they were numbered last."""
         self._health = health
         self._clock = clock
@@ -180,7 +180,7 @@ class Offers:
         return min((seconds for seconds in waits if seconds is not None), default=None)
 
 
-def _withheld(units: Mapping[str, tuple[Unit, ...]], health: HealthBook) -> Mapping[str, tuple[Unit, ...]]:
+def _withheld(units: Mapping[str, tuple[Unit, ...]], health: HealthHistory) -> Mapping[str, tuple[Unit, ...]]:
     """Make units unhealthy that nobody may be given: a pod that kubelet sends here then would fail for good."""
     if health.unavailable.value is None and not health.renumbered.value:
         return units

@@ -21,7 +21,7 @@ from agent.model.device import Snapshot
 from agent.model.vf_identity import addresses
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
-from cni.held import ClaimReader, is_of_group, pods_of
+from cni.pod_devices import ClaimReader, is_of_group, pods_of
 
 NEW_SECONDS = 120.0
 """How old a claim must be before its pods' absence from kubelet's list means anything."""

@@ -15,7 +15,7 @@ from agent.model.health import Reason
 from agent.offer.offer import Offer
 from agent.report.report import Report
 from agent.state import Latest
-from cni.held import HeldDevices
+from cni.pod_devices import HeldDevices
 
 
 class Outside:

@@ -10,7 +10,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter
 
 from agent.errors import AgentError, ClaimConflict, DeviceBusy
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.model.allocation import ClaimRef, PodRef
 from agent.model.device_health import UNKNOWN_XID, XID_REASONS, XIDS, GpuEvent
 from agent.process.conditions import Conditions
@@ -34,7 +34,7 @@ class Report(Observer):
     metrics: Metrics
     conditions: Conditions
     events: Events
-    health: HealthBook
+    health: HealthHistory
     """What is remembered of the devices' health, and whether anything may be offered at all."""
     driver: Latest[DriverState | None] = field(default_factory=partial(Latest[DriverState | None], None))
     """Of claims; None while it does not run."""
@@ -71,7 +71,7 @@ class GpuErrors:
     Takes events in on any thread, and neither blocks nor raises.
     """
 
-    def __init__(self, book: HealthBook, registry: CollectorRegistry, events: Events) -> None:
+    def __init__(self, book: HealthHistory, registry: CollectorRegistry, events: Events) -> None:
         """`book` gets each event, and has the policy by which it counts."""
         self._book = book
         self._events = events

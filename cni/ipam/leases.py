@@ -10,7 +10,7 @@ that is gone, or whose address has a new owner, does nothing. What could go wron
 * A plugin may end the agent, whatever bounds it. So what is given back is written down before the plugin is asked, and
   is asked for again later and later; and after a start that waits until pods are served.
 * A plugin may hang, and whoever writes networks may make many that do. So a network that has answered before does not
-  wait for one that has not, and one whose plugin was killed is refused for some time (`cni.turns`).
+  wait for one that has not, and one whose plugin was killed is refused for some time (`cni.call_limits`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from agent.errors import DeviceBusy, IpamFailed
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, OwedLease
 from cni.call import Call, DeviceLocks, counted, counted_of, joined, leasing_networks, request_of
+from cni.call_limits import NoTurn, Rules, Trust, Turns, always
 from cni.found_vfs import UNKNOWN
 from cni.ipam import plugins as ipam
 from cni.ipam import program
 from cni.ipam.plugins import IpamCall
 from cni.ipam.program import Bounds, Room
 from cni.result import Leases
-from cni.turns import NoTurn, Rules, Trust, Turns, always
 
 ALONE_SECONDS = 35.0
 """Longer than a release may take."""

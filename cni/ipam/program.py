@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cni.turns import NoTurn, NotWanted, always, wait_for
+from cni.call_limits import NoTurn, NotWanted, always, wait_for
 
 VARIABLE = "NODEFABRIC_PROGRAM"
 MAX_OUTPUT = 1 << 20

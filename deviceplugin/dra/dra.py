@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agent.offer.offer import Offer
     from agent.report.report import Report
     from cni.attachment import Attachments
-    from cni.held import ClaimReader
+    from cni.pod_devices import ClaimReader
     from deviceplugin.dra.devices import DraDevice
     from deviceplugin.dra.driver import DraDriver
 
@@ -240,8 +240,8 @@ class Dra:
         return None
 
     def _made(self, name: str, reads: _Reads, published: Published) -> DraDriver:
-        from deviceplugin.dra.door import Driver
         from deviceplugin.dra.driver import Cells, DraDriver, Others
+        from deviceplugin.dra.registration import Driver
 
         node, report = self._node, self._report
         driver = Driver(name, node.name, node.config.value.kubelet_dir)

@@ -21,10 +21,10 @@ from agent.offer.offer import Offer
 from agent.state import Latest, first
 from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import Document, DraDevice, devices_of, slices_of
-from deviceplugin.dra.door import Door, Driver
 from deviceplugin.dra.planner import Planner
 from deviceplugin.dra.pods import GpuAsker, Objects, PodGroups
 from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Preparer
+from deviceplugin.dra.registration import Door, Driver
 from deviceplugin.dra.services import ClaimService, Failed
 from deviceplugin.server import Observe
 

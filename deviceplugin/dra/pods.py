@@ -26,7 +26,7 @@ from agent.kubelet.podresources import AsksKubelet
 from agent.model.allocation import PodRef
 from agent.model.fields import at
 from agent.placement import Distances
-from cni.held import ClaimReader
+from cni.pod_devices import ClaimReader
 from deviceplugin.dra import allocated_claim
 from deviceplugin.dra.allocated_claim import Allocation, Result
 from deviceplugin.dra.attributes import BUS_ID, UUID

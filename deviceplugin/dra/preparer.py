@@ -42,7 +42,7 @@ from deviceplugin.dra.services import PreparedDevice
 
 if TYPE_CHECKING:
     from cni.attachment import Attachments
-    from cni.held import ClaimReader
+    from cni.pod_devices import ClaimReader
 
 log = logging.getLogger(__name__)
 

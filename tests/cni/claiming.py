@@ -23,7 +23,7 @@ from agent.state import Latest
 from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments, Settings
 from cni.call import Node
-from cni.held import ClaimReader, HeldDevices, PodClaims, Sources
+from cni.pod_devices import ClaimReader, HeldDevices, PodClaims, Sources
 from cni.pods_file import PodsFile
 from cni.slots.bound import BoundSlots
 from hack.sim.machine import SimulatedMachine

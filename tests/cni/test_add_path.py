@@ -15,17 +15,17 @@ from types import CodeType, FrameType
 from prometheus_client import CollectorRegistry
 
 from agent.config import Config, HealthSettings, Resource
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.inventory import Inventory
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices, PodResources
 from agent.model.allocation import PodRef
 from agent.offer.units import plain_offer
-from agent.parts import Parts
 from agent.process.conditions import Conditions
 from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
+from agent.wiring import Parts
 from cni import protocol
 from cni.call import Node
 from cni.protocol import Answer, Request
@@ -102,7 +102,7 @@ async def parts_of(folder: Path, run_dir: Path) -> AsyncIterator[Parts]:
         snapshot = inventory.snapshot.value
         books = stack.enter_context(open_books(folder, boot_id=snapshot.boot_id))
         books.grant("rdma/vf", {vf(0): vf(0)})
-        report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthBook(HealthSettings()))
+        report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthHistory(HealthSettings()))
         node, offer = Node(host, books, inventory.snapshot, report), Latest(plain_offer(config.resources, snapshot))
         parts = Parts(Latest(config), node, offer, Kubelet(), report)
         stack.callback(parts.attachments.close)

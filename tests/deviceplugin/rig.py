@@ -13,7 +13,7 @@ from agent.config import Config, HealthSettings, Resource
 from agent.edits.build import GpuFiles
 from agent.edits.device_info import GrantedFiles
 from agent.edits.unit_specs import UnitSpecs
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer, Unit
@@ -91,7 +91,7 @@ async def rig(
     seed: int = 1,
     book: Ledger | None = None,
     observe: Observe = unobserved,
-    health: HealthBook | None = None,
+    health: HealthHistory | None = None,
     gpu_files: Callable[[], GpuFiles] = GpuFiles,
     files_seconds: float = 0.1,
 ) -> AsyncIterator[Rig]:
@@ -119,9 +119,9 @@ async def rig(
         ledger.close()
 
 
-def all_counts() -> HealthBook:
+def all_counts() -> HealthHistory:
     """Remember nothing: every fact counts at once."""
-    return HealthBook(HealthSettings(0, 0, 0))
+    return HealthHistory(HealthSettings(0, 0, 0))
 
 
 def plugins_on(config: Latest[Config], ground: Ground, *, observe: Observe = unobserved) -> DevicePlugins:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.config import HealthSettings, Resource, Select
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.model.device import Snapshot
 from agent.model.device_health import GpuEvent
 from agent.model.health import Reason
@@ -30,8 +30,8 @@ def reasons(r: Rig, resource: str = "rdma/vf") -> dict[str, int]:
     return Counter(unit.health.reason for unit in r.units[resource] if not unit.health.healthy)
 
 
-def book(down: float = NEVER, up: float = NEVER, gone: float = NEVER) -> HealthBook:
-    return HealthBook(HealthSettings(down_seconds=down, up_seconds=up, gone_seconds=gone))
+def book(down: float = NEVER, up: float = NEVER, gone: float = NEVER) -> HealthHistory:
+    return HealthHistory(HealthSettings(down_seconds=down, up_seconds=up, gone_seconds=gone))
 
 
 async def test_a_link_that_stays_down_is_told_without_another_event(short_folder: Path) -> None:
@@ -111,7 +111,7 @@ async def test_a_vf_that_another_resource_selects_by_its_driver_goes_there(short
 
 
 async def test_an_error_of_a_gpu_is_told_though_nothing_else_changed(short_folder: Path) -> None:
-    health = HealthBook(HealthSettings(xid_quiet_seconds=NEVER))
+    health = HealthHistory(HealthSettings(xid_quiet_seconds=NEVER))
     async with rig(short_folder, health=health) as r:
         loop = asyncio.get_running_loop()
         event = GpuEvent(74, asyncio.get_running_loop().time(), gpu_uuid(1))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import HealthSettings, Resource, Select, parse_pf
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.model.device_health import HealthPolicy
 from hack.sim.pods import Container
 from tests.awaiting import until
@@ -66,7 +66,7 @@ async def test_a_resource_that_comes_back_while_its_server_ends_is_served_again(
         await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
 
-class Interrupted(HealthBook):
+class Interrupted(HealthHistory):
     """Lets something happen while lists are made."""
 
     during: Callable[[], None] | None = None

@@ -19,7 +19,7 @@ from agent.cluster.slices import Pool, remove_all
 from agent.config import HealthSettings
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import Unavailable
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.model.allocation import ClaimRef, PodRef
 from agent.model.device import Snapshot
 from agent.process.conditions import NO_POD_NEEDS, Conditions
@@ -29,8 +29,8 @@ from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
-from cni.held import ClaimReader as Reads
-from cni.held import pods_of
+from cni.pod_devices import ClaimReader as Reads
+from cni.pod_devices import pods_of
 from deviceplugin.dra.attributes import leaves_in
 from deviceplugin.dra.pods import claim_names
 from tests.agent.reconcile.outside import Answers
@@ -179,7 +179,7 @@ def test_what_nobody_has_foreseen_in_one_healer_is_shown_until_it_succeeds(
 
 def test_a_failing_healer_is_a_condition_and_a_number_and_pods_are_served() -> None:
     metrics, conditions = Metrics(CollectorRegistry()), Conditions()
-    report = Report(metrics, conditions, Events(), HealthBook(HealthSettings()))
+    report = Report(metrics, conditions, Events(), HealthHistory(HealthSettings()))
     nobody = cast(Any, None)
     told = Outside(nobody, nobody, None, int, nobody, report)
     told.heal_failed("slots")

@@ -24,7 +24,7 @@ from agent.reconcile.claims import NEW_SECONDS, Claims
 from agent.reconcile.reconciler import OVERDUE_SECONDS
 from agent.reconcile.view import View
 from agent.state import Latest
-from cni.held import ClaimReader as Reads
+from cni.pod_devices import ClaimReader as Reads
 from tests.agent.reconcile.outside import Answers
 from tests.agent.reconcile.scene import Scene
 from tests.awaiting import until

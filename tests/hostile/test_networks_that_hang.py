@@ -14,7 +14,7 @@ import pytest
 
 from agent.errors import AgentError, DeviceBusy, IpamFailed
 from agent.model.allocation import Attachment
-from cni.turns import FRESH_SECONDS, MAX_NETWORKS, REFUSALS, Trust
+from cni.call_limits import FRESH_SECONDS, MAX_NETWORKS, REFUSALS, Trust
 from tests.cni.conftest import relay_program as relay_program  # a fixture
 from tests.cni.desk import Desk, open_desk
 from tests.cni.ipam.test_leases import HAS_HOST_LOCAL, NO_HOST_LOCAL

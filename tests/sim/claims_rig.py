@@ -19,7 +19,7 @@ from agent.errors import AgentError, Unavailable
 from agent.model.allocation import ClaimRef
 from agent.process.backoff import Backoff
 from agent.state import Latest
-from deviceplugin.dra.door import DEFAULT_TIMES, Door, Driver, Times
+from deviceplugin.dra.registration import DEFAULT_TIMES, Door, Driver, Times
 from deviceplugin.dra.services import ClaimService, PreparedDevice
 from deviceplugin.server import unobserved
 from hack.sim.dra.behaviour import Behaviour

@@ -16,7 +16,7 @@ from agent.model.health import HEALTHY, unhealthy
 from agent.offer.offer import Unit
 from agent.state import Latest
 from deviceplugin.dra.devices import DraDevice
-from deviceplugin.dra.door import Door, Driver
+from deviceplugin.dra.registration import Door, Driver
 from deviceplugin.dra.services import ClaimService, PreparedDevice
 from deviceplugin.server import unobserved
 from hack.sim.cluster.apiserver import ApiServerStandIn

@@ -22,7 +22,7 @@ from agent.state import Latest
 from cni.add_facts import FactsWriter
 from cni.attachment import Attachments
 from cni.call import GrantedDevice, Node
-from cni.held import PodClaims
+from cni.pod_devices import PodClaims
 from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import DraDevice, devices_of
 from deviceplugin.dra.planner import Planner

@@ -17,7 +17,7 @@ import pytest
 
 from agent.config import Config, HealthSettings, Resource
 from agent.hardware.machine import Machine
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.inventory import Inventory
 from agent.ledger import Ledger
 from agent.state import Latest
@@ -40,7 +40,7 @@ class Node:
         self.inventory = Inventory(self.machine, 3600)  # so that nothing is found by the timer
         self.ledger = Ledger.open(folder / "ledger.db", "boot")
         config = Config(resources=RESOURCES, kubelet_dir=folder, cdi_dir=folder / "cdi")
-        ground = Ground(self.inventory.snapshot, self.ledger, HealthBook(SETTINGS))
+        ground = Ground(self.inventory.snapshot, self.ledger, HealthHistory(SETTINGS))
         self.plugins = plugins_on(Latest(config), ground)
         self.kubelet: Kubelet | None = None
         self._stop: asyncio.Event | None = None

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.slices import Pool, SliceCells, SlicePublisher, SliceTimes
 from agent.config import HealthSettings
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.process.backoff import Backoff
 from agent.process.conditions import Conditions
 from agent.report.events import Events
@@ -48,7 +48,7 @@ class Rig:
         self.published: Latest[int | None] = Latest(None)
         cells = SliceCells(self.slices, self.dropped, self.published)
         self.events = Events()
-        report = Report(Metrics(CollectorRegistry()), self.conditions, self.events, HealthBook(HealthSettings()))
+        report = Report(Metrics(CollectorRegistry()), self.conditions, self.events, HealthHistory(HealthSettings()))
         self.publisher = SlicePublisher(self.api, OURS, cells, report, times)
 
     @asynccontextmanager

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.claim_objects import AttachedDevice, ClaimStatus
 from agent.config import HealthSettings
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.model.allocation import ClaimRef
 from agent.process.backoff import Backoff
 from agent.process.conditions import Conditions
@@ -64,7 +64,7 @@ class Writing:
     ) -> None:
         self.server = server
         self.metrics, self.conditions = Metrics(CollectorRegistry()), Conditions()
-        report = Report(self.metrics, self.conditions, Events(), HealthBook(HealthSettings()))
+        report = Report(self.metrics, self.conditions, Events(), HealthHistory(HealthSettings()))
         self.writer = ClaimStatus(api, report, coalesce, retry)
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agent.config import HealthSettings, Resource
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.model.health import Reason
 from agent.offer.offer import Offer
 from agent.offer.offers import Offers
@@ -29,7 +29,7 @@ class Clock:
 
 
 def offers(clock: Clock) -> Offers:
-    return Offers(HealthBook(HealthSettings(0, 0, GONE_SECONDS)), clock)
+    return Offers(HealthHistory(HealthSettings(0, 0, GONE_SECONDS)), clock)
 
 
 def test_claims_find_each_vf_and_kubelet_counts_none_of_them() -> None:
@@ -58,7 +58,7 @@ def test_what_claims_find_is_ours_for_cni_and_metrics_too() -> None:
 
 
 def test_no_device_is_for_claims_while_the_books_cannot_be_written() -> None:
-    book = HealthBook(HealthSettings(0, 0, 0))
+    book = HealthHistory(HealthSettings(0, 0, 0))
     made = Offers(book, time.monotonic)
     book.unavailable.set(Reason.BOOKS_UNWRITABLE)
     offer = made.make((VF, HCA), node(rails=1, vfs=1), Reading())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import HealthSettings, RailNic, Resource, Select
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, Undo
 from agent.model.device import MigDevice, Snapshot
 from agent.model.health import HEALTHY, Health, Reason, unhealthy
@@ -28,7 +28,7 @@ SMALL = node(rails=2, vfs=1)
 
 
 def offers() -> Offers:
-    return Offers(HealthBook(HealthSettings(0, 0, 0)), time.monotonic)
+    return Offers(HealthHistory(HealthSettings(0, 0, 0)), time.monotonic)
 
 
 def in_a_pod(snapshot: Snapshot) -> Snapshot:
@@ -75,7 +75,7 @@ def test_only_interfaces_of_vfs_are_beside_the_point(other: Snapshot, is_beside_
 
 
 def test_a_device_that_is_gone_stays_listed_though_slices_of_a_gpu_make_another_resource() -> None:
-    made, later = Offers(HealthBook(), time.monotonic), without(SMALL, VF)
+    made, later = Offers(HealthHistory(), time.monotonic), without(SMALL, VF)
     made.make(RESOURCES, SMALL, BOOKS)
     slices = Resource("nvidia.com/mig-1g.10gb", "gpu", mig_profile="1g.10gb", derived_from="nvidia.com/gpu")
     for resources in (RESOURCES, (*RESOURCES, slices)):
@@ -97,7 +97,7 @@ def test_a_device_that_is_gone_stays_listed_though_slices_of_a_gpu_make_another_
     ids=["its GPU is gone", "the GPU driver is gone", "its VF has another driver", "its HCA is no HCA any more"],
 )
 def test_a_rail_that_has_lost_a_half_is_listed_with_the_reason(nic: RailNic, later: Snapshot, reason: str) -> None:
-    made, rails = Offers(HealthBook(), time.monotonic), (Resource("rdma/rail", "rail", nic=nic),)
+    made, rails = Offers(HealthHistory(), time.monotonic), (Resource("rdma/rail", "rail", nic=nic),)
     before = made.make(rails, SMALL, BOOKS)
     after = made.make(rails, later, BOOKS)
     first = before.units["rdma/rail"][0]
@@ -106,7 +106,7 @@ def test_a_rail_that_has_lost_a_half_is_listed_with_the_reason(nic: RailNic, lat
 
 
 def test_the_nic_of_a_rail_that_has_lost_its_gpu_is_offered_with_another_once_its_pod_has_ended() -> None:
-    made, rails = Offers(HealthBook(), time.monotonic), (Resource("rdma/rail", "rail", nic=RailNic("vf")),)
+    made, rails = Offers(HealthHistory(), time.monotonic), (Resource("rdma/rail", "rail", nic=RailNic("vf")),)
     later, lost = without(replace(SMALL, gpus=SMALL.gpus[1:]), "0000:22:00.1"), f"rail-{gpu_uuid(0)}"
     in_use = Reading(holders={VF: "rdma/rail", gpu_uuid(0): "rdma/rail"}, kept={lost: (VF,)})
     before = made.make(rails, later, in_use)  # of an agent that has started since
@@ -142,7 +142,7 @@ SLOT = slot_id("rdma/vf", 0, 0)
 
 
 def slot_offers() -> Offers:
-    return Offers(HealthBook(), lambda: 0.0)
+    return Offers(HealthHistory(), lambda: 0.0)
 
 
 def made(maker: Offers, held: Holdings) -> Offer:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.config import HealthSettings, RailNic, Resource, Select, parse_pf
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.ledger import Ledger
 from agent.model.allocation import (
     Attachment,
@@ -140,7 +140,7 @@ def use(books: InUse, offer: Offer, chance: Random) -> None:
 def test_no_device_in_use_is_offered_to_another_pod(chance: Random) -> None:
     books, snapshot, resources = InUse(), a_machine(chance), a_configuration(chance)
     now, seen = 0.0, resources
-    maker = Offers(HealthBook(HealthSettings(0, 0, GONE_SECONDS)), lambda: now)
+    maker = Offers(HealthHistory(HealthSettings(0, 0, GONE_SECONDS)), lambda: now)
     offer = Offer()
     for _ in range(20):
         seen = with_profiles(resources, snapshot, seen)

@@ -11,7 +11,7 @@ import pytest
 
 from agent.cluster.topology.labels import fabric_nics
 from agent.config import PfSelector, Resource, Select
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
 from agent.offer.offers import Offers
@@ -136,7 +136,7 @@ def test_offers_have_the_numbers_of_the_books(tmp_path: Path) -> None:
         books.keep_rails(numbered(whole))
     with open_books(tmp_path) as books:
         assert books.rails() == numbered(whole)
-        offers = Offers(HealthBook(), time.monotonic, books.rails())
+        offers = Offers(HealthHistory(), time.monotonic, books.rails())
     for snapshot in (without(whole, PFS[0]), without(whole, PFS[1]), whole):
         offer = offers.make((), snapshot, Reading())
         assert offer.rail_of[PFS[3]] == 3
@@ -390,10 +390,10 @@ def test_numbers_are_final_ten_minutes_after_the_first_and_at_a_restart(
 ) -> None:
     resources = (Resource("rdma/hca", "hca", Select(pf=tuple(PfSelector(pf) for pf in PFS))),)
     clock = [1000.0]
-    offers = Offers(HealthBook(), lambda: clock[0])
+    offers = Offers(HealthHistory(), lambda: clock[0])
     for now, away in ((1000.0, PFS[:2]), (1001.0, PFS[:1]), (1000.0 + seconds, ())):
         clock[0] = now
         made = offers.make(resources, without(XE9680, *away), Reading())
         if restarts:
-            offers = Offers(HealthBook(), lambda: clock[0], made.rails)
+            offers = Offers(HealthHistory(), lambda: clock[0], made.rails)
     assert made.rail_of[PFS[0]] == expected

@@ -15,7 +15,7 @@ import pytest
 from agent.config import RailNic, Resource, Select
 from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.ledger import Ledger
 from agent.model.allocation import Devices, all_of
 from agent.model.device import Snapshot
@@ -130,7 +130,7 @@ def test_a_set_mixes_planes_of_two_adapters_only_if_it_must(
 
 
 def test_a_rail_whose_adapter_misses_a_plane_is_none_until_it_is_back(tmp_path: Path) -> None:
-    of_planes, maker = replace(PAIR, nic=RailNic("vf", count="planes")), Offers(HealthBook(), time.monotonic)
+    of_planes, maker = replace(PAIR, nic=RailNic("vf", count="planes")), Offers(HealthHistory(), time.monotonic)
     whole = split(node(rails=4, vfs=0), 2, vfs=1)
     without_plane = without(whole, "0000:22:00.1", "0000:22:02.0")
     with open_books(tmp_path) as books:
@@ -184,7 +184,7 @@ def listed(maker: Offers, resource: Resource, snapshot: Snapshot, books: Ledger)
 
 def test_another_number_is_for_rails_that_nobody_has(tmp_path: Path) -> None:
     snapshot, one = node(rails=2, vfs=4), replace(PAIR, nic=RailNic("vf"))
-    unit, maker = f"rail-{gpu_uuid(0)}", Offers(HealthBook(), time.monotonic)
+    unit, maker = f"rail-{gpu_uuid(0)}", Offers(HealthHistory(), time.monotonic)
     with open_books(tmp_path) as books:
         (held, _) = rails(one, snapshot)
         books.grant(one.name, {unit: held.devices})
@@ -197,7 +197,7 @@ def test_another_number_is_for_rails_that_nobody_has(tmp_path: Path) -> None:
 
 def test_a_rail_that_was_granted_while_another_list_was_made_keeps_its_set_at_the_next_look(tmp_path: Path) -> None:
     snapshot, unit = node(rails=2, vfs=3), f"rail-{gpu_uuid(0)}"
-    maker = Offers(HealthBook(), time.monotonic)
+    maker = Offers(HealthHistory(), time.monotonic)
     with open_books(tmp_path) as books:
         held = rails(PAIR, without(snapshot, "0000:12:00.1"))[0].devices
         made = listed(maker, PAIR, snapshot, books)

@@ -12,7 +12,7 @@ from agent import config
 from agent.config import Config
 from agent.config.files import Sources
 from agent.errors import ConfigError
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.process.conditions import Conditions
 from agent.process.reload import LOOKS_UNTIL_AGAIN, Reloader
 from agent.report.events import Events
@@ -40,7 +40,7 @@ class Watched:
         self.reloader = self.new_reloader()
 
     def new_reloader(self) -> Reloader:
-        report = Report(Metrics(self.registry), self.conditions, Events(), HealthBook())
+        report = Report(Metrics(self.registry), self.conditions, Events(), HealthHistory())
         sources = Sources(self.path)
         return Reloader(sources, self.config, report, self.check, self.apply, publishes=self.publishes)
 

@@ -20,7 +20,7 @@ from agent.model.vf_identity import identities
 from agent.reconcile.claims import ASK_SECONDS, NEW_SECONDS, SLOW_SECONDS, Claims
 from agent.reconcile.view import View
 from agent.state import Latest
-from cni.held import ClaimReader
+from cni.pod_devices import ClaimReader
 from tests.agent.reconcile.outside import Answers
 from tests.cni.tiny_node import tiny_snapshot, vf
 from tests.node import POD, VF, attach, claimed_vf, open_books, owner, prepare

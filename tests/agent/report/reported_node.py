@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.config import Config, HealthSettings, Resource
 from agent.hardware.host import Host
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.inventory import Inventory
 from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
@@ -36,7 +36,7 @@ class ReportedNode:
         config = Config(resources=tuple(Resource(name, kind) for name, kind in kinds.items()))
         events = Events()
         conditions = Conditions(events.condition)
-        self.report = Report(Metrics(CollectorRegistry()), conditions, events, HealthBook(HealthSettings()))
+        self.report = Report(Metrics(CollectorRegistry()), conditions, events, HealthHistory(HealthSettings()))
         self._snapshot = inventory.snapshot
         self._offer = Latest(Offer())
         ledger: Latest[Ledger | None] = Latest(books)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.config import Config, HealthSettings, Resource
 from agent.hardware.host import Host
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.inventory import Inventory
 from agent.kubelet.podresources import (
     ContainerDevices,
@@ -50,7 +50,7 @@ class Node:
             self.offer,
             self.ledger,
             self.kubelet,
-            Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthBook(HealthSettings())),
+            Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthHistory(HealthSettings())),
         )
 
 

@@ -22,11 +22,11 @@ from agent.errors import AgentError, AttachmentError, IpamFailed
 from agent.model.allocation import LONGEST_PAUSE_SECONDS, Attachment, OwedLease, PodRef
 from cni import netconf
 from cni.call import Call, GrantedDevice, Node
+from cni.call_limits import REFUSALS
 from cni.detach import MAX_CALLERS, InFlight
 from cni.found_vfs import Finder
 from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_OWED, LeaseBook
 from cni.ipam.plugins import ADD_SECONDS
-from cni.turns import REFUSALS
 from tests.cni.desk import NOTES, PLUGINS, Desk, open_desk, said
 from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, stub_answer, vf

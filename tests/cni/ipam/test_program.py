@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cni.call_limits import NoTurn, NotWanted
 from cni.ipam import program
 from cni.ipam.program import (
     AGENT_BYTES,
@@ -26,7 +27,6 @@ from cni.ipam.program import (
     Room,
     memory_limit,
 )
-from cni.turns import NoTurn, NotWanted
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]

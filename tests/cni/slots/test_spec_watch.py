@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from agent.config import Config, HealthSettings
 from agent.edits.cdi import SlotSpecs
 from agent.edits.claim_specs import ClaimSpecs
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.ledger import Ledger
 from agent.model.allocation import Binding, PodRef
 from agent.model.device import Snapshot
@@ -23,7 +23,7 @@ from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
-from cni.held import ClaimReader
+from cni.pod_devices import ClaimReader
 from cni.slots.bound import BoundSlots
 from cni.slots.spec_watch import SpecWatch
 from tests.agent.reconcile.outside import Answers
@@ -65,7 +65,7 @@ async def keeping(books_in: Path, folder: Path) -> AsyncIterator[Keeping]:
     with open_books(books_in) as books:
         books.bind_slots([BINDING])
         prepare(books)
-        report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthBook(HealthSettings()))
+        report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthHistory(HealthSettings()))
         bound, lists = BoundSlots(Latest(Config(kubelet_dir=books_in)), books, SlotSpecs(folder)), Lists()
         kept = SpecWatch(folder, (bound, healer_of(books, folder)), lists, report)
         running = asyncio.create_task(kept.run())

@@ -19,7 +19,7 @@ from agent.offer.offer import Unit
 from agent.process.backoff import Backoff
 from agent.state import Latest
 from deviceplugin.dra.devices import DraDevice
-from deviceplugin.dra.door import Door, Driver, Times
+from deviceplugin.dra.registration import Door, Driver, Times
 from deviceplugin.dra.services import Catalog, ClaimService, PreparedDevice
 from deviceplugin.server import unobserved
 from tests.awaiting import until

@@ -19,7 +19,7 @@ from agent.config import Config, HealthSettings, Resource, Topology
 from agent.config.topology import LabelRule, Labels
 from agent.errors import ConfigError
 from agent.hardware.lldp import Neighbour
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import PodDevices
 from agent.ledger import Ledger
@@ -106,7 +106,7 @@ class Node:
     async def running(self, is_due: bool = True) -> AsyncIterator[Dra]:
         events = Events()
         report = Report(
-            Metrics(CollectorRegistry()), Conditions(events.condition), events, HealthBook(HealthSettings())
+            Metrics(CollectorRegistry()), Conditions(events.condition), events, HealthHistory(HealthSettings())
         )
         self.report = report
         nobody: Any = Nobody()

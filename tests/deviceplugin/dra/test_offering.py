@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.config import Config
 from agent.hardware.lldp import Neighbour
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.offers import Offers
@@ -29,7 +29,7 @@ class World:
     offer: Latest[Offer] = field(default_factory=lambda: Latest(Offer()))
     dropped: Latest[frozenset[str]] = field(default_factory=lambda: Latest(frozenset()))
     leaves: Latest[Mapping[str, Neighbour]] = field(default_factory=lambda: Latest({}))
-    offers: Offers = field(default_factory=lambda: Offers(HealthBook(), lambda: 0.0))
+    offers: Offers = field(default_factory=lambda: Offers(HealthHistory(), lambda: 0.0))
 
     def show(self, snapshot: Snapshot, books: Reading | None = None) -> None:
         """Make the offer of a snapshot."""

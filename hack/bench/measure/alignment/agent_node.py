@@ -17,7 +17,7 @@ from agent.config import Config, HealthSettings
 from agent.edits import cdi
 from agent.edits.device_info import GrantedFiles
 from agent.edits.unit_specs import UnitSpecs
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
@@ -80,7 +80,7 @@ class AgentNode:
         files = GrantedFiles(folder / "devinfo")
         records = GrantRecords(self._ledger, files, self._offer, Latest(scenario.snapshot), specs, bound.forget)
         self._allocator = Allocator(self._offer, records.grant, self._ledger.pod_of, self._time)
-        self._offers = Offers(HealthBook(HealthSettings(0, 0, 0), self._time), self._time)
+        self._offers = Offers(HealthHistory(HealthSettings(0, 0, 0), self._time), self._time)
         for resource in self._resources:
             self._devices.resources[resource.name] = Known(_OurPlugin(self._allocator, resource.name))
         if isinstance(gpus, str):

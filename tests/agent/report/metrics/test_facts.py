@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.config import HealthSettings
 from agent.errors import ClaimConflict, DeviceBusy, LedgerError, NetlinkFailed, Unavailable
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.model.allocation import (
     Attachment,
     AttachmentState,
@@ -352,7 +352,7 @@ def test_a_node_without_claims_has_no_series_of_them() -> None:
 
 def test_a_conflict_is_counted_at_once_or_after_waiting_and_other_failures_are_not() -> None:
     registry = CollectorRegistry()
-    report = Report(Metrics(registry), Conditions(), Events(), HealthBook(HealthSettings()))
+    report = Report(Metrics(registry), Conditions(), Events(), HealthHistory(HealthSettings()))
     ref = claim().ref
     report.claim_failed(ref, "not prepared", ClaimConflict(VF, "claim default/other"))
     waited = DeviceBusy("still so after 35 s")

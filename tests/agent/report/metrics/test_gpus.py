@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.config import HealthSettings
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.model.device import Gpu
 from agent.model.device_health import GpuEvent
 from agent.model.health import unhealthy
@@ -14,7 +14,7 @@ from agent.report.report import GpuErrors
 
 def test_the_same_error_again_and_again_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     registry = CollectorRegistry()
-    errors = GpuErrors(HealthBook(), registry, Events())
+    errors = GpuErrors(HealthHistory(), registry, Events())
     for at in range(120):
         errors.take(GpuEvent(79, float(at), "GPU-a"))
     errors.take(GpuEvent(79, 0.0, "GPU-b"))
@@ -24,7 +24,7 @@ def test_the_same_error_again_and_again_is_logged_once_a_minute(caplog: pytest.L
 
 def test_a_program_that_fails_on_all_gpus_leaves_other_events_in_memory() -> None:
     events = Events()
-    errors = GpuErrors(HealthBook(), CollectorRegistry(), events)
+    errors = GpuErrors(HealthHistory(), CollectorRegistry(), events)
     events.note("grant", "0000:3b:02.1", "rdma/vf to default/trainer-0")
     for channel in range(50):
         for gpu in range(8):
@@ -34,7 +34,7 @@ def test_a_program_that_fails_on_all_gpus_leaves_other_events_in_memory() -> Non
 
 def test_errors_are_judged_counted_by_a_bounded_number_of_labels_and_noted() -> None:
     registry, events = CollectorRegistry(), Events()
-    book = HealthBook(HealthSettings(fatal_xids=frozenset({31})))
+    book = HealthHistory(HealthSettings(fatal_xids=frozenset({31})))
     errors = GpuErrors(book, registry, events)
     told = [GpuEvent(79, 1, "GPU-a"), GpuEvent(13, 2, "GPU-a"), GpuEvent(31, 3, "GPU-a", "MIG-1"), GpuEvent(4711, 4)]
     for event in (*told, GpuEvent(4712, 5)):

@@ -27,7 +27,7 @@ from cni import pods_file
 from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments, Settings
 from cni.call import Node
-from cni.held import ClaimReader, HeldDevices, PodClaims, Sources
+from cni.pod_devices import ClaimReader, HeldDevices, PodClaims, Sources
 from cni.server import CniServer
 from cni.slots.binder import Binder
 from cni.slots.bound import Bindings, BoundSlots

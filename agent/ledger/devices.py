@@ -1,4 +1,4 @@
-"""What is left to do or to know once a device is back: quarantine, leases that are owed, natural names, rails.
+"""What the books know of devices that nobody need hold: quarantine, pending leases, names, numbers of rails.
 
 All of it is bounded: one row per device, and leases that nobody takes back are given up some day.
 """
@@ -15,7 +15,7 @@ from agent.model.allocation import OwedLease, Quarantine
 from agent.model.vf_identity import KnownDevice, Rail
 
 
-class UpkeepBook(Database):
+class DeviceBook(Database):
     """Devices withheld, addresses still leased, what VFs are called when no pod has them, and the numbers of rails."""
 
     def quarantine(self, device: str, reason: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.errors import DeviceBusy
 from cni.call import DeviceLocks
-from cni.turns import NotWanted, Rules, Trust, Turn, Turns, too_many
+from cni.call_limits import NotWanted, Rules, Trust, Turn, Turns, too_many
 from tests.waiting import until
 
 KINDS = ("ADD", "DEL")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from agent.config import HealthSettings
-from agent.health import HealthBook
+from agent.health_history import HealthHistory
 from agent.model.device import Gpu
 from agent.model.device_health import GpuEvent
 from agent.model.health import HEALTHY, Reason, unhealthy
@@ -25,7 +25,7 @@ class Node:
 
     def __init__(self, settings: HealthSettings = SETTINGS) -> None:
         self.clock = Clock()
-        self.book = HealthBook(settings, self.clock)
+        self.book = HealthHistory(settings, self.clock)
         self.asked = 0
         self.book.subscribe(self.ask)
 
@@ -74,8 +74,8 @@ def test_other_settings_count_from_the_next_look_on() -> None:
 
 
 def test_links_may_be_ignored() -> None:
-    assert HealthBook(HealthSettings(link="ignore")).policy().follow_link is False
-    assert HealthBook().policy().follow_link is True
+    assert HealthHistory(HealthSettings(link="ignore")).policy().follow_link is False
+    assert HealthHistory().policy().follow_link is True
 
 
 def test_an_error_of_a_gpu_asks_for_a_look_and_ends_by_itself_if_it_may() -> None:

@@ -30,7 +30,7 @@ from agent.reconcile.reconciler import Reconciler
 from agent.state import Latest
 from cni.call import Node
 from cni.found_vfs import Finder
-from cni.held import ClaimReader
+from cni.pod_devices import ClaimReader
 from cni.targets import interface_names
 from hack.sim.rdma import SimulatedRdma
 from tests.agent.reconcile.outside import Answers

@@ -1,4 +1,4 @@
-"""`HealthBook`: since when each device has been well or ill, and when to look again.
+"""`HealthHistory`: since when each device has been well or ill, and when to look again.
 
 The lists are made again when the hardware or the books changed. Health may change without either: when a
 link has been down for long enough, or up, when a GPU's error is over, when the driver reports one.
@@ -27,7 +27,7 @@ from agent.model.health import Health, Reason
 from agent.state import Latest
 
 
-class HealthBook:
+class HealthHistory:
     """The course of every device's health. Any thread may call; nothing blocks for long."""
 
     def __init__(self, settings: HealthSettings | None = None, clock: Callable[[], float] = time.monotonic) -> None:

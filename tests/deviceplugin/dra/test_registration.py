@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.dra.door import Door, Driver
+from deviceplugin.dra.registration import Door, Driver
 from proto.pluginregistration.v1 import api_pb2, api_pb2_grpc
 from tests.awaiting import until
 from tests.deviceplugin.dra.rig import (

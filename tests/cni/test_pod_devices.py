@@ -37,7 +37,7 @@ from agent.placement import Distances
 from agent.state import Latest
 from cni.add_facts import FactsWriter
 from cni.call import GrantedDevice, Holding, Node
-from cni.held import HeldDevices, PodClaims, Sources
+from cni.pod_devices import HeldDevices, PodClaims, Sources
 from cni.pods_file import PodsFile
 from tests.awaiting import until
 from tests.cni.networks import network
