@@ -24,8 +24,6 @@ class Behaviour:
     """From the end of a driver's last connection to the end of its slices."""
     health_retry: float = 5.0
     """Between two tries to watch a driver's health."""
-    services: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-    """Those that it knows; 1.32 and 1.33 know the older one alone."""
     duplicates: bool = True
     """A repeated Prepare adds the claim's devices once more to those that are known, as up to 1.36.2."""
 

@@ -26,6 +26,8 @@ from proto.drahealth.v1alpha1 import api_pb2 as health_pb2
 from proto.drahealth.v1alpha1 import api_pb2_grpc as health_grpc
 
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+"""Those that kubelet knows."""
 log = logging.getLogger(__name__)
 
 
@@ -131,7 +133,7 @@ class Drivers:
 
     def add(self, driver: str, endpoint: str, versions: Sequence[str]) -> None:
         """Register an instance. Raises RegistrationRefused."""
-        service = next((v for v in versions if v in self._behaviour.services), None)
+        service = next((v for v in versions if v in SERVICES), None)
         if service is None:
             raise RegistrationRefused(
                 f"none of services supported by the plugin ({list(versions)}) are supported by the kubelet"
