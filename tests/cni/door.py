@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cni import protocol
 from cni.attachment import Attachments
 from cni.call import Call
 from cni.protocol import Request
 from cni.server import CniServer
+from tests import frames
 
 ENV = {
     "CNI_CONTAINERID": "c1",
@@ -102,10 +102,10 @@ class Door:
     def ask(self, command: str, conf: object = CONF, *, netns: bool = True, **env: str) -> tuple[int, Any]:
         """Make a CNI call and return its exit status and the JSON it prints."""
         stdin = conf if isinstance(conf, bytes) else json.dumps(conf).encode()
-        frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": command, **env}, stdin))
+        frame = frames.encode_request(Request({**ENV, "CNI_COMMAND": command, **env}, stdin))
         with ExitStack() as stack:
             files = [stack.enter_context(open("/proc/self/ns/net")).fileno()] if netns else []
-            answer = protocol.decode_answer(self.knock(frame, *files))
+            answer = frames.decode_answer(self.knock(frame, *files))
         return answer.exit, json.loads(answer.stdout) if answer.stdout else None
 
 

@@ -26,10 +26,10 @@ from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
 from agent.wiring import Parts
-from cni import protocol
 from cni.call import Node
 from cni.protocol import Answer, Request
 from hack.sim.machine import SimulatedMachine
+from tests import frames
 from tests.cni import tiny_node
 from tests.cni.networks import network
 from tests.cni.tiny_node import vf
@@ -123,12 +123,12 @@ def call(path: Path, pod: Path) -> Answer:
     conf = {"cniVersion": "1.1.0", "name": "cluster", "type": "nodefabric", "prevResult": before}
     with socket.socket(socket.AF_UNIX) as connection, pod.open() as netns:
         connection.connect(str(path))
-        frame = protocol.encode_request(Request(env, json.dumps(conf).encode()))
+        frame = frames.encode_request(Request(env, json.dumps(conf).encode()))
         socket.send_fds(connection, [frame], [netns.fileno()])
         received = b""
         while more := connection.recv(1 << 16):
             received += more
-    return protocol.decode_answer(received)
+    return frames.decode_answer(received)
 
 
 def test_an_add_passes_few_modules(own_network: None, tmp_path: Path, short_folder: Path) -> None:

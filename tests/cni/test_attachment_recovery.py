@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, VfSettings
-from cni import protocol, spool
+from cni import spool
 from cni.modes import vf as mode
 from cni.modes.mode import Planned, Target
 from cni.netconf import from_document
 from cni.protocol import Request
 from cni.server import CniServer
+from tests import frames
 from tests.agent.reconcile.scene import reconcile_once
 from tests.cni import tiny_node
 from tests.cni.reconciled import reconciler_of
@@ -73,7 +74,7 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
     spooled = Request({"CNI_COMMAND": "DEL", "CNI_CONTAINERID": "c0", "CNI_IFNAME": "net1", "CNI_NETNS": ""}, b"{}")
     folder = rig.folder / "spool"
     folder.mkdir()
-    (folder / "1.del").write_bytes(protocol.encode_request(spooled))
+    (folder / "1.del").write_bytes(frames.encode_request(spooled))
     rig.remove(pods[1])
     server = CniServer(
         rig.folder / "cni.sock", rig.attachments, condition=lambda: None, observe=lambda command: nullcontext()

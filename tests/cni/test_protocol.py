@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cni import protocol
 from cni.protocol import Answer, FrameInvalid, Request
+from tests import frames
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=10)
 NAMES = TEXTS.filter(lambda name: name and "=" not in name)
@@ -21,19 +22,19 @@ NAMES = TEXTS.filter(lambda name: name and "=" not in name)
 
 @given(st.dictionaries(NAMES, TEXTS, max_size=5), st.binary(max_size=50))
 def test_a_request_reads_back_as_it_was_written(env: dict[str, str], stdin: bytes) -> None:
-    assert protocol.decode_request(protocol.encode_request(Request(env, stdin))) == Request(env, stdin)
+    assert protocol.decode_request(frames.encode_request(Request(env, stdin))) == Request(env, stdin)
 
 
 @given(st.integers(0, 255), st.binary(max_size=50))
 def test_an_answer_reads_back_as_it_was_written(status: int, stdout: bytes) -> None:
-    assert protocol.decode_answer(protocol.encode_answer(Answer(status, stdout))) == Answer(status, stdout)
+    assert frames.decode_answer(protocol.encode_answer(Answer(status, stdout))) == Answer(status, stdout)
 
 
 def test_bytes_that_are_not_utf8_come_through_unchanged() -> None:
     frame = b"NFC1" + (7).to_bytes(4, "big") + b"A=\xff\xfe\0\0x"
     request = protocol.decode_request(frame)
     assert request.env["A"].encode("utf-8", "surrogateescape") == b"\xff\xfe"
-    assert protocol.encode_request(request) == frame
+    assert frames.encode_request(request) == frame
 
 
 CORPUS = sorted(path for path in (Path(__file__).parent / "shim_corpus").rglob("*") if path.is_file())
@@ -55,11 +56,8 @@ def damaged(draw: st.DrawFn) -> bytes:
 def read_everywhere(content: bytes) -> None:
     with suppress(FrameInvalid):
         request = protocol.decode_request(content)
-        again = protocol.decode_request(protocol.encode_request(request))
+        again = protocol.decode_request(frames.encode_request(request))
         assert again == request
-    with suppress(FrameInvalid):
-        answer = protocol.decode_answer(content)
-        assert protocol.encode_answer(answer) == content
     here, there = socket.socketpair()
     with here, there, suppress(FrameInvalid):
         here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -126,7 +124,7 @@ def open_descriptors() -> int:
 
 def test_the_largest_request_is_received_and_a_larger_one_refused() -> None:
     largest = Request({"A": "1"}, b"x" * (protocol.MAX_REQUEST - 5))
-    assert received(protocol.encode_request(largest)) == largest
+    assert received(frames.encode_request(largest)) == largest
     here, there = socket.socketpair()
     with here, there:
         here.sendall(b"NFC1" + (protocol.MAX_REQUEST + 1).to_bytes(4, "big"))
@@ -136,7 +134,7 @@ def test_the_largest_request_is_received_and_a_larger_one_refused() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 9])
 def test_more_than_one_descriptor_is_refused_and_all_are_closed(count: int) -> None:
-    frame = protocol.encode_request(Request({"A": "1"}, b""))
+    frame = frames.encode_request(Request({"A": "1"}, b""))
     with open("/dev/null") as file:
         before = open_descriptors()
         with pytest.raises(FrameInvalid, match="more than one descriptor"):
@@ -164,4 +162,4 @@ def test_a_large_answer_is_taken_as_slowly_as_the_relay_likes() -> None:
             received += there.recv(1 << 16)
         sending.join(20)
         assert not sending.is_alive()
-    assert protocol.decode_answer(received) == answer
+    assert frames.decode_answer(received) == answer

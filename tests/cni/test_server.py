@@ -38,6 +38,7 @@ from cni.call import Call
 from cni.netconf import SUPPORTED_VERSIONS
 from cni.protocol import Answer, Request
 from cni.server import BEAT_SECONDS, CniServer
+from tests import frames
 from tests.cni.door import CONF, ENV, NEWEST, Door, Scripted, read_all
 
 
@@ -65,12 +66,12 @@ def test_what_is_to_be_first_comes_after_the_socket_and_before_any_call(short_fo
 
     def first() -> None:
         callers.append(door.connect())
-        callers[0].sendall(protocol.encode_request(Request({**ENV, "CNI_COMMAND": "DEL"}, b"{}")))
+        callers[0].sendall(frames.encode_request(Request({**ENV, "CNI_COMMAND": "DEL"}, b"{}")))
         assert select.select(callers, [], [], 0.2)[0] == []
 
     door.server.start(first)
     with callers[0] as caller:
-        assert protocol.decode_answer(read_all(caller)) == Answer(0, b"")
+        assert frames.decode_answer(read_all(caller)) == Answer(0, b"")
     assert [command for command, _ in door.attachments.calls] == ["DEL"]
     door.server.close()
 
@@ -85,10 +86,10 @@ def test_a_relay_that_asks_for_beats_gets_them_before_the_answer_and_no_other_re
 
     door.attachments.does = work
     with Path("/proc/self/ns/net").open() as netns:
-        frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": "ADD", **env}, json.dumps(CONF).encode()))
+        frame = frames.encode_request(Request({**ENV, "CNI_COMMAND": "ADD", **env}, json.dumps(CONF).encode()))
         received = door.knock(frame, netns.fileno())
     answer = received.lstrip(protocol.BEAT)
-    assert protocol.decode_answer(answer).exit == 0
+    assert frames.decode_answer(answer).exit == 0
     assert (len(received) > len(answer)) is bool(env)
 
 
@@ -309,14 +310,14 @@ def test_arguments_that_cannot_be_read_do_not_stop_a_del(door: Door) -> None:
 
 def test_bytes_that_are_not_text_harm_nobody(door: Door) -> None:
     body = b"\0".join([b"CNI_COMMAND=DEL", b"CNI_CONTAINERID=c\xff", b"CNI_IFNAME=\xfe", b"", b"{}"])
-    answer = protocol.decode_answer(door.knock(b"NFC1" + struct.pack(">I", len(body)) + body))
+    answer = frames.decode_answer(door.knock(b"NFC1" + struct.pack(">I", len(body)) + body))
     assert json.loads(answer.stdout)["code"] == 4
     assert door.ask("ADD")[0] == 0
 
 
 def test_an_answer_is_a_frame_of_our_protocol(door: Door) -> None:
-    received = door.knock(protocol.encode_request(Request({"CNI_COMMAND": "nonsense"}, b"")))
-    answer = protocol.decode_answer(received)
+    received = door.knock(frames.encode_request(Request({"CNI_COMMAND": "nonsense"}, b"")))
+    answer = frames.decode_answer(received)
     assert answer == Answer(1, answer.stdout)
     assert set(json.loads(answer.stdout)) == {"cniVersion", "code", "msg", "details"}
 

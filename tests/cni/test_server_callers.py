@@ -22,6 +22,7 @@ from cni.attach import MAX_ADDING
 from cni.call import Call
 from cni.protocol import Request
 from cni.server import BACKLOG, MAX_CONNECTIONS, MAX_SLOW
+from tests import frames
 from tests.cni.door import CONF, ENV, NEWEST, Door, read_all
 from tests.waiting import until
 
@@ -83,7 +84,7 @@ def test_an_add_that_nobody_waits_for_any_more_is_not_carried_out_and_a_del_is(
 
     def first() -> None:
         for command in ("ADD", "DEL"):
-            frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": command}, json.dumps(CONF).encode()))
+            frame = frames.encode_request(Request({**ENV, "CNI_COMMAND": command}, json.dumps(CONF).encode()))
             with door.connect() as caller, open("/proc/self/ns/net") as netns:
                 socket.send_fds(caller, [frame], [netns.fileno()])
 
@@ -94,7 +95,7 @@ def test_an_add_that_nobody_waits_for_any_more_is_not_carried_out_and_a_del_is(
 
 
 def test_a_request_with_two_descriptors_is_hung_up_on(door: Door) -> None:
-    frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": "ADD"}, json.dumps(CONF).encode()))
+    frame = frames.encode_request(Request({**ENV, "CNI_COMMAND": "ADD"}, json.dumps(CONF).encode()))
     with open("/proc/self/ns/net") as file:
         assert door.knock(frame, file.fileno(), file.fileno()) == b""
     assert door.attachments.calls == []
@@ -111,7 +112,7 @@ def test_descriptors_are_closed_when_a_request_is_done(door: Door) -> None:
 
 
 def test_a_caller_that_goes_away_harms_nobody(door: Door) -> None:
-    frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": "GC"}, json.dumps(CONF).encode()))
+    frame = frames.encode_request(Request({**ENV, "CNI_COMMAND": "GC"}, json.dumps(CONF).encode()))
     for _ in range(3):
         with door.connect() as connection:
             connection.sendall(frame)
@@ -158,7 +159,7 @@ def test_whatever_may_take_long_leaves_connections_to_what_does_not() -> None:
 def test_all_that_have_waited_for_an_agent_are_served_at_once(short_folder: Path) -> None:
     """However long it takes until their requests are read: a relay that is hung up on takes the agent for dying."""
     door = Door(short_folder / "cni.sock")
-    frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": "DEL"}, json.dumps(CONF).encode()))
+    frame = frames.encode_request(Request({**ENV, "CNI_COMMAND": "DEL"}, json.dumps(CONF).encode()))
     with ExitStack() as stack:
         callers: list[socket.socket] = []
 
@@ -184,14 +185,14 @@ def test_calls_for_which_there_is_no_thread_wait_for_one_that_is_there(
     door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:
     with under_way(door, READY_THREADS) as (go, answers):
-        frame = protocol.encode_request(Request({"CNI_COMMAND": "VERSION"}, b""))
+        frame = frames.encode_request(Request({"CNI_COMMAND": "VERSION"}, b""))
         former = threading.stack_size(1 << 46)  # more than there is, so no thread can be started
         try:
             with door.connect() as waiting:
                 waiting.sendall(frame)
                 until(lambda: "have to wait for each other: can't start new thread" in caplog.text)
                 go.set()
-                assert protocol.decode_answer(read_all(waiting)).exit == 0
+                assert frames.decode_answer(read_all(waiting)).exit == 0
         finally:
             threading.stack_size(former)
     assert len(answers) == READY_THREADS
@@ -220,8 +221,8 @@ def test_a_call_that_the_end_made_fail_is_left_to_the_next_agent(door: Door) -> 
         raise LedgerError("the books are closed")
 
     door.attachments.does = fail
-    frame = protocol.encode_request(Request({**ENV, "CNI_COMMAND": "DEL"}, json.dumps(CONF).encode()))
-    assert protocol.decode_answer(door.knock(frame)).exit == 1
+    frame = frames.encode_request(Request({**ENV, "CNI_COMMAND": "DEL"}, json.dumps(CONF).encode()))
+    assert frames.decode_answer(door.knock(frame)).exit == 1
     begun, go = threading.Event(), threading.Event()
 
     def wait(call: Call) -> Mapping[str, Any]:

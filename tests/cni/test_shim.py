@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cni import protocol
+from tests import frames
 from tests.cni.relay import OWN_NETNS, Agent, Relay, finish, hang_up, serve
 from tests.waiting import until
 
@@ -239,7 +240,7 @@ def test_a_socket_path_that_is_too_long_is_refused(relay: Relay) -> None:
 
 
 def test_a_long_answer_reaches_a_runtime_that_reads_slowly(relay: Relay) -> None:
-    agent, answer = Agent(), os.urandom(protocol.MAX_ANSWER - 1)
+    agent, answer = Agent(), os.urandom(frames.MAX_ANSWER - 1)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with serve(relay.socket, agent, agent.answering(answer)):

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from agent.errors import RequestInvalid
-from cni import netconf, protocol
+from cni import netconf
+from tests import frames
 from tests.cni.test_shim_pass import PREVIOUS
 
 ROOT = Path(__file__).parents[2]
@@ -69,9 +70,9 @@ def test_relay_and_agent_take_the_same_bytes_for_an_answer(built: Path, tmp_path
     assert len(verdicts) == len(files)
     for path, verdict in zip(files, verdicts, strict=True):
         try:
-            protocol.decode_answer(path.read_bytes())
+            frames.decode_answer(path.read_bytes())
             expected = True
-        except protocol.FrameInvalid:
+        except ValueError:
             expected = False
         assert (verdict == "complete") is expected, (verdict, path.read_bytes()[:40])
     assert {"complete", "partial", "malformed"} == set(verdicts)

@@ -17,7 +17,7 @@ from agent.model.allocation import AttachmentState
 from cni import protocol, spool
 from cni.protocol import Answer, Request
 from cni.server import CniServer
-from tests import versions
+from tests import frames, versions
 from tests.cni.relay import Relay
 from tests.cni.tiny_node import Rig, stub_answer, vf
 from tests.waiting import until
@@ -25,7 +25,7 @@ from tests.waiting import until
 
 def put(folder: Path, name: str, container_id: str, command: str = "DEL") -> Path:
     file = folder / name
-    file.write_bytes(protocol.encode_request(Request({"CNI_COMMAND": command, "CNI_CONTAINERID": container_id}, b"{}")))
+    file.write_bytes(frames.encode_request(Request({"CNI_COMMAND": command, "CNI_CONTAINERID": container_id}, b"{}")))
     return file
 
 

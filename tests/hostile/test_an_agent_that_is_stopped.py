@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cni import protocol, spool
+from tests import frames
 from tests.cni.door import ENV
 from tests.cni.relay import OWN_NETNS, Agent, Outcome, Relay, finish, serve
 from tests.waiting import until
@@ -122,11 +123,11 @@ def replay(relay: Relay) -> int:
     def forward(request: protocol.Request) -> protocol.Answer:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(relay.socket))
-            connection.sendall(protocol.encode_request(protocol.Request(request.env, request.stdin)))
+            connection.sendall(frames.encode_request(protocol.Request(request.env, request.stdin)))
             answer = b""
             while more := connection.recv(1 << 16):
                 answer += more
-        return protocol.decode_answer(answer.lstrip(protocol.BEAT))
+        return frames.decode_answer(answer.lstrip(protocol.BEAT))
 
     return spool.Spool(relay.spool).replay(forward)
 
@@ -175,7 +176,7 @@ def test_a_request_that_is_worked_on_may_take_its_time(call: Begin, relay: Relay
     with socket.socket(socket.AF_UNIX) as earlier, Path(OWN_NETNS).open() as netns:
         earlier.settimeout(60)
         earlier.connect(str(relay.socket))
-        frame = protocol.encode_request(protocol.Request(env, CONF_TEXT % b"slow"))
+        frame = frames.encode_request(protocol.Request(env, CONF_TEXT % b"slow"))
         socket.send_fds(earlier, [frame], [netns.fileno()])
         outcome, seconds = begun.ended()
         assert (outcome.status, json.loads(outcome.stdout)) == (0, {"cniVersion": "1.0.0"})
@@ -183,7 +184,7 @@ def test_a_request_that_is_worked_on_may_take_its_time(call: Begin, relay: Relay
         received = b""
         while more := earlier.recv(1 << 16):
             received += more
-    assert protocol.decode_answer(received).exit == 0
+    assert frames.decode_answer(received).exit == 0
 
 
 def test_a_queue_that_nobody_empties_is_not_waited_for_long(call: Begin, relay: Relay) -> None:

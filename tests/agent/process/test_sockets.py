@@ -20,7 +20,7 @@ from agent.operator.admin import MAX_CONNECTIONS, AdminServer
 from agent.process.sockets import ACCEPT_PAUSE_SECONDS, READY_THREADS, UnixServer
 from cni import protocol
 from cni.server import CniServer
-from tests import descriptors
+from tests import descriptors, frames
 from tests.cni.door import Scripted, read_all
 from tests.waiting import until
 
@@ -64,7 +64,7 @@ def operator(path: Path) -> AdminServer:
     return AdminServer(path, lambda request: "it is done", receive_seconds=PATIENCE)
 
 
-VERSION = protocol.encode_request(protocol.Request({"CNI_COMMAND": "VERSION"}, b""))
+VERSION = frames.encode_request(protocol.Request({"CNI_COMMAND": "VERSION"}, b""))
 
 
 @pytest.fixture(params=["cni", "operator"])
