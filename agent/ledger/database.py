@@ -107,7 +107,13 @@ def _check_file(path: Path) -> None:
 
 
 def _set_aside(path: Path, now: float) -> Path:
-    """Move a damaged file away, with what SQLite keeps beside it. Returns where it is now. Raises OSError."""
+    """Move a damaged file away, with what SQLite keeps beside it. Returns where it is now. Raises OSError.
+
+    Of earlier ones only the newest stay: a disk that damages each new file must not fill up with them.
+    """
+    for old in damaged_copies_of(path)[: 1 - MAX_COPIES]:
+        for suffix in PARTS:
+            old.with_name(old.name + suffix).unlink(missing_ok=True)
     aside = path.with_name(f"{path.name}.damaged-{int(now)}")
     for suffix in PARTS:  # without its log the file could look sound, and be older
         part = path.with_name(path.name + suffix)
@@ -126,6 +132,8 @@ JOURNAL_BYTES = 4 << 20
 """The write-ahead log is cut to this size when it begins anew; it may have grown while a reader was slow."""
 
 MODE = 0o600
+MAX_COPIES = 3
+"""So many damaged files are kept."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 

@@ -72,6 +72,14 @@ def test_a_damaged_file_is_set_aside_and_new_books_begun(tmp_path: Path, content
         attach(books, VF, owner())
 
 
+def test_only_the_newest_damaged_files_are_kept(tmp_path: Path) -> None:
+    for second in range(1000, 1005):
+        (tmp_path / "ledger.db").write_bytes(b"damaged" * 1000)
+        with open_books(tmp_path, clock=partial(float, second)) as books:
+            copies = books.damaged_copies()
+    assert [copy.name for copy in copies] == [f"ledger.db.damaged-{second}" for second in (1002, 1003, 1004)]
+
+
 def test_damage_inside_a_file_is_found_when_it_is_opened(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         books.grant("rdma/vf", {f"unit-{i}": VF for i in range(2000)})
