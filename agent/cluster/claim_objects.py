@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -285,7 +285,8 @@ def _is_of_allocation(error: Refused) -> bool:
 class ClaimObjects:
     """Reads these. Blocks: call it from a thread, and from as many as the client has requests at once."""
 
-    def __init__(self, api: ApiServer, node_name: str) -> None:
+    def __init__(self, api: Callable[[], ApiServer], node_name: str) -> None:
+        """`api` returns the client, or raises Unavailable. It may wait."""
         self._api = api
         self._node_name = node_name
 
@@ -299,17 +300,17 @@ class ClaimObjects:
 
     def pod(self, pod: PodRef) -> Mapping[str, Any] | None:
         """Read a pod; None if there is none, or another one of its name. Raises Unavailable."""
-        found = self._api.current(POD.within(pod.namespace), pod.name)
+        found = self._api().current(POD.within(pod.namespace), pod.name)
         return found if found is not None and pod.uid in ("", at(found, "metadata.uid", str)) else None
 
     def claim(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Read a claim, whatever its UID; None if there is none. Raises Unavailable."""
-        return self._api.current(CLAIM.within(namespace), name)
+        return self._api().current(CLAIM.within(namespace), name)
 
     def slices(self, driver: str) -> Sequence[Mapping[str, Any]]:
         """List this node's ResourceSlices of a driver. Raises Unavailable."""
         selector = {"spec.driver": driver, "spec.nodeName": self._node_name}
-        _, found = self._api.list_of(SLICE, selector, dict)
+        _, found = self._api().list_of(SLICE, selector, dict)
         return found
 
 

@@ -130,7 +130,6 @@ MAX_TEXT = 64
 """Bytes of a string, and of a version."""
 OWN_ALONE = frozenset({"vf", f"{STANDARD}/pciBusID", f"{MULTUS}/deviceID"})
 """Attributes that tell one device from the others of its place."""
-LISTS = ("strings", "ints")
 
 Attributes = Mapping[str, Mapping[str, Any]]
 

@@ -18,14 +18,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent.errors import ConfigError, Unavailable
-from agent.model.allocation import ClaimRef, PodRef
 from agent.process.supervision import supervised
 from agent.report.facts import DriverState
 from agent.state import Latest, first
 
 if TYPE_CHECKING:
     from agent.cluster.apiserver import ApiServer
-    from agent.cluster.claim_objects import ClaimObjects
     from agent.config import Config
     from agent.hardware.lldp import Neighbour
     from agent.kubelet.podresources import AsksKubelet
@@ -123,14 +121,15 @@ class Dra:
 
     async def _serve(self, config: Config) -> None:
         """Serve under one name, until another is configured, nobody needs it, or we close."""
-        published, reads = Published(), _Reads()
-        driver = self._made(config.dra.driver, reads, published)
+        published = Published()
+        opened: Future[ApiServer | None] = Future()
+        driver = self._made(config.dra.driver, opened, published)
         serving = asyncio.create_task(driver.run(), name="DRA driver")
         with contextlib.ExitStack() as closing:
             opening = asyncio.create_task(self._open(driver, closing), name="API of claims")
             closing.callback(opening.cancel)
             beside = asyncio.create_task(
-                self._run_beside(config, driver, opening, reads, published), name="beside claims"
+                self._run_beside(config, driver, opening, opened, published), name="beside claims"
             )
             try:
                 while not (self._closing.is_set() or serving.done() or self._is_another(config)):
@@ -165,17 +164,16 @@ class Dra:
         config: Config,
         driver: DraDriver,
         opening: asyncio.Task[ApiServer | None],
-        reads: _Reads,
+        opened: Future[ApiServer | None],
         published: Published,
     ) -> None:
         """Keep at the API server what is to be told of the driver's devices and claims."""
         api = await asyncio.shield(opening)
-        if api is None:
-            reads.give_up(self._no_api)
-            return
-        if config.topology.labels.need_lldp:
+        if api is not None and config.topology.labels.need_lldp:
             await self._recall_leaves(api, config.dra.driver)
-        reads.open(api, self._node.name)
+        opened.set_result(api)
+        if api is None:
+            return
         with contextlib.ExitStack() as closing:
             tasks = [
                 asyncio.create_task(supervised(run, name), name=name)
@@ -220,7 +218,7 @@ class Dra:
 
         try:
             async with asyncio.timeout(RECALL_SECONDS):
-                found = await on_own_thread(partial(ClaimObjects(api, self._node.name).slices, driver))
+                found = await on_own_thread(partial(ClaimObjects(lambda: api, self._node.name).slices, driver))
             leaves = leaves_in(found)
         except (Unavailable, TimeoutError) as error:
             log.info("slices tell of no switch until it is heard: %s", error)
@@ -239,13 +237,25 @@ class Dra:
             self._no_api = "no claim is prepared: the agent was started without an API server"
         return None
 
-    def _made(self, name: str, reads: _Reads, published: Published) -> DraDriver:
+    def _opened(self, opened: Future[ApiServer | None]) -> ApiServer:
+        """Wait for the API server to be open, on a thread of the caller's own."""
+        try:
+            api = opened.result(OPEN_SECONDS)
+        except TimeoutError as error:
+            raise Unavailable(f"the API server could not be opened for {OPEN_SECONDS:g} s") from error
+        if api is None:
+            raise Unavailable(self._no_api)
+        return api
+
+    def _made(self, name: str, opened: Future[ApiServer | None], published: Published) -> DraDriver:
+        from agent.cluster.claim_objects import ClaimObjects
         from deviceplugin.dra.driver import Cells, DraDriver, Others
         from deviceplugin.dra.registration import Driver
 
         node, report = self._node, self._report
         driver = Driver(name, node.name, node.config.value.kubelet_dir)
         cells = Cells(node.config, node.offer, published.dropped, node.leaves)
+        reads = ClaimObjects(partial(self._opened, opened), node.name)
         others = Others(reads, node.kubelet, node.attachments)
         return DraDriver(driver, cells, node.ledger, others, report.metrics.observe, report.claim_failed)
 
@@ -257,7 +267,7 @@ class Dra:
         from agent.cluster.slices import Pool, SliceCells, SlicePublisher
 
         node, report = self._node, self._report
-        node.reader.set(ClaimObjects(api, node.name))
+        node.reader.set(ClaimObjects(lambda: api, node.name))
         closing.callback(node.reader.set, None)
         cells = SliceCells(driver.offering.slices, published.dropped, published.slices)
         slices = SlicePublisher(api, Pool(name, node.name), cells, report)
@@ -278,42 +288,3 @@ class Dra:
 def _healths(devices: Sequence[DraDevice]) -> tuple[tuple[str, str, int], ...]:
     counts = Tally((d.resource_name, "healthy" if d.health.healthy else str(d.health.reason)) for d in devices)
     return tuple((resource, health, count) for (resource, health), count in sorted(counts.items()))
-
-
-class _Reads:
-    """What the driver reads from the API server. Who asks before that is open waits for it, on a thread of his own."""
-
-    def __init__(self) -> None:
-        self._found: Future[ClaimObjects | str] = Future()
-        """Who reads, or why nobody does."""
-
-    def open(self, api: ApiServer, node_name: str) -> None:
-        """Read there from now on."""
-        from agent.cluster.claim_objects import ClaimObjects
-
-        self._found.set_result(ClaimObjects(api, node_name))
-
-    def give_up(self, why: str) -> None:
-        """Refuse what is to be read: claims in the books can be unprepared all the same."""
-        self._found.set_result(why)
-
-    def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
-        return self._objects().get(ref)
-
-    def pod(self, pod: PodRef) -> Mapping[str, Any] | None:
-        return self._objects().pod(pod)
-
-    def claim(self, namespace: str, name: str) -> Mapping[str, Any] | None:
-        return self._objects().claim(namespace, name)
-
-    def slices(self, driver: str) -> Sequence[Mapping[str, Any]]:
-        return self._objects().slices(driver)
-
-    def _objects(self) -> ClaimObjects:
-        try:
-            found = self._found.result(OPEN_SECONDS)
-        except TimeoutError as error:
-            raise Unavailable(f"the API server could not be opened for {OPEN_SECONDS:g} s") from error
-        if isinstance(found, str):
-            raise Unavailable(found)
-        return found

@@ -78,7 +78,7 @@ def test_a_strange_answer_about_a_leftover_claim_ends_no_round_of_healing(tmp_pa
         open_books(tmp_path, clock=lambda: time.time() - NEW_SECONDS - 60) as books,
     ):
         left = prepare(books)
-        reader: Latest[Reads | None] = Latest(ClaimObjects(api, "n"))
+        reader: Latest[Reads | None] = Latest(ClaimObjects(lambda: api, "n"))
         specs = ClaimSpecs(tmp_path / "cdi")
         specs.write(left)
         scene = Scene(books, others=[Claims(books, specs, Latest(Snapshot(boot_id="boot")), Answers(), reader)])
@@ -89,8 +89,8 @@ def test_a_strange_answer_about_a_leftover_claim_ends_no_round_of_healing(tmp_pa
 
 QUESTIONS: dict[str, Callable[[ApiServer], object]] = {
     "a node's metadata": lambda api: api.metadata(NODE, "n"),
-    "a claim": lambda api: ClaimObjects(api, "n").get(REF),
-    "a pod": lambda api: ClaimObjects(api, "n").pod(PodRef("ns", "p", "u")),
+    "a claim": lambda api: ClaimObjects(lambda: api, "n").get(REF),
+    "a pod": lambda api: ClaimObjects(lambda: api, "n").pod(PodRef("ns", "p", "u")),
     "slices": lambda api: api.list_of(SLICE, {}, slice_plan.stored_of),
     "slices to delete": lambda api: remove_all(api, Pool("nodefabric.io", "n")),
     "an applied slice": lambda api: slice_plan.stored_of(api.apply(SLICE, {"metadata": {"name": "s"}}, force=True)),

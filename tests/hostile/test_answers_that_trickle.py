@@ -96,7 +96,7 @@ def test_an_answer_that_comes_slowly_and_in_time_is_read(tmp_path: Path) -> None
 
     with asking(tmp_path, slowly) as api:
         for _ in range(2):
-            assert ClaimObjects(api, "n").get(ClaimRef("u", "default", "nics")) is not None
+            assert ClaimObjects(lambda: api, "n").get(ClaimRef("u", "default", "nics")) is not None
 
 
 def test_while_all_turns_are_taken_by_trickles_others_are_told_in_time_and_served_after(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_while_all_turns_are_taken_by_trickles_others_are_told_in_time_and_serve
             asked.send(b'{"metadata": {"uid": "u", "namespace": "default"}}')
 
     def ask(api: ApiServer, name: str) -> Any:
-        return ClaimObjects(api, "n").get(ClaimRef("u", "default", name))
+        return ClaimObjects(lambda: api, "n").get(ClaimRef("u", "default", name))
 
     with asking(tmp_path, answer, 2, QUICK) as api, ThreadPoolExecutor(2) as threads:
         stuck = [threads.submit(ask, api, f"trickle-{number}") for number in range(2)]
@@ -135,7 +135,7 @@ def test_answers_that_trickle_stop_no_healing(tmp_path: Path) -> None:
         specs = ClaimSpecs(tmp_path / "cdi")
         for number in range(3):
             specs.write(prepare(books, f"claim-{number}", claimed_vf(f"0000:3b:00.{number}")))
-        reader: Latest[Reads | None] = Latest(ClaimObjects(api, "n"))
+        reader: Latest[Reads | None] = Latest(ClaimObjects(lambda: api, "n"))
         healer = Claims(books, specs, Latest(Snapshot(boot_id="boot")), Answers(), reader)
         scene = Scene(books, others=[healer])
 

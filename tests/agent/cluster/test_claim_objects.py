@@ -17,13 +17,13 @@ def test_the_slices_are_those_of_a_driver_on_this_node(server: ApiServerStandIn,
     for name, driver, node in (("a", "gpu.example", "n"), ("b", "gpu.example", "m"), ("c", "nic.example", "n")):
         server.state.write("ResourceSlice", name, resource_slice(name, driver=driver, node=node), "a driver")
 
-    assert [found["metadata"]["name"] for found in ClaimObjects(api, "n").slices("gpu.example")] == ["a"]
+    assert [found["metadata"]["name"] for found in ClaimObjects(lambda: api, "n").slices("gpu.example")] == ["a"]
 
 
 def test_a_claim_is_found_by_its_name_or_as_one_of_its_uid(server: ApiServerStandIn, api: ApiServer) -> None:
     document = allocated({"driver": "d.io", "pool": "n", "device": "x"})
     uid = server.state.write("ResourceClaim", "ns/c", document, "scheduler")["metadata"]["uid"]
-    objects, reads = ClaimObjects(api, "n"), server.state.counts.reads
+    objects, reads = ClaimObjects(lambda: api, "n"), server.state.counts.reads
     found = objects.get(ClaimRef(uid, "ns", "c"))
     assert (found or {})["status"]["allocation"] == document["status"]["allocation"]
     assert server.state.counts.reads == reads + 1
@@ -38,9 +38,9 @@ def test_a_pod_of_another_uid_is_none(server: ApiServerStandIn, api: ApiServer) 
     document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "ns"}, "spec": {}}
     uid = server.state.write("Pod", "ns/p", document, "somebody")["metadata"]["uid"]
 
-    assert ClaimObjects(api, "n").pod(PodRef("ns", "p", uid)) is not None
-    assert ClaimObjects(api, "n").pod(PodRef("ns", "p", "another")) is None
-    assert ClaimObjects(api, "n").pod(PodRef("ns", "q", uid)) is None
+    assert ClaimObjects(lambda: api, "n").pod(PodRef("ns", "p", uid)) is not None
+    assert ClaimObjects(lambda: api, "n").pod(PodRef("ns", "p", "another")) is None
+    assert ClaimObjects(lambda: api, "n").pod(PodRef("ns", "q", uid)) is None
 
 
 @pytest.mark.parametrize(("status", "kind"), [(403, Refused), (500, Unavailable)])
@@ -49,9 +49,9 @@ def test_a_server_that_fails_or_refuses_is_no_answer(
 ) -> None:
     server.state.set_fault(Fault(status=status))
     with pytest.raises(kind):
-        ClaimObjects(api, "n").slices("gpu.example")
+        ClaimObjects(lambda: api, "n").slices("gpu.example")
     with pytest.raises(kind):
-        ClaimObjects(api, "n").get(ClaimRef("uid", "ns", "c"))
+        ClaimObjects(lambda: api, "n").get(ClaimRef("uid", "ns", "c"))
 
 
 EXPRESSION = 'device.driver == "nodefabric.io"'

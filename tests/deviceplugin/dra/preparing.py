@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -147,7 +147,7 @@ class Desk:
         boot_id: str = "boot",
         patience: Patience = QUICK,
     ) -> None:
-        self.config = config or Config(resources=resources or (VF,))
+        self.config = replace(config or Config(resources=resources or (VF,)), cdi_dir=folder / "cdi")
         self.offer = plain_offer(self.config.resources, snapshot if snapshot is not None else node())
         self.ledger = Ledger.open(folder / "ledger.db", boot_id)
         self.specs = ClaimSpecs(folder / "cdi")
@@ -185,11 +185,26 @@ class Desk:
         self.ledger.finish_detach(row)
 
 
+Desks = Callable[..., Desk]
+
+
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path, VF, HCA)
-    with closing(made.ledger):
+def desks(tmp_path: Path) -> Iterator[Desks]:
+    """Make the desk of a node. The books of the one before are closed, as those of an agent that has ended."""
+    with ExitStack() as books:
+
+        def made(*resources: Resource, **more: Any) -> Desk:
+            books.close()
+            desk = Desk(tmp_path, *resources, **more)
+            books.callback(desk.ledger.close)
+            return desk
+
         yield made
+
+
+@pytest.fixture
+def desk(desks: Desks) -> Desk:
+    return desks(VF, HCA)
 
 
 def prepared(desk: Desk, *results: Any, **more: Any) -> Any:

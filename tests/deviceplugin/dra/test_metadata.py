@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,24 +12,22 @@ from agent.errors import Unavailable
 from agent.model.allocation import ClaimState
 from deviceplugin.dra.devices import devices_of
 from tests.deviceplugin.dra.claim_documents import DRIVER, NODE, POD, REF, claim, result
-from tests.deviceplugin.dra.preparing import LATE, VF, Desk
+from tests.deviceplugin.dra.preparing import LATE, VF, Desk, Desks
 
 WELL_KNOWN = "/var/run/kubernetes.io/dra-device-attributes"
 
 
-def desk_of(folder: Path, *resources: Resource, metadata: bool = True) -> Desk:
+def telling(desks: Desks, resource: Resource = VF, *, metadata: bool = True) -> Desk:
     """A node with the catalog that its slices are made of."""
-    config = Config(resources=resources, dra=Dra(metadata=metadata), cdi_dir=folder / "cdi")
-    desk = Desk(folder, config=config)
+    config = Config(resources=(resource,), dra=Dra(metadata=metadata))
+    desk = desks(config=config)
     desk.catalog.set(devices_of(config, desk.offer, desk.facts.value))
     return desk
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = desk_of(tmp_path, VF)
-    with closing(made.ledger):
-        yield made
+def desk(desks: Desks) -> Desk:
+    return telling(desks)
 
 
 def names(desk: Desk) -> list[str]:
@@ -101,13 +95,12 @@ def test_a_claim_of_a_template_is_found_by_its_pods_name_for_it_if_that_leads_no
     assert told(desk, "nic").get("podClaimName") == ("rails" if name == "rails" else None)
 
 
-def test_of_a_device_that_was_chosen_late_it_says_what_this_one_is(tmp_path: Path) -> None:
-    desk = desk_of(tmp_path, LATE)
-    with closing(desk.ledger):
-        place = desk.catalog.value[0]
-        assert "resource.kubernetes.io/pciBusID" not in place.attributes
-        prepare(desk, result("nic", place.name, shareID="s-1"))
-        (row,) = desk.ledger.claims()[0].devices
+def test_of_a_device_that_was_chosen_late_it_says_what_this_one_is(desks: Desks) -> None:
+    desk = telling(desks, LATE)
+    place = desk.catalog.value[0]
+    assert "resource.kubernetes.io/pciBusID" not in place.attributes
+    prepare(desk, result("nic", place.name, shareID="s-1"))
+    (row,) = desk.ledger.claims()[0].devices
 
     (device,) = told(desk, "nic")["requests"][0]["devices"]
     assert device["name"] == place.name
@@ -148,10 +141,9 @@ def test_they_are_gone_when_the_claim_is_unprepared(desk: Desk) -> None:
     assert list(desk.folder.iterdir()) == []
 
 
-def test_nobody_gets_them_who_was_not_told_to(tmp_path: Path) -> None:
-    desk = desk_of(tmp_path, replace(VF), metadata=False)
-    with closing(desk.ledger):
-        prepare(desk, result("nic", names(desk)[0]))
+def test_nobody_gets_them_who_was_not_told_to(desks: Desks) -> None:
+    desk = telling(desks, metadata=False)
+    prepare(desk, result("nic", names(desk)[0]))
 
     assert mounts(desk) == {}
     assert list(desk.folder.glob("*.metadata")) == []

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.config import Config, parse
+from agent.config import parse
 from agent.errors import AgentError, NotYet, Unavailable
 from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, PodDevices
 from agent.model.allocation import ClaimRef, ClaimState, PodRef
@@ -26,7 +24,7 @@ from deviceplugin.dra.allocated_claim import ours
 from deviceplugin.dra.planner import LateWish, choose_late
 from deviceplugin.dra.pods import MOST_READ, NO_GPUS, GpuAsker, PodGroups
 from tests.deviceplugin.dra.claim_documents import NODE, POD, REF, claim, result
-from tests.deviceplugin.dra.preparing import LATE, Desk
+from tests.deviceplugin.dra.preparing import LATE, Desk, Desks
 from tests.node import gpu_uuid, node
 
 PFS = tuple(d.address for d in node().devices if d.vfs)
@@ -36,10 +34,8 @@ WITH_SELECTOR = {"requests": [{"name": "nic", "exactly": {"selectors": [{"cel": 
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path, LATE)
-    with closing(made.ledger):
-        yield made
+def desk(desks: Desks) -> Desk:
+    return desks(LATE)
 
 
 def rails(desk: Desk, uid: str = REF.uid) -> list[int]:
@@ -84,15 +80,14 @@ def test_each_container_is_near_to_its_own_gpu(desk: Desk) -> None:
     assert prepare(desk, *results, owner=POD, extended=True) == [1, 3]
 
 
-def test_eight_of_each_find_each_other_without_any_constraint(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, LATE, snapshot=node(rails=8, vfs=2))
+def test_eight_of_each_find_each_other_without_any_constraint(desks: Desks) -> None:
+    desk = desks(LATE, snapshot=node(rails=8, vfs=2))
     desk.others.held[POD.name] = {"main": {"nvidia.com/gpu": [gpu_uuid(n) for n in range(8)]}}
-    with closing(desk.ledger):
-        results = [result("nic", f"slots-{n}") for n in (7, 6, 5, 4, 3, 2, 1, 0)]
-        desk.preparer.prepare(desk.claimed(REF, claim(*results)))
-        (row,) = desk.ledger.claims()
-        snapshot = desk.offer.snapshot
-        near = {snapshot.by_address[found.device].physfn for found in row.devices}
+    results = [result("nic", f"slots-{n}") for n in (7, 6, 5, 4, 3, 2, 1, 0)]
+    desk.preparer.prepare(desk.claimed(REF, claim(*results)))
+    (row,) = desk.ledger.claims()
+    snapshot = desk.offer.snapshot
+    near = {snapshot.by_address[found.device].physfn for found in row.devices}
 
     assert len(near) == 8
 
@@ -154,24 +149,23 @@ def test_what_was_chosen_before_a_crash_stays_chosen(desk: Desk) -> None:
     assert rails(desk) == [3]
 
 
-def test_pods_without_gpus_are_spread_over_shared_adapters(tmp_path: Path) -> None:
+def test_pods_without_gpus_are_spread_over_shared_adapters(desks: Desks) -> None:
     late = replace(LATE, name="rdma/hca", kind="hca", shares=1)
-    desk = Desk(tmp_path, late)
-    with closing(desk.ledger):
-        one_place = replace_places(desk)
-        desk.catalog.set(one_place)
-        for number in range(4):
-            ref = ClaimRef(f"{number}1111111-2222-4333-8444-555555555555", "team", f"c-{number}")
-            desk.claimed(ref, claim(result("rdma", "slots-0", shareID=f"s-{number}"), ref=ref))
-            desk.preparer.prepare(ref)
+    desk = desks(late)
+    one_place = replace_places(desk)
+    desk.catalog.set(one_place)
+    for number in range(4):
+        ref = ClaimRef(f"{number}1111111-2222-4333-8444-555555555555", "team", f"c-{number}")
+        desk.claimed(ref, claim(result("rdma", "slots-0", shareID=f"s-{number}"), ref=ref))
+        desk.preparer.prepare(ref)
 
-        assert len({row.device for found in desk.ledger.claims() for row in found.devices}) == 4
-        with pytest.raises(AgentError, match="0 of 4 on this node are free"):
-            prepare_share(desk)
+    assert len({row.device for found in desk.ledger.claims() for row in found.devices}) == 4
+    with pytest.raises(AgentError, match="0 of 4 on this node are free"):
+        prepare_share(desk)
 
 
-def test_two_requests_for_shares_of_one_place_may_have_one_adapter_and_one_request_may_not(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, replace(LATE, name="rdma/hca", kind="hca", shares=2))
+def test_two_requests_for_shares_of_one_place_may_have_one_adapter_and_one_request_may_not(desks: Desks) -> None:
+    desk = desks(replace(LATE, name="rdma/hca", kind="hca", shares=2))
     pinned = {"constraints": [{"matchAttribute": "a/b"}]}
 
     def claimed(*requests: str) -> list[str]:
@@ -180,17 +174,16 @@ def test_two_requests_for_shares_of_one_place_may_have_one_adapter_and_one_reque
         desk.preparer.prepare(desk.claimed(REF, claim(*results, devices=spec)))
         return [row.device for row in desk.ledger.claims()[0].devices]
 
-    with closing(desk.ledger):
-        assert len(set(claimed("a", "b"))) == 1
-        desk.preparer.unprepare(REF)
-        with pytest.raises(NotYet):
-            claimed("a", "a")
-        with pytest.raises(NotYet):
-            claimed("a", "b", "c")
+    assert len(set(claimed("a", "b"))) == 1
+    desk.preparer.unprepare(REF)
+    with pytest.raises(NotYet):
+        claimed("a", "a")
+    with pytest.raises(NotYet):
+        claimed("a", "b", "c")
 
 
-def test_an_adapter_of_a_place_has_no_more_shares_taken_of_it_than_it_has(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, replace(LATE, name="rdma/hca", kind="hca", shares=4))
+def test_an_adapter_of_a_place_has_no_more_shares_taken_of_it_than_it_has(desks: Desks) -> None:
+    desk = desks(replace(LATE, name="rdma/hca", kind="hca", shares=4))
     desk.catalog.set(replace_places(desk))
 
     def claimed(number: int, *amounts: str) -> Sequence[str]:
@@ -205,32 +198,30 @@ def test_an_adapter_of_a_place_has_no_more_shares_taken_of_it_than_it_has(tmp_pa
         assert found is not None
         return [row.device for row in found.devices]
 
-    with closing(desk.ledger):
-        taken = [device for number in range(3) for device in claimed(number, "3")]
-        assert len(set(taken)) == 3
-        assert claimed(3, "2", "2")[0] == claimed(3, "2", "2")[1]
-        with pytest.raises(NotYet, match="0 of 4 on this node are free"):
-            claimed(4, "2")
-        ones = [claimed(number, "1")[0] for number in (5, 6, 7)]
-        assert sorted(ones) == sorted(taken)
-        with pytest.raises(NotYet, match="0 of 4 on this node are free"):
-            claimed(8, "1")
+    taken = [device for number in range(3) for device in claimed(number, "3")]
+    assert len(set(taken)) == 3
+    assert claimed(3, "2", "2")[0] == claimed(3, "2", "2")[1]
+    with pytest.raises(NotYet, match="0 of 4 on this node are free"):
+        claimed(4, "2")
+    ones = [claimed(number, "1")[0] for number in (5, 6, 7)]
+    assert sorted(ones) == sorted(taken)
+    with pytest.raises(NotYet, match="0 of 4 on this node are free"):
+        claimed(8, "1")
 
 
 def test_a_bond_for_which_one_port_is_full_is_refused_at_once_though_the_other_has_more_than_it_may_take(
-    tmp_path: Path,
+    desks: Desks,
 ) -> None:
     vfs = "{name: rdma/vf, kind: vf, offer: dra, binding: late, network: pair}"
     config = parse(f"{{resources: [{vfs}], networks: [{{name: pair, bond: active-backup}}]}}", "test")
-    desk = Desk(tmp_path, config=config, snapshot=node(rails=2, vfs=2))
-    with closing(desk.ledger):
-        full = [d.address for d in desk.offer.snapshot.devices if d.physfn == PFS[0]]
-        rows = [desk.attach(device, PodRef("team", "other", "o"), container_id=device) for device in full]
+    desk = desks(config=config, snapshot=node(rails=2, vfs=2))
+    full = [d.address for d in desk.offer.snapshot.devices if d.physfn == PFS[0]]
+    rows = [desk.attach(device, PodRef("team", "other", "o"), container_id=device) for device in full]
 
-        with pytest.raises(NotYet, match="2 devices of rdma/vf are wanted"):
-            prepare(desk, result("nic", "slots-0", shareID="s"), result("nic", "slots-1", shareID="t"))
-        desk.detached(rows[0])
-        assert sorted(prepare(desk, result("nic", "slots-0"), result("nic", "slots-1"))) == [0, 1]
+    with pytest.raises(NotYet, match="2 devices of rdma/vf are wanted"):
+        prepare(desk, result("nic", "slots-0", shareID="s"), result("nic", "slots-1", shareID="t"))
+    desk.detached(rows[0])
+    assert sorted(prepare(desk, result("nic", "slots-0"), result("nic", "slots-1"))) == [0, 1]
 
 
 def replace_places(desk: Desk) -> tuple[Any, ...]:
@@ -333,30 +324,28 @@ def test_nobody_who_is_away_keeps_a_pod_from_starting(desk: Desk) -> None:
     assert found == NO_GPUS
 
 
-def test_libraries_are_told_all_devices_of_a_claim_or_those_of_a_request(tmp_path: Path) -> None:
-    hca = replace(LATE, name="rdma/hca", kind="hca", binding="early", environment=("nccl",))
-    for number, (containers, values) in enumerate(
-        (
-            ([{"claims": [{"name": "n"}]}], {"=mlx5_0,mlx5_1"}),
-            ([{"claims": [{"name": "n", "request": "a"}]}, {"claims": [{"name": "n"}]}], {"=mlx5_0", "=mlx5_1"}),
-        )
-    ):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        desk = Desk(folder, config=Config(resources=(hca,)))
-        desk.others.pods[POD.name] = {
-            "spec": {
-                "resourceClaims": [{"name": "n", "resourceClaimName": REF.name}],
-                "containers": [{"name": f"c{i}", "resources": r} for i, r in enumerate(containers)],
-            }
+@pytest.mark.parametrize(
+    ("containers", "values"),
+    [
+        ([{"claims": [{"name": "n"}]}], {"=mlx5_0,mlx5_1"}),
+        ([{"claims": [{"name": "n", "request": "a"}]}, {"claims": [{"name": "n"}]}], {"=mlx5_0", "=mlx5_1"}),
+    ],
+)
+def test_libraries_are_told_all_devices_of_a_claim_or_those_of_a_request(
+    desks: Desks, containers: list[Any], values: set[str]
+) -> None:
+    desk = desks(replace(LATE, name="rdma/hca", kind="hca", binding="early", environment=("nccl",)))
+    desk.others.pods[POD.name] = {
+        "spec": {
+            "resourceClaims": [{"name": "n", "resourceClaimName": REF.name}],
+            "containers": [{"name": f"c{i}", "resources": r} for i, r in enumerate(containers)],
         }
-        with closing(desk.ledger):
-            two = claim(result("a", "hca-0", shareID="s"), result("b", "hca-1", shareID="t"))
-            desk.preparer.prepare(desk.claimed(REF, two))
-            (row,) = desk.ledger.claims()
-
-        told = {text for found in row.devices for text in found.edits["env"]}
-        assert told == {f"NCCL_IB_HCA={value}" for value in values}
+    }
+    two = claim(result("a", "hca-0", shareID="s"), result("b", "hca-1", shareID="t"))
+    desk.preparer.prepare(desk.claimed(REF, two))
+    (row,) = desk.ledger.claims()
+    told = {text for found in row.devices for text in found.edits["env"]}
+    assert told == {f"NCCL_IB_HCA={value}" for value in values}
 
 
 RAILS, VFS = 4, 3

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -35,6 +33,7 @@ from tests.deviceplugin.dra.preparing import (
     VF,
     Counting,
     Desk,
+    Desks,
     KubeletStandIn,
     PodObjects,
     files,
@@ -42,7 +41,6 @@ from tests.deviceplugin.dra.preparing import (
     prepared,
     spec,
 )
-from tests.deviceplugin.dra.preparing import desk as desk  # the fixture
 
 # ------------------------------------------------------------------------------------------------------- prepare
 
@@ -58,11 +56,10 @@ def test_a_claim_is_in_the_books_and_its_spec_on_disk_when_kubelet_is_answered(d
     assert spec(desk)[name]["env"] == [f"PCIDEVICE_RDMA_VF={FIRST}"]
 
 
-def test_a_claims_containers_get_the_mounts_of_its_resource_read_only(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, replace(VF, mounts=(parse_mount("/opt/cray:/opt/host/cray"),)))
-    with closing(desk.ledger):
-        prepared(desk)
-        (mount,) = spec(desk)[f"{REF.uid}-0-vf-0"]["mounts"]
+def test_a_claims_containers_get_the_mounts_of_its_resource_read_only(desks: Desks) -> None:
+    desk = desks(replace(VF, mounts=(parse_mount("/opt/cray:/opt/host/cray"),)))
+    prepared(desk)
+    (mount,) = spec(desk)[f"{REF.uid}-0-vf-0"]["mounts"]
     assert (mount["hostPath"], mount["containerPath"]) == ("/opt/cray", "/opt/host/cray")
     assert {"ro", "nosuid", "nodev"} < set(mount["options"])
 
@@ -119,18 +116,15 @@ def test_without_the_api_server_a_claim_in_the_books_is_answered_and_another_fai
     assert desk.ledger.claim(OTHER.uid) is None
 
 
-def test_rows_of_a_killed_agent_are_taken_up(desk: Desk, tmp_path: Path) -> None:
+def test_rows_of_a_killed_agent_are_taken_up(desk: Desk, desks: Desks) -> None:
     answer = prepared(desk)
     desk.ledger.set_claim_state(REF.uid, ClaimState.PREPARING)
     desk.specs.remove(REF.uid)
-    desk.ledger.close()
-
-    again = Desk(tmp_path, VF, HCA)
-    with closing(again.ledger):
-        again.others.is_away = True
-        assert again.preparer.prepare(REF) == answer
-        assert again.ledger.claims()[0].state is ClaimState.PREPARED
-        assert spec(again)
+    again = desks(VF, HCA)
+    again.others.is_away = True
+    assert again.preparer.prepare(REF) == answer
+    assert again.ledger.claims()[0].state is ClaimState.PREPARED
+    assert spec(again)
 
 
 def test_what_an_add_finds_out_while_the_claim_is_read_stays_in_the_spec(desk: Desk) -> None:
@@ -149,39 +143,33 @@ def test_what_an_add_finds_out_while_the_claim_is_read_stays_in_the_spec(desk: D
     assert spec(desk) == {device.cdi_name: edits}
 
 
-def test_after_a_reboot_the_rows_are_made_anew(desk: Desk, tmp_path: Path) -> None:
+def test_after_a_reboot_the_rows_are_made_anew(desk: Desk, desks: Desks) -> None:
     prepared(desk)
-    desk.ledger.close()
-
-    again = Desk(tmp_path, VF, HCA, boot_id="another boot")
-    with closing(again.ledger):
-        again.others.is_away = True
-        again.specs.remove(REF.uid)  # a reboot empties its folder
-        with pytest.raises(Unavailable, match="team/two-rails cannot be read"):
-            again.preparer.prepare(REF)
-        assert files(again) == []
-        again.others.is_away = False
-        again.claimed(REF, claim(result("nic", "vf-0")))
+    again = desks(VF, HCA, boot_id="another boot")
+    again.others.is_away = True
+    again.specs.remove(REF.uid)  # a reboot empties its folder
+    with pytest.raises(Unavailable, match="team/two-rails cannot be read"):
         again.preparer.prepare(REF)
-        assert again.ledger.claims()[0].boot_id == "another boot"
+    assert files(again) == []
+    again.others.is_away = False
+    again.claimed(REF, claim(result("nic", "vf-0")))
+    again.preparer.prepare(REF)
+    assert again.ledger.claims()[0].boot_id == "another boot"
 
 
-def test_after_a_reboot_that_swaps_two_cards_each_claim_has_its_own_again(desk: Desk, tmp_path: Path) -> None:
+def test_after_a_reboot_that_swaps_two_cards_each_claim_has_its_own_again(desk: Desk, desks: Desks) -> None:
     """Each claim's name of its device is the address of the other's now."""
     first, second = "vf-0", "vf-4"  # of two cards
     prepared(desk, result("nic", first))
     desk.preparer.prepare(of_another(desk, second))
     before = desk.ledger.claimed_devices()
-    desk.ledger.close()
-
-    again = Desk(tmp_path, VF, HCA, snapshot=swapped(desk.offer.snapshot), boot_id="another boot")
-    with closing(again.ledger):
-        again.others.claims = desk.others.claims
-        again.ledger.move_claims(moved(again.ledger.claims(), again.offer.snapshot))
-        for ref, device in ((REF, first), (OTHER, second)):
-            (answer,) = again.preparer.prepare(ref)
-            assert answer.device_name == device
-        assert [*again.ledger.claimed_devices().items()] == [*zip(list(before)[::-1], before.values(), strict=True)]
+    again = desks(VF, HCA, snapshot=swapped(desk.offer.snapshot), boot_id="another boot")
+    again.others.claims = desk.others.claims
+    again.ledger.move_claims(moved(again.ledger.claims(), again.offer.snapshot))
+    for ref, device in ((REF, first), (OTHER, second)):
+        (answer,) = again.preparer.prepare(ref)
+        assert answer.device_name == device
+    assert [*again.ledger.claimed_devices().items()] == [*zip(list(before)[::-1], before.values(), strict=True)]
 
 
 def swapped(snapshot: Snapshot) -> Snapshot:
@@ -220,12 +208,11 @@ def test_before_the_first_offer_a_claim_waits(desk: Desk) -> None:
     later.join()
 
 
-def test_a_claim_for_a_node_that_offers_nothing_to_claims_any_more_is_told_so_at_once(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, replace(VF, offer="devicePlugin"), patience=PATIENT)
-    with closing(desk.ledger):
-        began = time.monotonic()
-        with pytest.raises(ClaimInvalid, match=r"offers no resource to claims any more.*recreate the pod"):
-            prepared(desk)
+def test_a_claim_for_a_node_that_offers_nothing_to_claims_any_more_is_told_so_at_once(desks: Desks) -> None:
+    desk = desks(replace(VF, offer="devicePlugin"), patience=PATIENT)
+    began = time.monotonic()
+    with pytest.raises(ClaimInvalid, match=r"offers no resource to claims any more.*recreate the pod"):
+        prepared(desk)
 
     assert time.monotonic() - began < 5
 
@@ -246,12 +233,11 @@ def test_an_ill_device_is_refused_unless_it_only_waits_for_its_link(desk: Desk) 
     assert prepared(desk)
 
 
-def test_parameters_are_in_the_rows_for_the_add(tmp_path: Path) -> None:
+def test_parameters_are_in_the_rows_for_the_add(desks: Desks) -> None:
     config = Config(resources=(replace(VF, network="rails"),), networks=(configured({"name": "rails", "vlan": 7}),))
-    desk = Desk(tmp_path, config=config)
-    with closing(desk.ledger):
-        prepared(desk, config=[network(mtu=9000, ifName="fast%d")])
-        (row,) = desk.ledger.claims()[0].devices
+    desk = desks(config=config)
+    prepared(desk, config=[network(mtu=9000, ifName="fast%d")])
+    (row,) = desk.ledger.claims()[0].devices
 
     assert (dict(row.network), row.ifname) == ({"name": "rails", "vlan": 7, "mtu": 9000}, "fast%d")
 
@@ -281,36 +267,34 @@ def test_who_looks_gets_character_devices_and_takes_nothing_from_anybody(desk: D
 # --------------------------------------------------------------------------------------- a device in other hands
 
 
-def test_a_device_of_a_claim_that_is_in_use_is_refused_at_once_naming_that_claim(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, VF, patience=PATIENT)
-    with closing(desk.ledger):
-        prepared(desk)
-        began = time.monotonic()
-        with pytest.raises(ClaimConflict, match="claim team/two-rails has it"):
-            desk.preparer.prepare(of_another(desk))
+def test_a_device_of_a_claim_that_is_in_use_is_refused_at_once_naming_that_claim(desks: Desks) -> None:
+    desk = desks(VF, patience=PATIENT)
+    prepared(desk)
+    began = time.monotonic()
+    with pytest.raises(ClaimConflict, match="claim team/two-rails has it"):
+        desk.preparer.prepare(of_another(desk))
 
-        assert time.monotonic() - began < 5
-        assert desk.ledger.claimed_devices() == {FIRST: REF}
-        assert files(desk) == [f"nodefabric-claim-{REF.uid}.json"]
+    assert time.monotonic() - began < 5
+    assert desk.ledger.claimed_devices() == {FIRST: REF}
+    assert files(desk) == [f"nodefabric-claim-{REF.uid}.json"]
 
 
 @pytest.mark.parametrize("how", ["gone", "not reserved", "unpreparing"])
-def test_a_device_of_a_claim_whose_pods_have_ended_is_waited_for(tmp_path: Path, how: str) -> None:
-    desk = Desk(tmp_path, VF, patience=PATIENT)
-    with closing(desk.ledger):
-        prepared(desk)
-        if how == "gone":
-            desk.others.claims.clear()
-        elif how == "not reserved":
-            desk.claimed(REF, claim(result("nic", "vf-0"), pods=[]))
-        else:
-            desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
-        later = threading.Timer(0.2, desk.preparer.unprepare, [REF])
-        later.start()
+def test_a_device_of_a_claim_whose_pods_have_ended_is_waited_for(desks: Desks, how: str) -> None:
+    desk = desks(VF, patience=PATIENT)
+    prepared(desk)
+    if how == "gone":
+        desk.others.claims.clear()
+    elif how == "not reserved":
+        desk.claimed(REF, claim(result("nic", "vf-0"), pods=[]))
+    else:
+        desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
+    later = threading.Timer(0.2, desk.preparer.unprepare, [REF])
+    later.start()
 
-        assert desk.preparer.prepare(of_another(desk))
-        later.join()
-        assert desk.ledger.claimed_devices() == {FIRST: OTHER}
+    assert desk.preparer.prepare(of_another(desk))
+    later.join()
+    assert desk.ledger.claimed_devices() == {FIRST: OTHER}
 
 
 def test_what_is_waited_for_in_vain_is_told(desk: Desk) -> None:
@@ -326,28 +310,26 @@ def test_a_device_in_the_sandbox_of_a_pod_that_lives_is_refused_naming_both(desk
         prepared(desk)
 
 
-def test_a_device_on_its_way_back_is_waited_for(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, VF, patience=PATIENT)
-    with closing(desk.ledger):
-        row = desk.attach(FIRST, OTHER_POD)
-        desk.ledger.begin_detach([row.attachment_id])
-        later = threading.Timer(0.2, desk.ledger.finish_detach, [row])
-        later.start()
+def test_a_device_on_its_way_back_is_waited_for(desks: Desks) -> None:
+    desk = desks(VF, patience=PATIENT)
+    row = desk.attach(FIRST, OTHER_POD)
+    desk.ledger.begin_detach([row.attachment_id])
+    later = threading.Timer(0.2, desk.ledger.finish_detach, [row])
+    later.start()
 
-        assert prepared(desk)
-        later.join()
+    assert prepared(desk)
+    later.join()
 
 
-def test_who_waits_looks_ever_more_seldom(tmp_path: Path) -> None:
+def test_who_waits_looks_ever_more_seldom(desks: Desks) -> None:
     """A node full of claims that wait would have no time left for those that need not."""
-    desk = Desk(tmp_path, VF)
-    with closing(desk.ledger):
-        prepared(desk)
-        desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
-        counted = Counting(desk.ledger)
-        waiting = desk.made(replace(PATIENT, prepare=0.6), counted)
-        with pytest.raises(DeviceBusy):
-            waiting.prepare(of_another(desk))
+    desk = desks(VF)
+    prepared(desk)
+    desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
+    counted = Counting(desk.ledger)
+    waiting = desk.made(replace(PATIENT, prepare=0.6), counted)
+    with pytest.raises(DeviceBusy):
+        waiting.prepare(of_another(desk))
 
     assert 5 < counted.looks < 60  # 120 at the first pace
 
@@ -380,8 +362,8 @@ def test_a_unit_that_a_pod_has_from_a_plugin_is_refused_and_one_of_a_pod_that_is
 # --------------------------------------------------------------------------------------------------- side by side
 
 
-def test_claims_side_by_side_never_get_one_device(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, LATE, patience=PATIENT)
+def test_claims_side_by_side_never_get_one_device(desks: Desks) -> None:
+    desk = desks(LATE, patience=PATIENT)
     refs = [ClaimRef(f"{n:08d}-0000-4000-8000-000000000000", "team", f"claim-{n}") for n in range(16)]
     for ref in refs:
         pod = PodRef("team", ref.name, f"pod-{ref.uid}")
@@ -394,15 +376,14 @@ def test_claims_side_by_side_never_get_one_device(tmp_path: Path) -> None:
         except BaseException as error:
             failed.append(error)
 
-    with closing(desk.ledger):
-        threads = [threading.Thread(target=prepare, args=[ref]) for ref in refs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    threads = [threading.Thread(target=prepare, args=[ref]) for ref in refs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
-        assert failed == []
-        assert len(desk.ledger.claimed_devices()) == 16
+    assert failed == []
+    assert len(desk.ledger.claimed_devices()) == 16
 
 
 # --------------------------------------------------------------------------------------------------------- killed
@@ -435,23 +416,21 @@ STEPS = {
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("call", "step"), [(call, step) for call, steps in STEPS.items() for step in steps])
-def test_killed_at_any_write_the_next_call_finishes(tmp_path: Path, call: str, step: str, after: bool) -> None:
-    desk = Desk(tmp_path, VF)
-    with closing(desk.ledger):
-        desk.claimed(REF, claim(result("nic", "vf-0")))
-        if call == "unprepare":
-            desk.preparer.prepare(REF)
-        dying = desk.made(PATIENT, Mortal(desk.ledger, step, after), Mortal(desk.specs, step, after))
-        with pytest.raises(Killed):
-            getattr(dying, call)(REF)
+def test_killed_at_any_write_the_next_call_finishes(desks: Desks, call: str, step: str, after: bool) -> None:
+    desk = desks(VF)
+    desk.claimed(REF, claim(result("nic", "vf-0")))
+    if call == "unprepare":
+        desk.preparer.prepare(REF)
+    dying = desk.made(PATIENT, Mortal(desk.ledger, step, after), Mortal(desk.specs, step, after))
+    with pytest.raises(Killed):
+        getattr(dying, call)(REF)
 
-    again = Desk(tmp_path, VF)
-    with closing(again.ledger):
-        again.claimed(REF, claim(result("nic", "vf-0")))
-        getattr(again.preparer, call)(REF)
-        states = [row.state for row in again.ledger.claims()]
-        assert states == ([ClaimState.PREPARED] if call == "prepare" else [])
-        assert len(files(again)) == len(states)
+    again = desks(VF)
+    again.claimed(REF, claim(result("nic", "vf-0")))
+    getattr(again.preparer, call)(REF)
+    states = [row.state for row in again.ledger.claims()]
+    assert states == ([ClaimState.PREPARED] if call == "prepare" else [])
+    assert len(files(again)) == len(states)
 
 
 WANTED = REF.uid
@@ -473,15 +452,14 @@ class CountingReader:
 
 
 @pytest.fixture
-def busy_desk(tmp_path: Path) -> Iterator[Desk]:
+def busy_desk(desks: Desks) -> Desk:
     """A node whose first eight VFs are in the hands of claims of pods that live."""
-    made = Desk(tmp_path, VF)
-    with closing(made.ledger):
-        for n in range(8):
-            ref = ClaimRef(f"claim-{n}", "team", f"c-{n}")
-            pod = PodRef("team", f"p-{n}", f"uid-{n}")
-            made.preparer.prepare(made.claimed(ref, claim(result("nic", f"vf-{n}"), ref=ref, pods=[pod])))
-        yield made
+    made = desks(VF)
+    for n in range(8):
+        ref = ClaimRef(f"claim-{n}", "team", f"c-{n}")
+        pod = PodRef("team", f"p-{n}", f"uid-{n}")
+        made.preparer.prepare(made.claimed(ref, claim(result("nic", f"vf-{n}"), ref=ref, pods=[pod])))
+    return made
 
 
 def asking(busy_desk: Desk) -> tuple[CountingReader, DeviceUsers]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +17,11 @@ from tests.deviceplugin.dra.preparing import (
     PATIENT,
     VF,
     Desk,
+    Desks,
     files,
     prepared,
     spec,
 )
-from tests.deviceplugin.dra.preparing import desk as desk  # the fixture
 
 
 def test_an_unprepared_claim_leaves_nothing_and_needs_no_api_server(desk: Desk) -> None:
@@ -75,18 +73,17 @@ def test_a_share_in_a_living_sandbox_keeps_its_claim(desk: Desk) -> None:
         desk.preparer.unprepare(REF)
 
 
-def test_a_device_on_its_way_back_is_home_when_unprepare_answers(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, VF, patience=PATIENT)
-    with closing(desk.ledger):
-        prepared(desk)
-        row = desk.attach(FIRST, POD, REF.uid)
-        desk.ledger.begin_detach([row.attachment_id])
-        later = threading.Timer(0.2, desk.ledger.finish_detach, [row])
-        later.start()
-        desk.preparer.unprepare(REF)
-        later.join()
+def test_a_device_on_its_way_back_is_home_when_unprepare_answers(desks: Desks) -> None:
+    desk = desks(VF, patience=PATIENT)
+    prepared(desk)
+    row = desk.attach(FIRST, POD, REF.uid)
+    desk.ledger.begin_detach([row.attachment_id])
+    later = threading.Timer(0.2, desk.ledger.finish_detach, [row])
+    later.start()
+    desk.preparer.unprepare(REF)
+    later.join()
 
-        assert (desk.ledger.attachments(), desk.ledger.claims()) == ((), ())
+    assert (desk.ledger.attachments(), desk.ledger.claims()) == ((), ())
 
 
 def test_a_device_that_does_not_come_back_fails_unprepare_until_it_is_withheld(desk: Desk) -> None:
