@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from agent.config.networks import OWN
 from agent.errors import InstallFailed
 from agent.process.backoff import Backoff
-from cni.install.folder import LOOK_SECONDS, Entry, Folder, Step, locked, unobserved, version_of
+from cni.install.folder import LOOK_SECONDS, Entry, Folder, locked, version_of
 from cni.migrate import sriov_state
 from cni.netconf import SUPPORTED_VERSIONS
 
@@ -65,12 +65,12 @@ class Plan:
         return self.network is not None and self.write is None and not self.remove
 
 
-def chain(folder: Path, *, step: Step = unobserved) -> Plan:
+def chain(folder: Path) -> Plan:
     """Put our plugin into the network that the runtime takes. Returns what it did.
 
     Raises InstallFailed; the network that was there before then still is.
     """
-    with locked(folder, remedy=REMEDY, step=step) as opened:
+    with locked(folder, remedy=REMEDY) as opened:
         entries, plan = _look(opened)
         if plan.write is not None:
             name, content = plan.write
@@ -86,13 +86,13 @@ def look(folder: Path) -> Plan:
         return _look(opened)[1]
 
 
-def unchain(folder: Path, *, step: Step = unobserved) -> tuple[str, ...]:
+def unchain(folder: Path) -> tuple[str, ...]:
     """Take our plugin out of every network here. Returns the files that changed.
 
     Raises InstallFailed if the plugin is still named somewhere, by an entry that somebody else wrote.
     """
     changed, left = [], []
-    with locked(folder, remedy=REMEDY, step=step) as opened:
+    with locked(folder, remedy=REMEDY) as opened:
         for name in candidates(opened.names()):
             entry = opened.read(name, MAX_BYTES)
             if entry is None or entry.content is None:
@@ -115,7 +115,7 @@ def unchain(folder: Path, *, step: Step = unobserved) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def unchain_remembered(state: Path, *, step: Step = unobserved) -> tuple[str, ...]:
+def unchain_remembered(state: Path) -> tuple[str, ...]:
     """Take our plugin out of the networks that libcni remembers for running pods. Returns the files that changed.
 
     CRI-O ends a pod with the network that it began with (ocicni, loadNetworkFromCache), and cannot once the plugin is
@@ -126,7 +126,7 @@ def unchain_remembered(state: Path, *, step: Step = unobserved) -> tuple[str, ..
         return ()
     take_out = partial(unchained, with_settings=True)  # of no use to anybody any more
     changed = []
-    with locked(folder, remedy="pods that run cannot be ended without the plugin", step=step) as opened:
+    with locked(folder, remedy="pods that run cannot be ended without the plugin") as opened:
         for name in opened.names():
             entry = opened.read(name, MAX_REMEMBERED_BYTES)
             content = sriov_state.cache_without(entry.content, take_out) if entry and entry.content else None

@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +27,6 @@ LOCK_PAUSE_SECONDS = 0.05
 WRITE_BYTES = 1 << 16
 LOOK_SECONDS = 0.5
 """Between two looks at whether others have changed something."""
-
-
-Step = Callable[[str], None]
-"""Told what comes before each change; a test ends the process there."""
-
-
-def unobserved(_: str) -> None:
-    """Watch no step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +47,9 @@ class Entry:
 class Folder:
     """An open, locked folder. Every method may raise OSError; names are of files in it."""
 
-    def __init__(self, path: Path, fd: int, step: Step) -> None:
+    def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd
-        self._step = step
 
     def names(self) -> list[str]:
         """List the folder."""
@@ -101,20 +92,15 @@ class Folder:
         somebody has changed that since, BlockingIOError is raised and it stays.
         """
         temporary = self._temporary()
-        self._step(f"create {name}")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
         try:
             with open(fd, "wb", buffering=0) as file:
                 for at in range(0, len(content), WRITE_BYTES):
-                    self._step(f"write {name} from {at}")
                     _write_all(file.fileno(), content[at : at + WRITE_BYTES])
-                self._step(f"give {name} mode and owner")
                 os.fchmod(fd, like.mode if like is not None else mode)
                 if like is not None and (like.uid, like.gid) != (os.geteuid(), os.getegid()):
                     os.fchown(fd, like.uid, like.gid)
-                self._step(f"sync {name}")
                 os.fsync(fd)
-            self._step(f"rename {name}")
             if instead_of is not None and self._version(name) != instead_of.version:
                 raise BlockingIOError(errno.EAGAIN, "was changed by somebody else just now", name)
             os.rename(temporary, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
@@ -127,18 +113,14 @@ class Folder:
     def point(self, name: str, target: str) -> None:
         """Make `name` a link to `target`, in place of what was there."""
         temporary = self._temporary()
-        self._step(f"create link {name}")
         os.symlink(target, temporary, dir_fd=self._fd)
-        self._step(f"rename link {name}")
         os.rename(temporary, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         self._sync()
 
     def copy(self, name: str, second: str) -> None:
         """Give the same file a second name as well, in place of what had it."""
         temporary = self._temporary()
-        self._step(f"link {second}")
         os.link(name, temporary, src_dir_fd=self._fd, dst_dir_fd=self._fd, follow_symlinks=False)
-        self._step(f"rename {second}")
         os.rename(temporary, second, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         # rename(2) does nothing where both names are the same file already.
         with contextlib.suppress(FileNotFoundError):
@@ -147,13 +129,11 @@ class Folder:
 
     def move(self, name: str, other: str) -> None:
         """Rename in one step, in place of what was there."""
-        self._step(f"rename {name}")
         os.rename(name, other, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         self._sync()
 
     def remove(self, name: str) -> None:
         """Take a name away."""
-        self._step(f"remove {name}")
         os.unlink(name, dir_fd=self._fd)
         self._sync()
 
@@ -171,7 +151,6 @@ class Folder:
             return None
 
     def _sync(self) -> None:
-        self._step("sync the folder")
         os.fsync(self._fd)
 
     def _temporary(self) -> str:
@@ -179,7 +158,7 @@ class Folder:
 
 
 @contextmanager
-def locked(path: Path, *, remedy: str, step: Step = unobserved, seconds: float = LOCK_SECONDS) -> Iterator[Folder]:
+def locked(path: Path, *, remedy: str, seconds: float = LOCK_SECONDS) -> Iterator[Folder]:
     """Open a folder for one installer at a time. Raises InstallFailed, also for every OSError inside.
 
     `remedy` says what to do when the folder cannot be used.
@@ -189,7 +168,7 @@ def locked(path: Path, *, remedy: str, step: Step = unobserved, seconds: float =
         try:
             if not take_lock(fd, seconds):
                 raise InstallFailed(f"{path}: another installer is at work there: let it end, then try again")
-            folder = Folder(path, fd, step)
+            folder = Folder(path, fd)
             folder.remove_leftovers()
             yield folder
         finally:

@@ -16,7 +16,7 @@ from typing import Any
 
 from agent.config.networks import OWN, REPLACED
 from agent.errors import ConfigError, InstallFailed
-from cni.install.folder import Entry, Folder, Step, locked, unobserved
+from cni.install.folder import Entry, Folder, locked
 
 PLUGIN_NAME = OWN
 """The `type` of a CNI configuration, and so the name of the executable."""
@@ -52,7 +52,7 @@ class _Marker:
     """The digest of the relay; empty from versions that noted none."""
 
 
-def install(wanted: Installation, *, keeps: bool = False, step: Step = unobserved) -> tuple[str, ...]:
+def install(wanted: Installation, *, keeps: bool = False) -> tuple[str, ...]:
     """Put the relay and its links in place. Returns the names that changed.
 
     Who only `keeps` them leaves another relay alone that the same instance has installed, for as long as it is intact:
@@ -66,7 +66,7 @@ def install(wanted: Installation, *, keeps: bool = False, step: Step = unobserve
     content = _read_relay(wanted.relay)
     digest = hashlib.sha256(content).hexdigest()
     _check_folder(wanted.target)
-    with locked(wanted.target, remedy=REMEDY, step=step) as folder:
+    with locked(wanted.target, remedy=REMEDY) as folder:
         marker = _claim(folder, wanted.instance, force=wanted.force)
         if keeps and marker.relay not in ("", digest) and _digest_of(folder) == marker.relay:
             return ()
@@ -96,9 +96,7 @@ def install(wanted: Installation, *, keeps: bool = False, step: Step = unobserve
         return tuple(changed)
 
 
-def remove(
-    target: Path, *, instance: str = DEFAULT_INSTANCE, force: bool = False, step: Step = unobserved
-) -> tuple[str, ...]:
+def remove(target: Path, *, instance: str = DEFAULT_INSTANCE, force: bool = False) -> tuple[str, ...]:
     """Take the relay and its links away, and put back what they replaced. Returns the names that changed.
 
     Raises InstallFailed. Take the plugin out of the network configurations first: the runtime cannot stop
@@ -106,7 +104,7 @@ def remove(
     """
     if not target.exists():
         return ()
-    with locked(target, remedy="it is still in place", step=step) as folder:
+    with locked(target, remedy="it is still in place") as folder:
         marker = _claim(folder, instance, force=force)
         changed = []
         linked = [name for name in REPLACED if name not in marker.replaced and _is_link(folder, name)]

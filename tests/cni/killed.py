@@ -1,4 +1,4 @@
-"""A process killed before each of the steps it tells of, one after the other."""
+"""A process killed before each of the changes it makes to files, one after the other."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import traceback
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-Step = Callable[[str], None]
+CHANGES = ("write", "fchmod", "fsync", "rename", "symlink", "link", "unlink")
+"""Functions of `os`."""
 
 
-def kill_at_each_step(folder: Path, work: Callable[[Step], object], prepare: Callable[[Path], None]) -> Iterator[Path]:
-    """Fork, and work in a fresh folder, once for each step that `work` names; give out what the killed one left.
+def kill_at_each_step(folder: Path, work: Callable[[], object], prepare: Callable[[Path], None]) -> Iterator[Path]:
+    """Fork, and work in a fresh folder, once for each change that `work` makes; give out what the killed one left.
 
-    Ends when one comes through; there must have been steps.
+    Ends when one comes through; there must have been changes.
     """
     for number in count():
         place = folder / f"step-{number}"
@@ -33,18 +34,22 @@ def kill_at_each_step(folder: Path, work: Callable[[Step], object], prepare: Cal
         yield place
 
 
-def _work_until(steps: int, place: Path, work: Callable[[Step], object]) -> NoReturn:
-    left = steps
+def _work_until(steps: int, place: Path, work: Callable[[], object]) -> NoReturn:
+    left = iter(range(steps))
 
-    def step(name: str) -> None:
-        nonlocal left
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
+    def killed_or(change: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **named: Any) -> Any:
+            if next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return change(*args, **named)
+
+        return called
 
     try:
         os.chdir(place)
-        work(step)
+        for name in CHANGES:
+            setattr(os, name, killed_or(getattr(os, name)))
+        work()
     except BaseException:
         traceback.print_exc()
         os._exit(1)

@@ -225,7 +225,7 @@ def test_an_installer_that_is_killed_at_any_step_leaves_whole_plugins(tmp_path: 
         (place / "bin/nodefabric").write_bytes(RELAY)
         (place / "bin/sriov").write_bytes(foreign)
 
-    for place in kill_at_each_step(tmp_path, lambda step: install(here, step=step), prepare):
+    for place in kill_at_each_step(tmp_path, lambda: install(here), prepare):
         target = place / "bin"
         assert (target / "nodefabric").read_bytes() in (RELAY, relay)
         assert (target / "sriov").read_bytes() in (RELAY, relay, foreign)
@@ -247,7 +247,7 @@ def test_a_removal_that_is_killed_at_any_step_can_be_done_again(tmp_path: Path) 
         (place / "bin/sriov").write_bytes(b"foreign")
         install(Installation(place / "relay", place / "bin", replace=("sriov", "rdma"), force=True))
 
-    for place in kill_at_each_step(tmp_path, lambda step: remove(Path("bin"), step=step), prepare):
+    for place in kill_at_each_step(tmp_path, lambda: remove(Path("bin")), prepare):
         assert (place / "bin/sriov").read_bytes() in (RELAY, b"foreign")
         remove(place / "bin")
         assert {path.name: path.read_bytes() for path in (place / "bin").iterdir()} == {"sriov": b"foreign"}
