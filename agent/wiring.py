@@ -95,7 +95,7 @@ class Parts:
         outside = Outside(held, offer, self.runtime, replay, ledger, report)
         healer = Claims(ledger, claim_specs, node.scans, outside, self.claim_reader)
         units = Units(config, ledger, self.unit_specs, by_cdi, outside, self.settled)
-        self.specs = SpecWatch(at_start.cdi_dir, (bound, healer, units, facts), self.plugins, report)
+        self.specs = SpecWatch(at_start.cdi_dir, (bound, healer, units, facts, self.plugins.pool_specs), report)
         others = (Bindings(ledger, bound, node.scans, outside), healer, units)
         self.reconciler = Reconciler(ledger, self.attachments, node.scans, outside, self.settled, others)
         self.owners = Owners(ledger, self.holders, outside)

@@ -37,8 +37,7 @@ from deviceplugin.server import Observe, post, unobserved
 SETTLE_SECONDS = 0.05
 """Ledger changes come in bursts; the lists follow the last one."""
 FILES_SECONDS = 5.0
-"""Between two looks at what GPUs are passed by: their toolkit may write its CDI spec long after the driver came.
-And at our own specs, which another program may remove, or a full disk refuse."""
+"""Between two looks at what GPUs are passed by: their toolkit may write its CDI spec long after the driver came."""
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Ground:
     gpu_files: Callable[[], GpuFiles] = GpuFiles
     """Looks for what the host has to pass GPUs by. Blocks."""
     files_seconds: float = FILES_SECONDS
-    """Between two looks at files that others write or remove."""
+    """Between two looks at files that others write."""
     clock: Callable[[], float] = time.monotonic
 
 
@@ -72,7 +71,7 @@ class DevicePlugins:
     ) -> None:
         """Serve what `allocator` grants; its offer gets each new one."""
         self.folder = config.value.kubelet_dir / "device-plugins"
-        self._pool_specs = PoolSpecs(config.value.cdi_dir)
+        self.pool_specs = PoolSpecs(config.value.cdi_dir)
         self.allocator = allocator
         self._records = records
         self._config = config
@@ -140,16 +139,6 @@ class DevicePlugins:
         while (posted := self._posted.value) is not self._config.value and not self._closing.is_set():
             await first(self._posted.other_than(posted), self._closing.wait())
 
-    @property
-    def specs_problem(self) -> str | None:
-        """Return why the CDI specs of pools are not as they should be."""
-        return self._pool_specs.problem
-
-    def look_again(self) -> None:
-        """Say that somebody may have removed CDI specs of pools. Belongs to the loop's thread."""
-        if self._pool_specs.is_watched:
-            self._books_changed.set()
-
     async def close(self) -> None:
         """End streams and servers, and wait for that. Devices in pods stay as they are."""
         self._closing.set()
@@ -202,9 +191,8 @@ class DevicePlugins:
             self._serve(tasks)
             self._posted.set(config)
             await self._keep_files()
-            specs = self._ground.files_seconds if self._pool_specs.is_watched else None
             files_due = self._seconds_to_files(snapshot, looked_at)
-            newer = await self._next(config, snapshot, offers.seconds_to_look(), files_due, specs)
+            newer = await self._next(config, snapshot, offers.seconds_to_look(), files_due)
             if newer is not snapshot or self._seconds_to_files(snapshot, looked_at) == 0:
                 looked_at = self._ground.clock()
                 self.allocator.gpu_files = await asyncio.to_thread(self._ground.gpu_files)
@@ -233,7 +221,6 @@ class DevicePlugins:
         if snapshot is last.snapshot and offer == last:
             offer = last
         self._remember(offer.rails)
-        self._pool_specs.keep(pool_specs(resources, offer.units, snapshot))
         self._renew_specs(offer, resources)
         return offer
 
@@ -252,7 +239,11 @@ class DevicePlugins:
             log.warning("the numbers of rails would not outlive the agent: %s", error)
 
     def _renew_specs(self, offer: Offer, resources: tuple[Resource, ...]) -> None:
-        """Have the CDI specs of granted units follow their devices, before kubelet hears of what has changed."""
+        """Have the CDI specs of pools and granted units follow their devices, before kubelet hears of the change."""
+        try:
+            self.pool_specs.keep(pool_specs(resources, offer.units, offer.snapshot))
+        except Unavailable as error:
+            log.error("CDI specs of pools may be out of date: %s", error)
         if offer.snapshot.generation:  # the first one may be of nothing
             try:
                 self._records.renew(offer, resources)

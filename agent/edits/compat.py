@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent.config import Resource, Select, SharedPool, SriovPool
 from agent.edits.cdi import ContainerEdits, DeviceNode, SpecFiles, text_of
-from agent.errors import Unavailable, UnitUnhealthy
+from agent.errors import UnitUnhealthy
 from agent.model.device import PciDevice, RdmaDevice, Snapshot
 from agent.offer.offer import Unit
 from agent.offer.selection import alternative
@@ -207,38 +208,35 @@ def _edits(name: str, nodes: Sequence[DeviceNode]) -> dict[str, Any]:
 
 
 class PoolSpecs:
-    """The files in the runtime's folder. Methods block, briefly, and never raise."""
+    """The files in the runtime's folder. Methods block, briefly, and may run on many threads at once."""
 
     def __init__(self, folder: Path) -> None:
         self._files = SpecFiles(folder, POOL_START, "this pool")
+        self._guard = threading.Lock()
         self._wanted: Mapping[str, str] | None = None
-        self._is_tidy = True
+        self._is_tidy = False
         """Whether there is no file of ours that nobody wants."""
-        self.problem: str | None = None
-        """Why the files are not as they should be."""
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether `mend` may have something to do though nothing else happens."""
-        return bool(self._wanted) or not self._is_tidy
 
     def keep(self, wanted: Mapping[str, str]) -> None:
-        """Have exactly these of our pools' files. What is there already as it should be stays untouched."""
-        if wanted != self._wanted:
+        """Have exactly these of our pools' files. Raises Unavailable; `rewrite` then tries again."""
+        with self._guard:
+            if wanted == self._wanted:
+                return
             self._wanted, self._is_tidy = dict(wanted), False
-        self.mend()
+        self.rewrite()
 
-    def mend(self) -> None:
-        """Write what somebody has removed, or what could not be written before: no container starts without."""
-        wanted = self._wanted or {}
-        self.problem = None
-        try:
-            for name, text in wanted.items():
-                if not self._files.says(name, text):
-                    self._files.write(name, text)
-            if not self._is_tidy:
-                for name in self._files.names() - wanted.keys():
-                    self._files.remove(name)
-                self._is_tidy = True
-        except Unavailable as error:
-            self.problem = str(error)
+    def rewrite(self) -> Sequence[str]:
+        """Write those that are missing or say something else, and list them: no container starts without.
+
+        Raises Unavailable.
+        """
+        with self._guard:
+            if self._wanted is None:
+                return ()
+            wrong = [name for name, text in self._wanted.items() if not self._files.says(name, text)]
+            for name in wrong:
+                self._files.write(name, self._wanted[name])
+            for name in () if self._is_tidy else self._files.names() - self._wanted.keys():
+                self._files.remove(name)
+            self._is_tidy = True
+            return wrong

@@ -13,21 +13,12 @@ from cni.install.folder import LOOK_SECONDS, version_of
 
 SPECS_SECONDS = 5.0
 """How soon CDI specs are written again that could not be."""
-
-
-class PoolLists(Protocol):
-    """Whoever writes the specs of pools, with their lists. Belongs to the loop's thread."""
-
-    @property
-    def specs_problem(self) -> str | None:
-        """Why the specs of pools are not as they should be."""
-
-    def look_again(self) -> None:
-        """Say that somebody may have removed some."""
+LONGEST_SECONDS = 60.0
+"""Between two looks though no name has come or gone."""
 
 
 class Specs(Protocol):
-    """Whoever writes the specs of slots, or of claims. Blocks."""
+    """Whoever writes the specs of slots, units, claims or pools. Blocks."""
 
     def rewrite(self) -> Sequence[str]:
         """Write those that are missing or say something else, and list them. Raises Unavailable and LedgerError."""
@@ -40,34 +31,27 @@ class SpecWatch:
     names it starts.
     """
 
-    def __init__(self, folder: Path, specs: Sequence[Specs], pools: PoolLists, report: Report) -> None:
+    def __init__(self, folder: Path, specs: Sequence[Specs], report: Report) -> None:
         self._folder = folder
         self._specs = specs
-        self._pools = pools
         self._report = report
-        self._unwritten: str | None = None
-        """Why specs of slots or claims are not written."""
-
-    @property
-    def problem(self) -> str | None:
-        """What is wrong with specs of ours; None if nothing is."""
-        problems = (self._unwritten, self._pools.specs_problem)
-        return "; ".join(problem for problem in problems if problem is not None) or None
+        self.problem: str | None = None
+        """Why specs of ours are not written; None if they are."""
 
     async def run(self) -> None:
         """Write the specs that are missing, at once and whenever a name has come or gone."""
         while True:
             before, waited = version_of(self._folder), 0.0
-            self._pools.look_again()
             try:
                 written = await asyncio.to_thread(self._rewrite)
             except AgentError as error:
-                self._unwritten, written = str(error), ()
+                self.problem, written = str(error), ()
             else:
-                self._unwritten = None
+                self.problem = None
             for _ in written:
                 self._report.reconciled("spec-write", "mended")
-            while version_of(self._folder) == before and (self._unwritten is None or waited < SPECS_SECONDS):
+            most = LONGEST_SECONDS if self.problem is None else SPECS_SECONDS
+            while version_of(self._folder) == before and waited < most:
                 await asyncio.sleep(LOOK_SECONDS)
                 waited += LOOK_SECONDS
 

@@ -15,7 +15,7 @@ from agent.config import Flags, parse
 from agent.edits.build import build
 from agent.edits.cdi import ContainerEdits
 from agent.edits.compat import go_marshal
-from agent.errors import UnitUnhealthy
+from agent.errors import Unavailable, UnitUnhealthy
 from agent.model.device import CharDevice, RdmaDevice, Snapshot, VdpaDevice
 from agent.offer.units import plain_offer
 from hack.sim.pods import Container
@@ -128,37 +128,27 @@ async def test_cdi_names_follow_the_hardware_and_go_with_the_pool(short_folder: 
         assert names().keys() == {"intel.com/net-pci", "x/y"}
 
 
-async def test_cdi_specs_that_could_not_be_written_or_were_removed_come_by_themselves(short_folder: Path) -> None:
+async def test_cdi_specs_of_pools_that_are_missing_or_changed_are_written_again(
+    short_folder: Path,
+) -> None:
     pool, folder = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}, short_folder / "cdi"
     folder.write_text("in the way")
-    async with rig(short_folder, snapshot=node(rails=1, vfs=1), resources=sriov(pool, use_cdi=True)):
+    async with rig(short_folder, snapshot=node(rails=1, vfs=1), resources=sriov(pool, use_cdi=True)) as made:
+        specs = made.plugins.pool_specs
+        with pytest.raises(Unavailable, match="cannot be written"):
+            specs.rewrite()
         folder.unlink()
-        await until(lambda: folder.is_dir() and [path for path in folder.iterdir() if path.suffix == ".json"])
+        assert specs.rewrite() == ["pool-intel.com_net-pci"]
         (spec,) = folder.iterdir()
         text = spec.read_text()
         assert VF in text
         spec.unlink()
-        await until(spec.exists)
+        assert specs.rewrite()
+        assert spec.read_text() == text
         spec.write_text("{}")
-        await until(lambda: spec.read_text() == text)
-
-
-async def test_a_cdi_spec_that_was_removed_comes_as_soon_as_somebody_says_so(short_folder: Path) -> None:
-    pool, folder = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}, short_folder / "cdi"
-    resources = sriov(pool, use_cdi=True)
-    async with rig(short_folder, snapshot=node(rails=1, vfs=1), resources=resources, files_seconds=3600) as made:
-        (spec,) = folder.iterdir()
-        spec.unlink()
-        made.plugins.look_again()
-        await until(spec.exists)
-        spec.unlink()
-        folder.rmdir()
-        folder.write_text("in the way")
-        made.plugins.look_again()
-        await until(lambda: f"the CDI spec {spec} cannot be written" in (made.plugins.specs_problem or ""))
-        folder.unlink()
-        made.plugins.look_again()
-        await until(lambda: spec.exists() and made.plugins.specs_problem is None)
+        assert specs.rewrite()
+        assert spec.read_text() == text
+        assert specs.rewrite() == []
 
 
 def test_the_selector_that_took_a_device_decides_what_comes_with_it() -> None:

@@ -35,23 +35,11 @@ EDITS = {"env": ["PCIDEVICE_RDMA_VF=0000:3b:00.1"]}
 BINDING = Binding(SLOT, "rdma/vf", "vf", "0000:3b:00.1", "worker", "c1", "net1", PodRef("ai", "train-0"), EDITS)
 
 
-class Lists:
-    """Of pools, whose specs are as the test says."""
-
-    def __init__(self) -> None:
-        self.specs_problem: str | None = None
-        self.looks = 0
-
-    def look_again(self) -> None:
-        self.looks += 1
-
-
 class Keeping:
     """The specs of one binding in a folder."""
 
-    def __init__(self, specs: SpecWatch, lists: Lists, report: Report) -> None:
+    def __init__(self, specs: SpecWatch, report: Report) -> None:
         self.specs = specs
-        self.lists = lists
         self.report = report
 
 
@@ -66,11 +54,11 @@ async def keeping(books_in: Path, folder: Path) -> AsyncIterator[Keeping]:
         books.bind_slots([BINDING])
         prepare(books)
         report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthHistory(HealthSettings()))
-        bound, lists = BoundSlots(Latest(Config(kubelet_dir=books_in)), books, SlotSpecs(folder)), Lists()
-        kept = SpecWatch(folder, (bound, healer_of(books, folder)), lists, report)
+        bound = BoundSlots(Latest(Config(kubelet_dir=books_in)), books, SlotSpecs(folder))
+        kept = SpecWatch(folder, (bound, healer_of(books, folder)), report)
         running = asyncio.create_task(kept.run())
         try:
-            yield Keeping(kept, lists, report)
+            yield Keeping(kept, report)
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -85,11 +73,9 @@ def test_a_cdi_spec_that_is_removed_is_written_again(tmp_path: Path, name: str) 
             await until(spec.exists)
             text = spec.read_text()
             for _ in range(2):
-                looks = kept.lists.looks
                 spec.unlink()
                 await until(spec.exists)
                 assert spec.read_text() == text
-                assert kept.lists.looks > looks
             assert kept.specs.problem is None
             await until(lambda: [event.text for event in kept.report.events.listed()] == ["mended"])
 
@@ -105,7 +91,5 @@ def test_cdi_specs_that_cannot_be_written_are_told_of_until_they_can(tmp_path: P
             await until(lambda: "cannot be written" in (kept.specs.problem or ""))
             folder.unlink()
             await until(lambda: kept.specs.problem is None and list(folder.iterdir()))
-            kept.lists.specs_problem = "those of pools are not there"
-            assert kept.specs.problem == "those of pools are not there"
 
     asyncio.run(scenario())
