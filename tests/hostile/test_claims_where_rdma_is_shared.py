@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from agent.offer.units import plain_offer
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from tests.awaiting import until
 from tests.deviceplugin.dra.test_dra import OFFERED, Node
-from tests.node import POD, attach, change
+from tests.node import POD, attach, change, open_books
 from tests.node import node as machine
 from tests.sim.cluster.dra_documents import allocated
 from tests.sim.cluster.dra_documents import claim as claim_document
@@ -46,11 +45,11 @@ async def status_data(folder: Path, undo: Undo, *, exclusive: bool) -> Mapping[s
     The node is scanned when the driver runs already, as after a start of the agent while the pod is there.
     """
     snapshot = replace(change(machine(), VF, rdma_devices=(HAS,)), rdma_exclusive=exclusive)
-    with closing(Ledger.open(folder / "ledger.db", "boot")) as ledger, ApiServerStandIn() as server:
+    with open_books(folder) as ledger, ApiServerStandIn() as server:
         server.state.add_node("node-1")
         path = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims"
         made = call(server.port, "POST", path, claim_document())[1]
-        status = allocated(OURS, node="node-1", pod=POD.uid)["status"]
+        status = allocated(OURS, node="node-1", pods=[POD])["status"]
         assert call(server.port, "PUT", f"{path}/c/status", {**made, "status": status})[0] == 200
         in_a_pod(ledger, made["metadata"]["uid"], undo)
         node = Node(folder, ledger)

@@ -32,7 +32,9 @@ CALLER = Caller(frozenset(("driver", f"arbitrary-node:{verb}", "nodefabric.io") 
 
 def put(server: ApiServerStandIn, name: str = "c", *devices: dict[str, Any]) -> ClaimRef:
     """Have a claim at the server as a client that does not sort keys has made it."""
-    document = allocated(DEVICE, {**DEVICE, "driver": "gpu.example.com", "device": "gpu-0"}, name=name)
+    document = allocated(
+        DEVICE, {**DEVICE, "driver": "gpu.example.com", "device": "gpu-0"}, ref=ClaimRef("", "ns", name)
+    )
     opaque = {"driver": "nodefabric.io", "parameters": UNSORTED}
     document["status"]["allocation"]["devices"]["config"] = [{"source": "FromClaim", "opaque": opaque}]
     document["status"]["devices"] = list(devices)

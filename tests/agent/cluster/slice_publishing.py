@@ -7,21 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.slices import Pool, SliceCells, SlicePublisher, SliceTimes
-from agent.config import HealthSettings
-from agent.health_history import HealthHistory
 from agent.process.backoff import Backoff
-from agent.process.conditions import Conditions
-from agent.report.events import Events
-from agent.report.metrics import Metrics
-from agent.report.report import Report
 from agent.state import Latest
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.kinds import SLICE, Target
 from tests.awaiting import until
+from tests.reporting import new_report
 
 OURS = Pool("nodefabric.io", "n")
 QUICK = SliceTimes(
@@ -44,11 +37,10 @@ class Rig:
         self.api = api
         self.slices: Latest[Any] = Latest(None)
         self.dropped: Latest[frozenset[str]] = Latest(frozenset())
-        self.conditions = Conditions()
         self.published: Latest[int | None] = Latest(None)
         cells = SliceCells(self.slices, self.dropped, self.published)
-        self.events = Events()
-        report = Report(Metrics(CollectorRegistry()), self.conditions, self.events, HealthHistory(HealthSettings()))
+        report = new_report()
+        self.conditions, self.events = report.conditions, report.events
         self.publisher = SlicePublisher(self.api, OURS, cells, report, times)
 
     @asynccontextmanager

@@ -7,22 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.claim_objects import AttachedDevice, ClaimStatus
-from agent.config import HealthSettings
-from agent.health_history import HealthHistory
 from agent.model.allocation import ClaimRef
 from agent.process.backoff import Backoff
-from agent.process.conditions import Conditions
-from agent.report.events import Events
-from agent.report.metrics import Metrics
-from agent.report.report import Report
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 from hack.sim.cluster.dra import gates
 from hack.sim.cluster.dra.rights import Caller
 from tests.awaiting import until
+from tests.reporting import new_report
 from tests.sim.cluster.dra_documents import SHARE, allocated
 
 DEVICE = {"driver": "nodefabric.io", "pool": "n", "device": "vf-1"}
@@ -30,7 +24,7 @@ DEVICE = {"driver": "nodefabric.io", "pool": "n", "device": "vf-1"}
 
 def put(server: ApiServerStandIn, name: str = "c", *results: dict[str, Any]) -> ClaimRef:
     """Have an allocated claim at the server."""
-    document = allocated(*(results or (DEVICE,)), name=name)
+    document = allocated(*(results or (DEVICE,)), ref=ClaimRef("", "ns", name))
     stored = server.state.write("ResourceClaim", f"ns/{name}", document, "kube-scheduler")
     return ClaimRef(stored["metadata"]["uid"], "ns", name)
 
@@ -63,8 +57,8 @@ class Writing:
         retry: Backoff = QUICK,
     ) -> None:
         self.server = server
-        self.metrics, self.conditions = Metrics(CollectorRegistry()), Conditions()
-        report = Report(self.metrics, self.conditions, Events(), HealthHistory(HealthSettings()))
+        report = new_report()
+        self.metrics, self.conditions = report.metrics, report.conditions
         self.writer = ClaimStatus(api, report, coalesce, retry)
 
     @property

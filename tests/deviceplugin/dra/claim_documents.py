@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from agent.model.allocation import ClaimRef, PodRef
+from tests.sim.cluster.dra_documents import allocated
 
 DRIVER = "nodefabric.io"
 NODE = "node-1"
@@ -24,33 +26,5 @@ def network(source: str = "FromClaim", requests: Sequence[str] = (), driver: str
     return {"source": source, "requests": list(requests), "opaque": {"driver": driver, "parameters": parameters}}
 
 
-def claim(
-    *results: Mapping[str, Any],
-    config: Sequence[Any] = (),
-    ref: ClaimRef = REF,
-    pods: Sequence[PodRef] = (POD,),
-    groups: Sequence[str] = (),
-    owner: PodRef | None = None,
-    extended: bool = False,
-    devices: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """A claim that is allocated, and reserved for some pods and PodGroups. `devices` is what its spec says of them."""
-    meta: dict[str, Any] = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
-    if owner is not None:
-        of = {"apiVersion": "v1", "kind": "Pod", "name": owner.name, "uid": owner.uid, "controller": True}
-        meta["ownerReferences"] = [of]
-    if extended:
-        meta["annotations"] = {"resource.kubernetes.io/extended-resource-claim": "true"}
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": meta,
-        "spec": {"devices": dict(devices or {})},
-        "status": {
-            "allocation": {"devices": {"results": [dict(r) for r in results], "config": list(config)}},
-            "reservedFor": [
-                *({"resource": "pods", "name": pod.name, "uid": pod.uid} for pod in pods),
-                *({"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": g, "uid": g} for g in groups),
-            ],
-        },
-    }
+claim = partial(allocated, ref=REF, pods=(POD,), node=NODE)
+"""A claim that is allocated on this node, and reserved for some pods and PodGroups."""

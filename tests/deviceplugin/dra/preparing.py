@@ -93,9 +93,9 @@ class Others:
         return None
 
     def _ask(self, what: str) -> None:
+        self.asked.append(what)
         if self.is_away:
             raise Unavailable("the API server is away")
-        self.asked.append(what)
 
 
 class PodObjects(Others):

@@ -5,31 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.claim_objects import attached
-from agent.config import Config, HealthSettings, Resource, Topology
+from agent.config import Config, Resource, Topology
 from agent.config.topology import LabelRule, Labels
 from agent.errors import ConfigError
 from agent.hardware.lldp import Neighbour
-from agent.health_history import HealthHistory
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import PodDevices
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
-from agent.process.conditions import Conditions
-from agent.report.events import Events
 from agent.report.facts import DriverState
-from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
 from deviceplugin.dra.dra import Dra, OnNode
@@ -39,8 +34,9 @@ from proto.dra.v1 import api_pb2, api_pb2_grpc
 from tests.agent.ledger.test_claims import claim
 from tests.awaiting import until
 from tests.deviceplugin.dra.rig import channel
-from tests.node import POD, VF, attach, change, owner
+from tests.node import POD, VF, attach, change, open_books, owner
 from tests.node import node as machine
+from tests.reporting import new_report
 from tests.sim.cluster.dra_documents import resource_slice
 
 OFFERED = (Resource("rdma/vf", "vf", offer="dra"),)
@@ -104,11 +100,7 @@ class Node:
 
     @asynccontextmanager
     async def running(self, is_due: bool = True) -> AsyncIterator[Dra]:
-        events = Events()
-        report = Report(
-            Metrics(CollectorRegistry()), Conditions(events.condition), events, HealthHistory(HealthSettings())
-        )
-        self.report = report
+        self.report = report = new_report()
         nobody: Any = Nobody()
         on_node = OnNode("node-1", self.config, self.offer, self.ledger, nobody, nobody, Latest(None), self.leaves)
         dra = Dra(on_node, self.open_api, report)
@@ -125,7 +117,7 @@ class Node:
 
 @pytest.fixture
 def node(short_folder: Path) -> Iterator[Node]:
-    with closing(Ledger.open(short_folder / "ledger.db", "boot")) as ledger:
+    with open_books(short_folder) as ledger:
         yield Node(short_folder, ledger)
 
 
@@ -137,15 +129,12 @@ def server(node: Node) -> Iterator[ApiServerStandIn]:
         yield running
 
 
-async def test_a_node_without_claims_opens_nothing(node: Node) -> None:
-    async with node.running():
-        await asyncio.sleep(0.2)
-        assert (node.opened, node.sockets()) == (0, [])
-
-
-async def test_nothing_is_served_before_it_is_due(node: Node) -> None:
-    node.config.set(node.configured(*OFFERED))
-    async with node.running(is_due=False):
+@pytest.mark.parametrize(("offered", "is_due"), [((), True), (OFFERED, False)])
+async def test_a_node_without_claims_or_before_it_is_due_opens_nothing(
+    node: Node, offered: tuple[Resource, ...], is_due: bool
+) -> None:
+    node.config.set(node.configured(*offered))
+    async with node.running(is_due):
         await asyncio.sleep(0.2)
         assert (node.opened, node.sockets()) == (0, [])
 
@@ -204,7 +193,7 @@ async def test_the_driver_stays_until_the_last_claim_is_unprepared(node: Node) -
 
 
 def test_an_attachment_tells_interface_and_addresses_of_its_claims_device(tmp_path: Path) -> None:
-    with closing(Ledger.open(tmp_path / "ledger.db", "boot", lambda: 7.0)) as ledger:
+    with open_books(tmp_path, clock=lambda: 7.0) as ledger:
         made = ledger.prepare_claim(claim())
         row = attach(ledger, VF, owner())
         result = {
@@ -238,18 +227,6 @@ async def test_how_the_driver_stands_is_told_while_it_runs(node: Node, server: A
     assert node.driver is None
 
 
-async def test_the_switch_that_was_heard_on_an_adapter_is_in_its_slice(node: Node, server: ApiServerStandIn) -> None:
-    snapshot = replace(machine(), generation=1)
-    node.offer.set(plain_offer(OFFERED, snapshot))
-    node.config.set(node.configured(*OFFERED))
-    node.leaves.set({device.address: Neighbour("aa:bb", "Ethernet1/7", "leaf-3") for device in snapshot.devices})
-    async with node.running():
-        await until(lambda: node.driver is not None and bool(node.driver.slices))
-        _, slices, _ = server.state.listed(Target(SLICE), {})
-        found = [device for each in slices for device in each["spec"]["devices"]]
-        assert {device["attributes"]["leaf"]["string"] for device in found} == {"leaf-3"}
-
-
 async def test_switches_that_slices_tell_of_stay_after_a_restart_until_others_are_heard(
     node: Node, server: ApiServerStandIn
 ) -> None:
@@ -263,6 +240,8 @@ async def test_switches_that_slices_tell_of_stay_after_a_restart_until_others_ar
     async with node.running():
         await until(lambda: node.driver is not None and bool(node.driver.slices))
     _, before, _ = server.state.listed(Target(SLICE), {})
+    devices = [device for each in before for device in each["spec"]["devices"]]
+    assert {device["attributes"]["leaf"]["string"] for device in devices} == {"leaf-3"}
 
     node.leaves = Latest({})
     async with node.running():
