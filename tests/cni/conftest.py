@@ -55,7 +55,6 @@ def sanitized_relay(relay_program: Callable[[str], Path], short_folder: Path) ->
 @pytest.fixture
 def rig(own_network: None, tmp_path: Path) -> Iterator[Rig]:
     """A node of one PF and three VFs on real links, in a network namespace of the test's own."""
-    tiny_node.create(tmp_path)
     with tiny_node.open_rig(tmp_path) as rig:
         yield rig
 

@@ -263,8 +263,7 @@ OF_CLAIM = {"env": ["UCX_NET_DEVICES=mlx5_1:1", "NODEFABRIC_RAILS=/run/nodefabri
 @pytest.fixture
 def claimed(own_network: None, tmp_path: Path) -> Iterator[ClaimScene]:
     """A node with RDMA devices, whose resources tell."""
-    rdma_node.create(tmp_path, mode="shared")
-    with tiny_node.open_rig(tmp_path) as rig:
+    with rdma_node.opened(tmp_path, mode="shared") as rig:
         made = ClaimScene(rig)
         config = made.config.value
         made.config.set(replace(config, resources=tuple(replace(r, environment=("ucx",)) for r in config.resources)))

@@ -13,7 +13,6 @@ import pytest
 from agent.errors import AgentError, DeviceBusy, DeviceGone
 from agent.model.allocation import AttachmentState, VfSettings
 from cni.attach import StepTimer
-from tests.cni import tiny_node
 from tests.cni.tiny_node import PF, TIMEOUT_SECONDS, Rig, mac_of, open_rig, stub_answer, vf
 from tests.waiting import until
 
@@ -145,7 +144,6 @@ def test_a_device_that_another_live_pod_holds_is_busy(rig: Rig) -> None:
 
 
 def test_add_waits_for_the_del_of_the_former_owner(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
     with open_rig(tmp_path, busy_seconds=TIMEOUT_SECONDS) as rig:
         one, two = rig.pod("one"), rig.pod("two")
         rig.add("c1", one, mac=MAC, ipam=rig.ipam())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,18 +53,9 @@ def test_all_vfs_of_a_pod_enter_it_under_free_names(rig: Rig) -> None:
     rig.check("c1", pod, ifname="eth0")
 
 
-def bind_to_vfio(folder: Path, index: int) -> None:
-    """Give a VF's device to programs. The kernel then has no interface for it."""
-    link = folder / "root/sys/bus/pci/devices" / vf(index) / "driver"
-    (folder / "root/sys/bus/pci/drivers/vfio-pci").mkdir()
-    link.unlink()
-    link.symlink_to("../../../../bus/pci/drivers/vfio-pci")
-    shutil.rmtree(folder / "root/sys/bus/pci/devices" / vf(index) / "net")
-
-
 def test_a_vf_for_vfio_stays_and_the_others_enter(own_network: None, tmp_path: Path) -> None:
     tiny_node.create(tmp_path)
-    bind_to_vfio(tmp_path, 0)
+    tiny_node.bind_to_vfio(tmp_path)
     with tiny_node.open_rig(tmp_path) as rig:
         grant(rig, 0, 1)
         answer = rig.add("c1", rig.pod(), ifname="eth0", prevResult=PREVIOUS)

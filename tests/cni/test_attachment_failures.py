@@ -7,8 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,14 @@ from agent.errors import (
     Unavailable,
 )
 from agent.ledger import Ledger
-from agent.model.allocation import AttachmentState, VfSettings
+from agent.model.allocation import AttachmentState
 from agent.state import Latest
 from cni import protocol
 from cni.attachment import Attachments
 from cni.call import Node
 from cni.protocol import Answer, Request
-from cni.server import CniServer
-from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni import tiny_node
-from tests.cni.tiny_node import ASKED, Rig, netdev, open_rig, stub_answer, vf
+from tests.cni.tiny_node import ASKED, Rig, netdev, stub_answer, vf
 from tests.waiting import until
 
 
@@ -86,26 +83,6 @@ def test_an_mtu_that_the_driver_refuses_undoes_the_add(rig: Rig) -> None:
     rig.run_in(pod, "true")
     with leaves_no_trace(rig, pod), pytest.raises(HardwareError):
         rig.add("c1", pod, **{**ASKED, "mtu": 68, "ipam": rig.stub_ipam(stub_answer("fd00::2/64"))})
-
-
-class Refusing(RecordedVfControl):
-    """A PF whose driver refuses to set trust, after it has set all else."""
-
-    def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
-        super().apply(pf_netdev, vf_index, replace(settings, trust=None))
-        if settings.trust:
-            raise NetlinkFailed(f"set trust of VF {vf_index} on {pf_netdev}", 95, "Operation not supported")
-
-
-def test_settings_that_the_pf_refuses_undo_the_add(own_network: None, tmp_path: Path) -> None:
-    def refusing(machine: SimulatedMachine) -> SimulatedMachine:
-        return replace(machine, vf_control=Refusing(tmp_path / "vf-settings.json"))
-
-    tiny_node.create(tmp_path)
-    with open_rig(tmp_path, host=refusing) as rig:
-        pod = rig.pod()
-        with leaves_no_trace(rig, pod), pytest.raises(NetlinkFailed, match="set trust of VF 0 on ens1f0"):
-            rig.add("c1", pod, **ASKED)
 
 
 def test_a_vf_that_vanishes_meanwhile_leaves_no_row_and_no_lease(rig: Rig) -> None:
@@ -268,7 +245,7 @@ def test_a_device_that_no_thread_could_be_started_for_is_brought_back_later(rig:
 @pytest.fixture
 def ask(rig: Rig) -> Callable[..., Answer]:
     """Ask a CNI server over a node with VFs; nobody listens."""
-    server = CniServer(rig.folder / "s", rig.attachments, condition=lambda: None, observe=lambda _: nullcontext())
+    server = rig.server()
 
     def answer(command: str, pod: Path, container_id: str = "c1", **env: str) -> Answer:
         named = {
@@ -310,15 +287,6 @@ def test_nothing_is_brought_into_the_namespace_of_the_host(rig: Rig, ask: Callab
     assert (rig.found(), rig.ledger.attachments()) == (before, ())
 
 
-COLUMNS = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
-
-
-def default_routes(folder: Path, *names: str) -> None:
-    table = folder / "root/proc/net/route"
-    table.parent.mkdir(parents=True, exist_ok=True)
-    table.write_text(COLUMNS + "".join(f"{name} 00000000 0100A8C0 0003 0 0 0 00000000 0 0 0\n" for name in names))
-
-
 def test_a_vf_that_is_a_port_of_a_bridge_of_the_host_is_refused(rig: Rig) -> None:
     for words in ("add name br7 type bridge", f"set {netdev(0)} master br7"):
         subprocess.run(["ip", "link", *words.split()], check=True)
@@ -328,23 +296,18 @@ def test_a_vf_that_is_a_port_of_a_bridge_of_the_host_is_refused(rig: Rig) -> Non
     rig.add("c1", rig.pod("again"))
 
 
-def test_a_vf_that_is_the_hosts_only_way_out_is_refused(own_network: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [netdev(0), "storage.7"])
+def test_a_vf_that_is_the_hosts_only_way_out_itself_or_below_a_vlan_is_refused(
+    own_network: None, tmp_path: Path, way: str
+) -> None:
     tiny_node.create(tmp_path)
-    default_routes(tmp_path, netdev(0))
+    table, vlan = tmp_path / "root/proc/net/route", tmp_path / "root/sys/class/net/storage.7"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    columns = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT"
+    table.write_text(f"{columns}\n{way} 00000000 0100A8C0 0003 0 0 0 00000000 0 0 0\n")
+    vlan.mkdir()
+    (vlan / f"lower_{netdev(0)}").symlink_to(f"../{netdev(0)}")
     with tiny_node.open_rig(tmp_path) as rig:
         with pytest.raises(HardwareError, match=f"{netdev(0)} carries the host's default route"):
             rig.add("c1", rig.pod())
         rig.add("c1", rig.pod("other"), deviceID=vf(1))
-
-
-def test_a_vf_below_a_vlan_that_is_the_hosts_only_way_out_is_refused(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
-    default_routes(tmp_path, "storage.7")
-    vlan = tmp_path / "root/sys/class/net/storage.7"
-    vlan.mkdir()
-    (vlan / f"lower_{netdev(0)}").symlink_to(f"../{netdev(0)}")
-    with (
-        tiny_node.open_rig(tmp_path) as rig,
-        pytest.raises(HardwareError, match=f"{netdev(0)} carries the host's default route"),
-    ):
-        rig.add("c1", rig.pod())

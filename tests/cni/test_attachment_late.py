@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.errors import AgentError, DeviceBusy
-from agent.hardware.host import Link
+from agent.errors import DeviceBusy
 from agent.model.allocation import PodRef
 from cni.attachment import Attachments
 from cni.call import GrantedDevice, Node
-from hack.sim.machine import SimulatedMachine
-from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
-from tests.cni.tiny_node import Rig, open_rig, vf
+from tests.cni.tiny_node import Rig, vf
 from tests.live import Live
 
 ASKED: dict[str, Any] = {"mac": "02:00:00:00:00:77", "vlan": 100, "trust": "on"}
@@ -57,51 +51,6 @@ def test_a_del_that_names_another_namespace_finds_the_vf_where_its_row_says(rig:
     rig.delete("c1", second)
     rig.await_back()
     assert (rig.found(), rig.ledger.quarantines()) == (before, ())
-
-
-@dataclass(frozen=True)
-class Gated(SimulatedMachine):
-    """A host whose first look at a device takes until it is let go: before an ADD has written its row."""
-
-    reached: threading.Event = field(default_factory=threading.Event)
-    go: threading.Event = field(default_factory=threading.Event)
-
-    def find_netdev(self, device: str) -> Link | None:
-        if not self.reached.is_set():
-            self.reached.set()
-            assert self.go.wait(tiny_node.TIMEOUT_SECONDS)
-        return super().find_netdev(device)
-
-
-def test_a_del_before_the_add_has_written_its_row_makes_the_add_undo_itself(own_network: None, tmp_path: Path) -> None:
-    gates: list[Gated] = []
-
-    def gated(machine: SimulatedMachine) -> SimulatedMachine:
-        gates.append(Gated(**{f.name: getattr(machine, f.name) for f in fields(machine)}))
-        return gates[0]
-
-    tiny_node.create(tmp_path)
-    with open_rig(tmp_path, host=gated) as rig:
-        pod, before, errors, gate = rig.pod(), rig.found(), [], gates[0]
-
-        def add() -> None:
-            try:
-                rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
-            except AgentError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=add)
-        thread.start()
-        assert gate.reached.wait(tiny_node.TIMEOUT_SECONDS)
-        assert rig.ledger.attachments() == ()
-        rig.delete("c1", pod)
-        rig.delete("other", pod)
-        gate.go.set()
-        thread.join()
-        assert isinstance(errors[0], DeviceBusy)
-        assert "DEL of c1 net1 came while its ADD was under way" in str(errors[0])
-        rig.await_back()
-        assert (rig.found(), rig.leases(), rig.ledger.owed_leases()) == (before, [], ())
 
 
 def test_a_del_while_kubelet_is_asked_makes_the_add_undo_itself(rig: Rig) -> None:

@@ -19,7 +19,6 @@ from tests.cni.tiny_node import PF_NETDEV, Rig, vf
 
 @pytest.fixture
 def rig(own_network: None, tmp_path: Path) -> Iterator[Rig]:
-    tiny_node.create(tmp_path)
     grants = FixedGrants(rates=VfSettings(min_tx_rate=10, max_tx_rate=1000))
     with tiny_node.open_rig(tmp_path, grants=grants) as rig:
         yield rig

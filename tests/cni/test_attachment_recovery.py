@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,8 @@ from cni.modes import vf as mode
 from cni.modes.mode import Planned, Target
 from cni.netconf import from_document
 from cni.protocol import Request
-from cni.server import CniServer
 from tests import frames
 from tests.agent.reconcile.scene import reconcile_once
-from tests.cni import tiny_node
 from tests.cni.reconciled import reconciler_of
 from tests.cni.tiny_node import ASKED, PF_NETDEV, Rig, open_rig, stub_answer, vf
 from tests.waiting import until
@@ -49,7 +47,7 @@ def test_a_path_that_is_used_again_by_another_namespace_is_another_owner(rig: Ri
     assert rig.found() == before
 
 
-def test_healing_leaves_alone_what_an_add_is_working_on(rig: Rig) -> None:
+def test_healing_and_others_dels_leave_alone_what_an_add_is_working_on(rig: Rig) -> None:
     pod = rig.pod()
     ipam = rig.stub_ipam(
         f"[ $CNI_COMMAND = DEL ] && exit; touch {rig.folder}/asked; while [ ! -e {rig.folder}/go ]; do sleep 0.01;"
@@ -59,6 +57,7 @@ def test_healing_leaves_alone_what_an_add_is_working_on(rig: Rig) -> None:
     thread.start()
     until((rig.folder / "asked").exists)
     assert rig.attachments.heal(vf(0)) is None
+    rig.delete("other", pod)
     (rig.folder / "go").touch()
     thread.join()
     assert rig.in_pod(pod) is not None
@@ -76,10 +75,7 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
     folder.mkdir()
     (folder / "1.del").write_bytes(frames.encode_request(spooled))
     rig.remove(pods[1])
-    server = CniServer(
-        rig.folder / "cni.sock", rig.attachments, condition=lambda: None, observe=lambda command: nullcontext()
-    )
-    reconciler, counted = reconciler_of(rig, replay_spool=lambda: spool.Spool(folder).replay(server.answer))
+    reconciler, counted = reconciler_of(rig, replay_spool=lambda: spool.Spool(folder).replay(rig.server().answer))
     rig.ledger.quarantine("0000:99:00.0", "its row is gone")
 
     def healed() -> bool:
@@ -98,7 +94,6 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
 
 
 def test_a_reboot_voids_attachments_and_returns_their_leases(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
     with open_rig(tmp_path, boot_id="yesterday") as rig:
         rig.add("c1", rig.pod("one"), ipam=rig.ipam())
         rig.add("c2", rig.pod("two"), deviceID=vf(1), ipam=rig.ipam())
@@ -118,7 +113,6 @@ def test_a_reboot_voids_attachments_and_returns_their_leases(own_network: None, 
 
 
 def test_nothing_is_reset_on_a_device_that_has_the_address_after_a_reboot(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
     with open_rig(tmp_path, boot_id="yesterday") as rig:
         pod = rig.pod()
         rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
@@ -144,7 +138,6 @@ def test_nothing_is_reset_on_a_device_that_has_the_address_after_a_reboot(own_ne
 
 def test_a_vf_that_lost_its_row_and_its_pod_is_clean_after_one_run(own_network: None, tmp_path: Path) -> None:
     """The books are lost, and the pod ends before the next agent begins: nobody's settings stay on the PF."""
-    tiny_node.create(tmp_path)
     with open_rig(tmp_path) as rig:
         before = rig.found()
         pod = rig.pod()

@@ -50,7 +50,6 @@ def slots() -> Chooser:
 
 @pytest.fixture
 def rig(own_network: None, tmp_path: Path, slots: Chooser) -> Iterator[Rig]:
-    tiny_node.create(tmp_path)
     with tiny_node.open_rig(tmp_path) as rig:
         rig.attachments.close()
         node = Node(rig.machine, rig.ledger, Live(rig.machine.scan))

@@ -96,7 +96,6 @@ def test_what_a_list_held_before_is_put_back_whatever_it_is(
 
 
 def test_a_driver_without_trunks_is_told_with_all_that_is_needed_to_help(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
     with open_rig(tmp_path) as rig:
         pod, before = rig.pod(), rig.found()
         with pytest.raises(HardwareError) as caught:

@@ -9,7 +9,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from cni.call import LeasingNetwork
-from cni.server import CniServer
 from tests.cni import tiny_node
 from tests.cni.relay import Outcome, Relay, finish
 from tests.cni.tiny_node import PF_NETDEV, Rig, stub_answer, vf
@@ -86,12 +85,11 @@ def network(name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def node(own_network: None, tmp_path: Path, short_folder: Path, relay_program: Callable[[str], Path]) -> Iterator[Node]:
-    tiny_node.create(tmp_path)
     with tiny_node.open_rig(tmp_path, max_adding=MAX_ADDING) as rig:
         rig.stub_ipam(HANGS)
         subprocess.run(["ip", "link", "set", PF_NETDEV, "up"], check=True)
         relay = Relay(relay_program("static"), short_folder)
-        server = CniServer(relay.socket, rig.attachments, condition=lambda: None, observe=lambda _: nullcontext())
+        server = rig.server(relay.socket)
         server.start()
         yield Node(rig, relay, rig.pod())
         server.close()

@@ -17,7 +17,6 @@ from agent.model.vf_identity import KnownDevice
 from cni.call import Node
 from cni.found_vfs import UNKNOWN, Finder
 from cni.heal import ReleaseRequest
-from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
 from tests.cni.tiny_node import Rig, mac_of, netdev, open_rig, vf
@@ -32,7 +31,6 @@ POD = PodRef("default", "trainer")
 @pytest.fixture
 def lost(own_network: None, tmp_path: Path) -> Iterator[Rig]:
     """Open the node again after its books were lost. The pod `pod` holds the first VF."""
-    tiny_node.create(tmp_path)
     with open_rig(tmp_path) as rig:
         before = rig.found()
         rig.add("c1", rig.pod(), ipam=rig.ipam(), **ASKED)

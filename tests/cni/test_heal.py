@@ -44,7 +44,6 @@ def with_gone_pods(
 ) -> None:
     """Check a node whose first two VFs were left by pods that are gone, and some of which hang when put back."""
     driver = Driver(folder)
-    tiny_node.create(folder)
     with open_rig(folder, host=driver.before, heal_seconds=heal_seconds) as rig:
         before = [rig.found(index) for index in range(2)]
         for index in range(2):
@@ -98,7 +97,6 @@ def test_others_that_may_wait_for_the_same_are_awaited_for_a_moment_only(own_net
 
 def test_a_del_whose_driver_hangs_withholds_its_device(own_network: None, tmp_path: Path) -> None:
     driver = Driver(tmp_path)
-    tiny_node.create(tmp_path)
     with open_rig(tmp_path, host=driver.before, heal_seconds=0.2) as rig:
         pod = rig.pod()
         rig.add("c1", pod, deviceID=vf(0), trust="on")

@@ -56,7 +56,6 @@ def kubelet() -> Kubelet:
 @pytest.fixture
 def strict(own_network: None, tmp_path: Path, kubelet: Kubelet) -> Iterator[Rig]:
     """A node whose VFs 0 and 1 a resource offers."""
-    tiny_node.create(tmp_path)
     with tiny_node.open_rig(tmp_path, grants=kubelet) as rig:
         yield rig
 

@@ -245,8 +245,7 @@ def test_multus_may_name_the_place_of_a_claim_and_each_call_brings_another_of_th
 def test_the_plugins_that_are_replaced_take_a_place_too_alone_and_with_type_rdma_behind_them(
     own_network: None, tmp_path: Path
 ) -> None:
-    rdma_node.create(tmp_path)
-    with tiny_node.open_rig(tmp_path) as rig:
+    with rdma_node.opened(tmp_path) as rig:
         scene = Scene(rig)
         scene.claim("nics", dataclasses.replace(of_vf(1), device_name=PLACE))
         pod = rig.pod()
@@ -292,8 +291,7 @@ def edits_of(number: int) -> dict[str, Any]:
 
 def test_a_spec_names_the_character_devices_that_the_device_has_in_its_pod(own_network: None, tmp_path: Path) -> None:
     """A move frees the number for others. Containers are made after the ADD, so they get what is true then."""
-    rdma_node.create(tmp_path)
-    with tiny_node.open_rig(tmp_path) as rig:
+    with rdma_node.opened(tmp_path) as rig:
         scene = Scene(rig)
         scene.claim("nics", of_vf(2, edits=edits_of(2)), of_share(0, edits=edits_of(7)))
         rig.machine.rdma.withdraw(vf(0))
@@ -472,7 +470,6 @@ def heal(scene: Scene) -> None:
 
 
 def test_a_device_stays_with_its_claim_and_its_pod_and_comes_home_by_its_del(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
     with open_rig(tmp_path) as rig:
         before = rig.found(0)
         scene = Scene(rig)

@@ -225,8 +225,7 @@ Given = Mapping[int, tuple[str, str]]
 
 @pytest.fixture
 def rails(own_network: None, tmp_path: Path) -> Iterator[Rig]:
-    tiny_node.create(tmp_path, vfs=5)
-    with tiny_node.open_rig(tmp_path) as rig:
+    with tiny_node.open_rig(tmp_path, vfs=5) as rig:
         yield rig
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -16,7 +15,6 @@ from agent.errors import AgentError
 from agent.model.allocation import AttachmentState
 from cni import protocol, spool
 from cni.protocol import Answer, Request
-from cni.server import CniServer
 from tests import frames, versions
 from tests.cni.relay import Relay
 from tests.cni.tiny_node import Rig, stub_answer, vf
@@ -160,16 +158,9 @@ def test_a_spool_that_cannot_be_written_stops_nothing(own_network: None, tmp_pat
     assert names(tmp_path) == ["1.del", "2.del", "3.del"]
 
 
-def server_of(rig: Rig) -> CniServer:
-    """Make a CNI server over a node with VFs; nobody listens."""
-    return CniServer(
-        rig.folder / "s", rig.attachments, condition=lambda: None, observe=lambda _: contextlib.nullcontext()
-    )
-
-
 @pytest.fixture
 def answering(rig: Rig) -> Callable[[Request], Answer]:
-    return server_of(rig).answer
+    return rig.server().answer
 
 
 def spooled_by(relay: Relay, container_id: str, netns: str) -> None:
@@ -223,7 +214,7 @@ def test_a_del_from_before_a_new_add_is_known_as_one_by_the_next_agent(rig: Rig,
     spooled_by(sanitized_relay, "c1", str(pod))
     rig.add("c1", pod)
     rig.restart()
-    assert spool.Spool(sanitized_relay.spool).replay(server_of(rig).answer) == 1
+    assert spool.Spool(sanitized_relay.spool).replay(rig.server().answer) == 1
     assert [row.state for row in rig.ledger.attachments()] == [AttachmentState.ATTACHED]
 
 

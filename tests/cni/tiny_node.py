@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from cni.call import Call, GrantedDevice
 from cni.call import Node as CniNode
 from cni.heal import HEAL_SECONDS
 from cni.ipam.leases import LeaseBook
+from cni.server import CniServer
 from hack.sim.machine import SimulatedMachine
 from tests.cni.fixed_grants import FixedGrants
 from tests.waiting import until
@@ -113,6 +115,15 @@ def _function(name: str, ifindex: int, mac: str) -> dict[str, Any]:
     }
 
 
+def bind_to_vfio(folder: Path, index: int = 0) -> None:
+    """Give a VF's device to programs, before the node is opened. The kernel then has no interface for it."""
+    device = folder / "root/sys/bus/pci/devices" / vf(index)
+    (folder / "root/sys/bus/pci/drivers/vfio-pci").mkdir()
+    (device / "driver").unlink()
+    (device / "driver").symlink_to("../../../../bus/pci/drivers/vfio-pci")
+    shutil.rmtree(device / "net")
+
+
 @dataclass
 class Rig:
     """The node, opened, with what attaches its VFs."""
@@ -134,6 +145,10 @@ class Rig:
         """Open the agent's parts anew: another agent has written the books, and they have one writer at a time."""
         self.close()
         self.ledger, self.attachments = self.open_parts()
+
+    def server(self, path: Path = Path("/unused")) -> CniServer:
+        """Make a CNI server over the node, to which nobody listens yet."""
+        return CniServer(path, self.attachments, condition=lambda: None, observe=lambda command: nullcontext())
 
     def pod(self, name: str = "pod") -> Path:
         """Make a pod's network namespace and return its path."""
@@ -287,13 +302,16 @@ def open_rig(
     busy_seconds: float = 0.3,
     max_adding: int = MAX_ADDING,
     grants: FixedGrants | None = None,
+    vfs: int = 3,
 ) -> Iterator[Rig]:
-    """Open the agent's parts on a node that was created before, as at an agent's start.
+    """Open the agent's parts on a node, as at an agent's start; make one of so many VFs if none was created before.
 
     `host` may put something between the machine and what attaches, `seen` change what the scan saw; `heal_seconds` is
     how long healing waits, `busy_seconds` how long an ADD waits for the device's former owner, `max_adding` how many
     ADDs with a device may be under way, `grants` what resources offer and kubelet gave.
     """
+    if not (folder / "root").exists():
+        create(folder, vfs)
     machine = SimulatedMachine.open(folder)
     snapshot = seen(machine.scan())
     granted: list[GrantedDevice] = []

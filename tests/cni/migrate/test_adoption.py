@@ -21,7 +21,6 @@ from agent.state import Latest
 from cni.call import Node
 from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopted, Adopter
-from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import state
 from tests.cni.old_plugins import CONTAINER, PLUGIN, SETTINGS, OldSriov, adopt, but_up, host_name
@@ -371,15 +370,13 @@ GUID = "02:00:00:00:00:00:00:01"
 
 @pytest.fixture
 def infiniband(own_network: None, tmp_path: Path) -> Iterator[Rig]:
-    rdma_node.create(tmp_path, ib=True)
-    with tiny_node.open_rig(tmp_path) as rig:
+    with rdma_node.opened(tmp_path, ib=True) as rig:
         yield rig
 
 
 @pytest.fixture
 def ethernet(own_network: None, tmp_path: Path) -> Iterator[Rig]:
-    rdma_node.create(tmp_path)
-    with tiny_node.open_rig(tmp_path) as rig:
+    with rdma_node.opened(tmp_path) as rig:
         yield rig
 
 

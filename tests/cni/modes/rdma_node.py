@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hack.sim.machine import SimulatedMachine
-from tests.cni.tiny_node import tiny_node, vf
+from tests.cni.tiny_node import Rig, open_rig, tiny_node, vf
 
 FOLDER = "devices/pci0000:3a/0000:3a:00.0"
 
@@ -47,3 +49,11 @@ def create(folder: Path, vfs: int = 3, mode: str = "exclusive", ib: bool = False
     machine = SimulatedMachine.open(folder)
     machine.rdma.set_mode(mode)
     machine.close()
+
+
+@contextmanager
+def opened(folder: Path, mode: str = "exclusive", ib: bool = False, **more: Any) -> Iterator[Rig]:
+    """Make the node, and open the agent's parts on it; `more` is for `open_rig`."""
+    create(folder, mode=mode, ib=ib)
+    with open_rig(folder, **more) as rig:
+        yield rig

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,13 @@ from hypothesis import strategies as st
 
 from agent.config.networks import network_of_keys
 from agent.errors import AttachmentError, HardwareError, NetlinkFailed, RequestInvalid
-from agent.hardware.host import Child, Host, Link, LinkChange
+from agent.hardware.host import Child, Link, LinkChange
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.rtnetlink import LinkMessage, creation
 from agent.model.device import PciDevice, Snapshot
 from cni.call import GrantedDevice
 from cni.modes.child import pairs
 from hack.sim.fabric import device_of
-from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.networks import PREVIOUS, network
 from tests.cni.tiny_node import Rig, mac_of, netdev, vf
@@ -69,16 +69,15 @@ def with_two_pfs(snapshot: Snapshot) -> Snapshot:
 
 
 @pytest.fixture
-def node(own_network: None, tmp_path: Path) -> Iterator[tuple[Rig, Bridging]]:
-    tiny_node.create(tmp_path)
-    kernel = Bridging()
+def kernel() -> Iterator[Bridging]:
+    with closing(Bridging()) as kernel:
+        yield kernel
 
-    def host(machine: SimulatedMachine) -> Host:
-        return replace(machine, links=kernel)
 
-    with tiny_node.open_rig(tmp_path, host=host, seen=with_two_pfs) as rig:
-        yield rig, kernel
-    kernel.close()
+@pytest.fixture
+def rig(own_network: None, tmp_path: Path, kernel: Bridging) -> Iterator[Rig]:
+    with tiny_node.open_rig(tmp_path, host=lambda m: replace(m, links=kernel), seen=with_two_pfs) as rig:
+        yield rig
 
 
 def grant(rig: Rig, *indices: int, **keys: Any) -> None:
@@ -97,8 +96,7 @@ def ports_of(rig: Rig, kernel: Bridging, pod: Path) -> dict[str, bool]:
     return {link.name: bond is not None and link.master == bond.ifindex for link in found}
 
 
-def test_two_vfs_come_as_one_interface_with_the_addresses_and_go_home(node: tuple[Rig, Bridging]) -> None:
-    rig, kernel = node
+def test_two_vfs_come_as_one_interface_with_the_addresses_and_go_home(rig: Rig, kernel: Bridging) -> None:
     before = [rig.found(i) for i in range(3)]
     pod = rig.pod()
     grant(rig, 0, 2, mtu=1400, vlan=7, ipam=rig.ipam(), altNames=["storage"], arpTargets=["10.9.0.1"])
@@ -127,8 +125,7 @@ def test_two_vfs_come_as_one_interface_with_the_addresses_and_go_home(node: tupl
     assert rig.ledger.quarantines() == ()
 
 
-def test_check_tells_what_has_become_of_it(node: tuple[Rig, Bridging]) -> None:
-    rig, _ = node
+def test_check_tells_what_has_become_of_it(rig: Rig) -> None:
     pod = rig.pod()
     grant(rig, 0, 2)
     answer = add(rig, pod)
@@ -143,8 +140,7 @@ def test_check_tells_what_has_become_of_it(node: tuple[Rig, Bridging]) -> None:
     until(lambda: not rig.ledger.attachments())
 
 
-def test_a_namespace_that_ends_gives_both_vfs_back(node: tuple[Rig, Bridging]) -> None:
-    rig, _ = node
+def test_a_namespace_that_ends_gives_both_vfs_back(rig: Rig) -> None:
     before = [rig.found(i) for i in range(3)]
     pod = rig.pod()
     grant(rig, 0, 2)
@@ -161,8 +157,7 @@ def test_a_namespace_that_ends_gives_both_vfs_back(node: tuple[Rig, Bridging]) -
 
 
 @pytest.mark.parametrize("step", ["no bond", "first port", "second port", "up"])
-def test_an_add_that_fails_at_any_step_leaves_nothing(node: tuple[Rig, Bridging], step: str) -> None:
-    rig, kernel = node
+def test_an_add_that_fails_at_any_step_leaves_nothing(rig: Rig, kernel: Bridging, step: str) -> None:
     before = [rig.found(i) for i in range(3)]
     pod, left = rig.pod(), {"first port": 0, "second port": 1, "up": 2}.get(step, 9)
     changes: list[LinkChange] = []
@@ -184,8 +179,7 @@ def test_an_add_that_fails_at_any_step_leaves_nothing(node: tuple[Rig, Bridging]
     assert rig.leases() == []
 
 
-def test_vfs_with_different_mtus_are_joined_where_the_network_says_one(node: tuple[Rig, Bridging]) -> None:
-    rig, _ = node
+def test_vfs_with_different_mtus_are_joined_where_the_network_says_one(rig: Rig) -> None:
     subprocess.run(["ip", "link", "set", netdev(2), "mtu", "1300"], check=True)
     grant(rig, 0, 2)
     with pytest.raises(HardwareError, match=rf"different MTUs \({vf(0)} 1500 and {vf(2)} 1300\): say mtu"):
@@ -199,9 +193,8 @@ def test_vfs_with_different_mtus_are_joined_where_the_network_says_one(node: tup
     ("indices", "told"), [((0, 1), "2 of 0000:3b:00.0"), ((0, 1, 2), "2 of .*, 1 of 0000:5e:00.0")]
 )
 def test_vfs_that_make_no_pairs_are_refused_before_anything_moves(
-    node: tuple[Rig, Bridging], indices: tuple[int, ...], told: str
+    rig: Rig, indices: tuple[int, ...], told: str
 ) -> None:
-    rig, _ = node
     grant(rig, *indices)
     with pytest.raises(
         RequestInvalid, match=rf"joins two VFs of different PFs, and the pod has {len(indices)} \({told}"
@@ -210,8 +203,7 @@ def test_vfs_that_make_no_pairs_are_refused_before_anything_moves(
     assert rig.ledger.attachments() == ()
 
 
-def test_what_is_not_joined_comes_beside_it(node: tuple[Rig, Bridging]) -> None:
-    rig, _ = node
+def test_what_is_not_joined_comes_beside_it(rig: Rig) -> None:
     pod = rig.pod()
     grant(rig, 0, 2)
     rig.granted.insert(1, GrantedDevice(vf(1), "rdma/single", network({"mtu": 1400})))
@@ -221,8 +213,7 @@ def test_what_is_not_joined_comes_beside_it(node: tuple[Rig, Bridging]) -> None:
     assert (alone.device, alone.master, alone.up) == (vf(1), None, True)
 
 
-def test_a_call_that_names_a_device_makes_no_bond(node: tuple[Rig, Bridging]) -> None:
-    rig, _ = node
+def test_a_call_that_names_a_device_makes_no_bond(rig: Rig) -> None:
     with pytest.raises(RequestInvalid, match="bond: active-backup joins two VFs that kubelet gave to the pod"):
         rig.add("c1", rig.pod(), **BOND)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ from agent.hardware.host import Child, Link, LinkChange
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.rtnetlink import LinkMessage
 from hack.sim.fabric import device_of
-from hack.sim.machine import SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig
@@ -37,11 +37,11 @@ from tests.waiting import until
 
 
 class Kernel(Netlink):
-    """Has one more kind of child than this one."""
+    """Has one more kind of child than this one, and calls its bridges bonds."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self) -> None:
         super().__init__(device_of)
-        self.kind = kind
+        self.kind, self.bond = "macvlan", "bond"
         self.refuse_elsewhere: int | None = None
         """errno for a child in another namespace."""
         self.made: list[Child] = []
@@ -60,53 +60,53 @@ class Kernel(Netlink):
 
     def _link(self, message: LinkMessage) -> Link:
         link = super()._link(message)
-        return replace(link, kind=self.kind) if link.kind == "ifb" else link
+        return replace(link, kind={"ifb": self.kind, "bridge": self.bond}.get(link.kind, link.kind))
 
 
-def opened(folder: Path, kind: str) -> Iterator[tuple[Rig, Kernel]]:
-    tiny_node.create(folder)
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    with closing(Kernel()) as kernel:
+        yield kernel
+
+
+@pytest.fixture
+def grants() -> FixedGrants:
+    return FixedGrants()
+
+
+@pytest.fixture
+def rig(own_network: None, tmp_path: Path, kernel: Kernel, grants: FixedGrants) -> Iterator[Rig]:
+    """A node whose PF is up, for macvlans."""
+    tiny_node.create(tmp_path)
     subprocess.run(["ip", "link", "set", PF_NETDEV, "up"], check=True)
-    kernel = Kernel(kind)
-    with tiny_node.open_rig(folder, host=lambda machine: with_links(machine, kernel)) as rig:
-        yield rig, kernel
-    kernel.close()
-
-
-def with_links(machine: SimulatedMachine, kernel: Kernel) -> SimulatedMachine:
-    return replace(machine, links=kernel)
+    with tiny_node.open_rig(tmp_path, host=lambda m: replace(m, links=kernel), grants=grants) as rig:
+        yield rig
 
 
 @pytest.fixture
-def macvlans(own_network: None, tmp_path: Path) -> Iterator[tuple[Rig, Kernel]]:
-    yield from opened(tmp_path, "macvlan")
+def infiniband(rig: Rig, kernel: Kernel) -> None:
+    """Have it be a node for IPoIB."""
+    kernel.kind = "ipoib"
+    folder = rig.machine.root / "sys/class/net" / PF_NETDEV
+    for name, value in {"type": "32", "mode": "connected", "pkey": "0xffff", "dev_port": "0"}.items():
+        (folder / name).write_text(f"{value}\n")
+    pkeys = rig.machine.root / "sys/bus/pci/devices" / PF / "infiniband/mlx5_0/ports/1/pkeys"
+    pkeys.mkdir(parents=True)
+    for index, pkey in enumerate(("0xffff", "0x8001", "0x0000")):
+        (pkeys / str(index)).write_text(f"{pkey}\n")
 
 
 @pytest.fixture
-def infiniband(own_network: None, tmp_path: Path) -> Iterator[tuple[Rig, Kernel]]:
-    for node in opened(tmp_path, "ipoib"):
-        rig, _ = node
-        folder = rig.machine.root / "sys/class/net" / PF_NETDEV
-        for name, value in {"type": "32", "mode": "connected", "pkey": "0xffff", "dev_port": "0"}.items():
-            (folder / name).write_text(f"{value}\n")
-        pkeys = rig.machine.root / "sys/bus/pci/devices" / PF / "infiniband/mlx5_0/ports/1/pkeys"
-        pkeys.mkdir(parents=True)
-        for index, pkey in enumerate(("0xffff", "0x8001", "0x0000")):
-            (pkeys / str(index)).write_text(f"{pkey}\n")
-        yield node
+def ipvlans(kernel: Kernel) -> None:
+    """Have it be a node for ipvlans."""
+    kernel.kind = "ipvlan"
 
 
-def looked_up(rig: Rig, kernel: Kernel, pod: Path, name: str = "net1") -> Link | None:
-    with open(pod) as netns:
-        return kernel.find(name, netns.fileno())
-
-
-def test_pods_share_a_parent_and_each_gets_its_own(macvlans: tuple[Rig, Kernel]) -> None:
-    rig, kernel = macvlans
+def test_pods_share_a_parent_and_each_gets_its_own(rig: Rig, kernel: Kernel) -> None:
     pods = [rig.pod("a"), rig.pod("b")]
     for n, pod in enumerate(pods):
         answer = rig.add(f"container-{n}", pod, mode="macvlan", deviceID=None, master=PF_NETDEV, mtu=1400)
-        found = looked_up(rig, kernel, pod)
-        assert found is not None
+        found = rig.link(pod)
         (shown,) = answer["interfaces"]
         assert (shown["name"], shown["mac"], shown["mtu"]) == ("net1", found.mac, 1400)
         assert (found.up, found.mtu) == (True, 1400)
@@ -118,20 +118,19 @@ def test_pods_share_a_parent_and_each_gets_its_own(macvlans: tuple[Rig, Kernel])
     assert kernel.made[0].mac != kernel.made[1].mac
     rig.delete("container-0", pods[0])
     until(lambda: len(rig.ledger.attachments()) == 1)
-    assert looked_up(rig, kernel, pods[0]) is None
-    assert looked_up(rig, kernel, pods[1]) is not None
+    assert rig.in_pod(pods[0]) is None
+    assert rig.in_pod(pods[1]) is not None
 
 
-def test_a_share_stands_for_the_adapter_that_it_is_of(macvlans: tuple[Rig, Kernel]) -> None:
+def test_a_share_stands_for_the_adapter_that_it_is_of(rig: Rig, kernel: Kernel) -> None:
     """Multus names what kubelet gave for the network's resourceName."""
-    rig, kernel = macvlans
     pod, share = rig.pod(), "hca-946dae0300000000-7"
     named: dict[str, Any] = {"mode": "macvlan", "deviceID": share, "pciBusID": share}
     with pytest.raises(RequestInvalid, match=f"{share} is a share that kubelet has given to no pod"):
         rig.add("c1", pod, **named)
     rig.ledger.grant("rdma/hca", {"hca-946dae0300000000-6": tiny_node.vf(0), share: PF})
     answer = rig.add("c1", pod, **named)
-    assert looked_up(rig, kernel, pod) is not None
+    assert rig.in_pod(pod) is not None
     assert rig.add("c1", pod, **named) == answer
     rig.check("c1", pod, **named)
     rig.delete("c1", pod, **named)
@@ -140,8 +139,7 @@ def test_a_share_stands_for_the_adapter_that_it_is_of(macvlans: tuple[Rig, Kerne
         rig.add("c1", pod, mode="nic", deviceID=share)
 
 
-def test_it_is_found_and_removed_after_a_rename_in_the_pod(macvlans: tuple[Rig, Kernel]) -> None:
-    rig, kernel = macvlans
+def test_it_is_found_and_removed_after_a_rename_in_the_pod(rig: Rig, kernel: Kernel) -> None:
     pod = rig.pod()
     rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
     rig.run_in(pod, "ip", "link", "set", "net1", "down", "name", "mine")
@@ -149,33 +147,30 @@ def test_it_is_found_and_removed_after_a_rename_in_the_pod(macvlans: tuple[Rig, 
         rig.check("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
     rig.delete("c1", pod)
     until(lambda: not rig.ledger.attachments())
-    assert looked_up(rig, kernel, pod, "mine") is None
+    assert rig.in_pod(pod, "mine") is None
 
 
-def test_another_interface_of_that_name_is_left_alone(macvlans: tuple[Rig, Kernel]) -> None:
-    rig, kernel = macvlans
+def test_another_interface_of_that_name_is_left_alone(rig: Rig, kernel: Kernel) -> None:
     pod = rig.pod()
     rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
     rig.run_in(pod, "ip", "link", "delete", "net1")
     rig.run_in(pod, "ip", "link", "add", "net1", "type", "veth", "peer", "name", "other")
     rig.delete("c1", pod)
     until(lambda: not rig.ledger.attachments())
-    assert looked_up(rig, kernel, pod) is not None
+    assert rig.in_pod(pod) is not None
 
 
-def test_a_name_that_is_taken_is_told_and_the_other_stays(macvlans: tuple[Rig, Kernel]) -> None:
-    rig, kernel = macvlans
+def test_a_name_that_is_taken_is_told_and_the_other_stays(rig: Rig, kernel: Kernel) -> None:
     pod = rig.pod()
     rig.run_in(pod, "ip", "link", "add", "net1", "type", "ifb")
     with pytest.raises(NetlinkFailed, match="an interface called net1 is in the pod already"):
         rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
-    assert looked_up(rig, kernel, pod) is not None
+    assert rig.in_pod(pod) is not None
     assert rig.ledger.attachments() == ()
 
 
-def test_nothing_is_made_upon_a_parent_that_is_on_its_way_into_a_pod(macvlans: tuple[Rig, Kernel]) -> None:
+def test_nothing_is_made_upon_a_parent_that_is_on_its_way_into_a_pod(rig: Rig, kernel: Kernel) -> None:
     """That pod would have the interface of the other below its own."""
-    rig, kernel = macvlans
     refused: list[DeviceBusy] = []
     pods = [rig.pod("a"), rig.pod("b")]
 
@@ -192,9 +187,8 @@ def test_nothing_is_made_upon_a_parent_that_is_on_its_way_into_a_pod(macvlans: t
     rig.check("c2", pods[1], mode="nic", deviceID=PF)
 
 
-def test_a_parent_with_children_in_pods_is_not_taken_away(macvlans: tuple[Rig, Kernel]) -> None:
+def test_a_parent_with_children_in_pods_is_not_taken_away(rig: Rig, kernel: Kernel) -> None:
     """The kernel shows no interface above it: that is in another namespace."""
-    rig, _ = macvlans
     rig.add("c1", rig.pod("a"), mode="macvlan", deviceID=None, master=PF_NETDEV)
     with pytest.raises(DeviceBusy, match=f"{PF_NETDEV} is needed by {PF_NETDEV}/c1/net1"):
         rig.add("c2", rig.pod("b"), mode="nic", deviceID=PF)
@@ -211,24 +205,23 @@ def test_a_parent_with_children_in_pods_is_not_taken_away(macvlans: tuple[Rig, K
     ids=["no parent", "parent down", "MTU", "MAC in passthru"],
 )
 def test_what_cannot_be_is_told_before_anything_is_made(
-    macvlans: tuple[Rig, Kernel], conf: dict[str, Any], error: type[Exception], message: str
+    rig: Rig, kernel: Kernel, conf: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    rig, kernel = macvlans
     with pytest.raises(error, match=message):
         rig.add("c1", rig.pod(), mode="macvlan", deviceID=None, **conf)
     assert kernel.made == []
     assert rig.ledger.attachments() == ()
 
 
-def test_a_kernel_without_the_kind_says_which_module(macvlans: tuple[Rig, Kernel]) -> None:
-    rig, kernel = macvlans
+def test_a_kernel_without_the_kind_says_which_module(rig: Rig, kernel: Kernel) -> None:
     kernel.refuse_elsewhere = errno.EOPNOTSUPP
     with pytest.raises(NetlinkFailed, match="load the module macvlan"):
         rig.add("c1", rig.pod(), mode="macvlan", deviceID=None, master=PF_NETDEV)
 
 
-def test_an_ipoib_child_has_its_parents_mode_and_the_asked_partition(infiniband: tuple[Rig, Kernel]) -> None:
-    rig, kernel = infiniband
+def test_an_ipoib_child_has_its_parents_mode_and_the_asked_partition(
+    infiniband: None, rig: Rig, kernel: Kernel
+) -> None:
     pod = rig.pod()
     rig.add("c1", pod, mode="ipoib", deviceID=None, master=PF_NETDEV, pkey="0x8001")
     rig.add("c2", rig.pod("other"), mode="ipoib", deviceID=PF)
@@ -242,43 +235,23 @@ def test_an_ipoib_child_has_its_parents_mode_and_the_asked_partition(infiniband:
         rig.check("c1", pod, mode="ipoib", deviceID=None, master=PF_NETDEV)
     rig.delete("c1", pod)
     until(lambda: len(rig.ledger.attachments()) == 1)
-    assert looked_up(rig, kernel, pod) is None
+    assert rig.in_pod(pod) is None
 
 
-def test_a_partition_that_the_port_is_not_in_is_refused_with_what_to_do(infiniband: tuple[Rig, Kernel]) -> None:
-    rig, kernel = infiniband
+def test_a_partition_that_the_port_is_not_in_is_refused_with_what_to_do(
+    infiniband: None, rig: Rig, kernel: Kernel
+) -> None:
     with pytest.raises(HardwareError, match=r"not in partition 0x8002, but in 0xffff, 0x8001: add its GUID"):
         rig.add("c1", rig.pod(), mode="ipoib", deviceID=None, master=PF_NETDEV, pkey="0x8002")
     assert kernel.made == []
 
 
-def test_an_ethernet_parent_is_refused(macvlans: tuple[Rig, Kernel]) -> None:
-    rig, _ = macvlans
+def test_an_ethernet_parent_is_refused(rig: Rig, kernel: Kernel) -> None:
     with pytest.raises(HardwareError, match=f"{PF_NETDEV} is no IPoIB interface"):
         rig.add("c1", rig.pod(), mode="ipoib", deviceID=None, master=PF_NETDEV)
 
 
 BOND = "bond0"
-
-
-class Bonding(Kernel):
-    """Calls its bridges bonds."""
-
-    bond = "bond"
-
-    def _link(self, message: LinkMessage) -> Link:
-        link = super()._link(message)
-        return replace(link, kind=self.bond) if link.kind == "bridge" else link
-
-
-@pytest.fixture
-def node(own_network: None, tmp_path: Path) -> Iterator[tuple[Rig, Bonding]]:
-    tiny_node.create(tmp_path)
-    subprocess.run(["ip", "link", "set", PF_NETDEV, "up"], check=True)
-    kernel = Bonding("ipvlan")
-    with tiny_node.open_rig(tmp_path, host=lambda machine: with_links(machine, kernel)) as rig:
-        yield rig, kernel
-    kernel.close()
 
 
 def enslave(mtu: int = 1500) -> None:
@@ -288,15 +261,13 @@ def enslave(mtu: int = 1500) -> None:
 
 @pytest.mark.parametrize(("said", "mode"), [({}, "l2"), ({"ipvlanMode": "l3s"}, "l3s")])
 def test_an_ipvlan_is_made_without_a_mac_of_its_own_and_removed(
-    node: tuple[Rig, Bonding], said: dict[str, Any], mode: str
+    ipvlans: None, rig: Rig, kernel: Kernel, said: dict[str, Any], mode: str
 ) -> None:
-    rig, kernel = node
     pod = rig.pod()
     answer = rig.add("c1", pod, mode="ipvlan", deviceID=PF, mtu=1400, **said)
     (made,) = kernel.made
     assert made == Child("ipvlan", "net1", mode, None, 1400)
-    found = looked_up(rig, kernel, pod)
-    assert found is not None
+    found = rig.link(pod)
     assert (answer["interfaces"][0]["mac"], answer["interfaces"][0]["mtu"]) == (found.mac, 1400)
     rig.check("c1", pod, mode="ipvlan", deviceID=PF)
     rig.run_in(pod, "ip", "link", "set", "net1", "down")
@@ -304,7 +275,7 @@ def test_an_ipvlan_is_made_without_a_mac_of_its_own_and_removed(
         rig.check("c1", pod, mode="ipvlan", deviceID=PF)
     rig.delete("c1", pod)
     until(lambda: not rig.ledger.attachments())
-    assert looked_up(rig, kernel, pod) is None
+    assert rig.in_pod(pod) is None
 
 
 @pytest.mark.parametrize(
@@ -320,9 +291,8 @@ def test_an_ipvlan_is_made_without_a_mac_of_its_own_and_removed(
     ],
 )
 def test_one_interface_carries_one_sort_of_children(
-    node: tuple[Rig, Bonding], first: dict[str, Any], second: dict[str, Any], text: str
+    ipvlans: None, rig: Rig, kernel: Kernel, first: dict[str, Any], second: dict[str, Any], text: str
 ) -> None:
-    rig, kernel = node
     pods = [rig.pod("a"), rig.pod("b"), rig.pod("c")]
     kernel.kind = first["mode"]
     rig.add("c1", pods[0], deviceID=None, master=PF_NETDEV, **first)
@@ -336,16 +306,16 @@ def test_one_interface_carries_one_sort_of_children(
     rig.add("c2", pods[1], deviceID=PF, **second)
 
 
-def test_what_others_have_made_upon_it_is_told_by_the_kernel_alone(node: tuple[Rig, Bonding]) -> None:
-    rig, kernel = node
+def test_what_others_have_made_upon_it_is_told_by_the_kernel_alone(ipvlans: None, rig: Rig, kernel: Kernel) -> None:
     kernel.refuse_elsewhere = errno.EBUSY
     with pytest.raises(NetlinkFailed, match=f"{PF_NETDEV} is in use otherwise, .* by macvlans: an interface carries"):
         rig.add("c1", rig.pod(), mode="ipvlan", deviceID=PF)
 
 
 @pytest.mark.parametrize("mode", ["macvlan", "ipvlan"])
-def test_upon_an_adapter_that_is_a_port_of_a_bond_the_bond_is_the_parent(node: tuple[Rig, Bonding], mode: str) -> None:
-    rig, kernel = node
+def test_upon_an_adapter_that_is_a_port_of_a_bond_the_bond_is_the_parent(
+    ipvlans: None, rig: Rig, kernel: Kernel, mode: str
+) -> None:
     pod, kernel.kind = rig.pod(), mode
     enslave()
     rig.add("c1", pod, mode=mode, deviceID=PF)
@@ -361,12 +331,11 @@ def test_upon_an_adapter_that_is_a_port_of_a_bond_the_bond_is_the_parent(node: t
         rig.add("c2", rig.pod("other"), mode="nic", deviceID=PF)
     rig.delete("c1", pod)
     until(lambda: not rig.ledger.attachments())
-    assert looked_up(rig, kernel, pod) is None
+    assert rig.in_pod(pod) is None
 
 
-def test_upon_a_port_of_anything_else_the_port_is_the_parent(node: tuple[Rig, Bonding]) -> None:
+def test_upon_a_port_of_anything_else_the_port_is_the_parent(ipvlans: None, rig: Rig, kernel: Kernel) -> None:
     """A VRF's port carries children; a bridge's is refused by the kernel."""
-    rig, kernel = node
     kernel.bond = "vrf"
     enslave()
     rig.add("c1", rig.pod(), mode="ipvlan", deviceID=PF)
@@ -375,13 +344,11 @@ def test_upon_a_port_of_anything_else_the_port_is_the_parent(node: tuple[Rig, Bo
 
 
 @pytest.mark.parametrize("conf", [{"deviceID": PF}, {"deviceID": None, "master": PF_NETDEV}])
-def test_who_names_a_port_of_a_bond_names_the_bond(own_network: None, tmp_path: Path, conf: dict[str, Any]) -> None:
-    tiny_node.create(tmp_path)
-    kernel, grants = Bonding("ipvlan"), FixedGrants()
+def test_who_names_a_port_of_a_bond_names_the_bond(
+    ipvlans: None, rig: Rig, kernel: Kernel, grants: FixedGrants, conf: dict[str, Any]
+) -> None:
     grants.cni = CniSettings(protect=(BOND,))
-    with tiny_node.open_rig(tmp_path, host=lambda machine: with_links(machine, kernel), grants=grants) as rig:
-        enslave()
-        with pytest.raises(NotAllowed, match=f"a port of {BOND}, is the host's alone"):
-            rig.add("c1", rig.pod(), mode="ipvlan", **conf)
-        assert kernel.made == []
-    kernel.close()
+    enslave()
+    with pytest.raises(NotAllowed, match=f"a port of {BOND}, is the host's alone"):
+        rig.add("c1", rig.pod(), mode="ipvlan", **conf)
+    assert kernel.made == []

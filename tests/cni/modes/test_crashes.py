@@ -96,9 +96,7 @@ def node(own_network: None, tmp_path: Path, case: Case) -> Any:
 def create_ethernet(tmp_path: Path) -> None:
     tiny_node.create(tmp_path)
     folder = tmp_path / "root/sys/bus/pci/devices" / vf(1)
-    (tmp_path / "root/sys/bus/pci/drivers/vfio-pci").mkdir()
-    (folder / "driver").unlink()
-    (folder / "driver").symlink_to("../../../../bus/pci/drivers/vfio-pci")
+    tiny_node.bind_to_vfio(tmp_path, 1)
     (folder / "reset_method").write_text("flr\n")
     (folder / "reset").write_text("")
     for netdev in (tiny_node.netdev(0), PF_NETDEV):

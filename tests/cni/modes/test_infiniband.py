@@ -7,6 +7,8 @@ interface and devices come anew under other names, and an interface is made anew
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,8 @@ from agent.hardware.netlink.links import Netlink
 from agent.model.allocation import Undo
 from cni.call import GrantedDevice
 from cni.modes import guid, rdma
+from hack.sim.fabric import device_of
 from hack.sim.machine import SimulatedMachine
-from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID, state
@@ -30,15 +32,13 @@ from tests.cni.tiny_node import PF_NETDEV, Rig, vf
 
 @pytest.fixture(params=["exclusive", "shared"])
 def node(own_network: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
-    rdma_node.create(tmp_path, mode=request.param, ib=True)
-    with tiny_node.open_rig(tmp_path) as rig:
+    with rdma_node.opened(tmp_path, mode=request.param, ib=True) as rig:
         yield rig
 
 
 @pytest.fixture
 def exclusive(own_network: None, tmp_path: Path) -> Iterator[Rig]:
-    rdma_node.create(tmp_path, ib=True)
-    with tiny_node.open_rig(tmp_path) as rig:
+    with rdma_node.opened(tmp_path, ib=True) as rig:
         yield rig
 
 
@@ -59,8 +59,8 @@ def test_a_vf_gets_its_guid_and_all_is_as_before_afterwards(node: Rig) -> None:
     assert node.ledger.quarantines() == ()
 
 
-class Forgetful:
-    """A PF that says that it has given a GUID, and has not."""
+class Passing:
+    """A PF like another."""
 
     def __init__(self, control: VfControl) -> None:
         self._control = control
@@ -68,18 +68,20 @@ class Forgetful:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._control, name)
 
+
+class Forgetful(Passing):
+    """A PF that says that it has given a GUID, and has not."""
+
     def set_guids(self, pf_netdev: str, vf_index: int, node: str, port: str) -> None:
         return None
 
 
 def test_a_vf_that_comes_back_without_its_guid_is_told_and_brought_back(own_network: None, tmp_path: Path) -> None:
-    rdma_node.create(tmp_path, ib=True)
-
     def forgetful(machine: SimulatedMachine) -> Any:
         control: Any = Forgetful(machine.vf_control)
         return replace(machine, vf_control=control)
 
-    with tiny_node.open_rig(tmp_path, host=forgetful) as rig:
+    with rdma_node.opened(tmp_path, ib=True, host=forgetful) as rig:
         before, pod = state(rig), rig.pod()
         with pytest.raises(HardwareError, match=f"was bound again for the GUID {GUID} but has "):
             rig.add("c1", pod, guid=GUID)
@@ -97,24 +99,13 @@ class Tacit:
         return getattr(self._machine, name)
 
 
-class TacitControl:
-    def __init__(self, control: VfControl) -> None:
-        self._control = control
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._control, name)
-
+class TacitControl(Passing):
     def guids(self, pf_netdev: str, vf_index: int) -> None:
         return None
 
 
 def test_a_former_guid_that_the_pf_does_not_tell_comes_back_too(own_network: None, tmp_path: Path) -> None:
-    rdma_node.create(tmp_path, ib=True)
-
-    def tacit(machine: SimulatedMachine) -> Any:
-        return Tacit(machine)
-
-    with tiny_node.open_rig(tmp_path, host=tacit) as rig:
+    with rdma_node.opened(tmp_path, ib=True, host=Tacit) as rig:
         former = "02:00:00:00:00:00:00:99"
         rig.machine.vf_control.set_guids(PF_NETDEV, 0, former, former)
         guid.rebind(rig.machine, vf(0), "mlx5_core")
@@ -149,8 +140,6 @@ def test_a_killed_namespace_gives_all_back(node: Rig) -> None:
 
 
 def test_pods_that_start_at_once_do_not_get_each_others_char_devices(exclusive: Rig) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     before = [state(exclusive, i) for i in range(3)]
     pods = [exclusive.pod(f"p{i}") for i in range(3)]
     guids = [f"02:00:00:00:00:00:01:0{i}" for i in range(3)]
@@ -185,12 +174,11 @@ def test_several_vfs_of_a_pod_do_not_get_one_guid(node: Rig, where: str) -> None
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 def test_a_sandbox_made_anew_does_not_make_up_for_another_number(own_network: None, tmp_path: Path, mode: str) -> None:
     """kubelet asks Allocate once for a pod: its container gets the file of the first number in any sandbox."""
-    rdma_node.create(tmp_path, mode=mode, ib=True)
     promised = {vf(1): "/dev/infiniband/uverbs1"}
-    with tiny_node.open_rig(tmp_path, grants=FixedGrants(verbs_nodes=promised)) as rig:
+    with rdma_node.opened(tmp_path, mode, ib=True, grants=FixedGrants(verbs_nodes=promised)) as rig:
         rig.ledger.grant("rdma/ib", {vf(1): vf(1)})
         rig.machine.unbind(vf(0))  # uverbs0 is free: whatever is bound anew, or moves, takes it
-        for attempt in range(3):
+        for attempt in range(2):
             pod = rig.pod(f"sandbox-{attempt}")
             with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs1 and has .*uverbs0 in the pod"):
                 rig.add(f"c{attempt}", pod, deviceID=vf(1), guid=GUID)
@@ -204,9 +192,8 @@ def test_a_vf_that_its_former_pod_had_bound_anew_since_the_grant_is_looked_at(
     own_network: None, tmp_path: Path
 ) -> None:
     """The next pod asks for no GUID, so that its own ADD binds nothing anew."""
-    rdma_node.create(tmp_path, mode="shared", ib=True)
     promised: dict[str, str] = {}
-    with tiny_node.open_rig(tmp_path, grants=FixedGrants(verbs_nodes=promised)) as rig:
+    with rdma_node.opened(tmp_path, "shared", ib=True, grants=FixedGrants(verbs_nodes=promised)) as rig:
         machine, pod, own = rig.machine, rig.pod(), "02:00:00:00:00:00:00:77"
         machine.vf_control.set_guids(PF_NETDEV, 1, own, own)
         for step in (machine.unbind, lambda device: machine.bind(device, "mlx5_core")):
@@ -261,17 +248,15 @@ class Deaf(Netlink):
 
 
 def test_an_interface_that_will_not_come_out_comes_with_its_rdma_device(own_network: None, tmp_path: Path) -> None:
-    from hack.sim.fabric import device_of
-
-    rdma_node.create(tmp_path, ib=True)
-    deaf = Deaf(device_of)
-    with tiny_node.open_rig(tmp_path, host=lambda machine: replace(machine, links=deaf)) as rig:
+    with (
+        closing(Deaf(device_of)) as deaf,
+        rdma_node.opened(tmp_path, ib=True, host=lambda machine: replace(machine, links=deaf)) as rig,
+    ):
         before, pod = state(rig), rig.pod()
         rig.add("c1", pod, guid=GUID)
         rig.delete("c1", pod)
         rig.await_back()
         assert state(rig) == before
-    deaf.close()
 
 
 def test_a_vf_that_ib_sriov_set_up_gets_its_former_guid_from_us(exclusive: Rig) -> None:

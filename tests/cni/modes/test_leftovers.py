@@ -19,7 +19,6 @@ from agent.hardware.host import Link, LinkChange
 from agent.hardware.netlink import codec, rtnetlink
 from agent.hardware.netlink.links import Netlink
 from hack.sim.fabric import device_of
-from tests.cni import tiny_node
 from tests.cni.modes.programs import (
     BPF_PROG_TYPE_SCHED_CLS,
     BPF_PROG_TYPE_XDP,
@@ -291,7 +290,6 @@ class Deaf(Netlink):
 
 
 def test_what_the_driver_only_says_to_have_put_back_is_seen(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
     with closing(Deaf(device_of)) as links, open_rig(tmp_path, host=lambda m: replace(m, links=links)) as rig:
         pod, before = rig.pod(), seen(rig)
         rig.add("c1", pod, mtu=1400)
@@ -310,7 +308,6 @@ def test_what_the_driver_only_says_to_have_put_back_is_seen(own_network: None, t
 
 @pytest.mark.parametrize("held", [3, 100_000], ids=["soon", "never"])
 def test_a_mac_that_the_driver_sets_later_is_waited_for(own_network: None, tmp_path: Path, held: int) -> None:
-    tiny_node.create(tmp_path)
     with closing(Slow(device_of, held)) as links, open_rig(tmp_path, host=lambda m: replace(m, links=links)) as rig:
         pod, before = rig.pod(), seen(rig)
         if held > 100:

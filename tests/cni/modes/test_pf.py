@@ -19,7 +19,6 @@ from cni.modes import pf
 from cni.modes.pf import NEUTRAL, lacking
 from hack.sim.fabric import device_of
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
-from tests.cni import tiny_node
 from tests.cni.tiny_node import PF_NETDEV, Rig, mac_of, open_rig, vf
 
 BEFORE = VfSettings("02:00:00:00:00:01", 7, 3, "802.1ad", 10, 20, spoofchk=True, trust=False, link_state="auto")
@@ -68,7 +67,6 @@ def with_control(folder: Path, kind: type[RecordedVfControl]) -> Callable[[Simul
 
 
 def test_what_the_driver_refused_once_does_not_lose_the_vf(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
     with open_rig(tmp_path, host=with_control(tmp_path, LikeIgb)) as rig:
         pod, before = rig.pod(), rig.found()
         with pytest.raises(NetlinkFailed, match="set link state"):
@@ -77,7 +75,6 @@ def test_what_the_driver_refused_once_does_not_lose_the_vf(own_network: None, tm
 
 
 def test_a_pf_that_cannot_be_asked_gets_back_the_usual(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
     with open_rig(tmp_path, host=with_control(tmp_path, TooMany)) as rig:
         pod, before = rig.pod(), rig.settings()
         rig.add("c1", pod, vlan=100, trust="on", max_tx_rate=50)
@@ -96,7 +93,6 @@ def test_the_pf_is_not_asked_of_a_vf_of_which_nothing_is_wanted(own_network: Non
         def read(self, pf_netdev: str, vf_index: int) -> VfSettings:
             raise AssertionError("the PF was asked")
 
-    tiny_node.create(tmp_path)
     with open_rig(tmp_path, host=with_control(tmp_path, Unasked)) as rig:
         pod = rig.pod()
         rig.add("c1", pod, mtu=1400)
@@ -151,7 +147,6 @@ def test_a_vf_whose_driver_takes_no_mac_fetches_it_from_the_pf(own_network: None
         return replace(machine, links=made[0])
 
     made: list[Igbvf] = []
-    tiny_node.create(tmp_path)
     with open_rig(tmp_path, host=with_links) as rig, closing(made[0]):
         rig.machine.vf_control.apply(PF_NETDEV, 0, VfSettings(mac=mac_of(0)))
         pod, before, wanted = rig.pod(), rig.found(), "02:00:00:00:00:77"

@@ -14,7 +14,6 @@ import pytest
 from agent.errors import AttachmentError, DeviceBusy, HardwareError, NetlinkFailed
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.model.allocation import Binding, PodRef
-from hack.sim.machine import SimulatedMachine
 from hack.sim.rdma import SimulatedRdma
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
@@ -26,8 +25,7 @@ from tests.waiting import until
 @pytest.fixture
 def node(own_network: None, tmp_path: Path) -> Iterator[Rig]:
     """Three VFs with an RDMA device each, in exclusive mode."""
-    rdma_node.create(tmp_path)
-    with tiny_node.open_rig(tmp_path) as rig:
+    with rdma_node.opened(tmp_path) as rig:
         yield rig
 
 
@@ -96,7 +94,6 @@ def test_a_driver_that_refuses_is_named_with_what_to_do_and_the_vf_is_back(node:
 
 
 def test_a_vf_without_an_rdma_device_needs_none_unless_it_is_asked_for(own_network: None, tmp_path: Path) -> None:
-    tiny_node.create(tmp_path)
     with tiny_node.open_rig(tmp_path) as plain:
         plain.machine.rdma.set_mode("exclusive")
         pod = plain.pod()
@@ -106,8 +103,7 @@ def test_a_vf_without_an_rdma_device_needs_none_unless_it_is_asked_for(own_netwo
 
 
 def test_in_shared_mode_nothing_moves_and_an_own_device_is_refused(own_network: None, tmp_path: Path) -> None:
-    rdma_node.create(tmp_path, mode="shared")
-    with tiny_node.open_rig(tmp_path) as shared:
+    with rdma_node.opened(tmp_path, mode="shared") as shared:
         pod = shared.pod()
         shared.add("c1", pod)
         row = shared.ledger.attachment_on(vf(0))
@@ -128,12 +124,7 @@ class Renumbering(SimulatedRdma):
 
 
 def test_a_device_that_comes_out_with_another_number_is_no_success(own_network: None, tmp_path: Path) -> None:
-    rdma_node.create(tmp_path)
-
-    def other(machine: SimulatedMachine) -> SimulatedMachine:
-        return replace(machine, rdma=Renumbering(tmp_path, machine.root))
-
-    with tiny_node.open_rig(tmp_path, host=other) as node:
+    with rdma_node.opened(tmp_path, host=lambda m: replace(m, rdma=Renumbering(tmp_path, m.root))) as node:
         with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs0 and has /dev/infiniband/uverbs9"):
             node.add("c1", node.pod())
         assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
@@ -142,9 +133,7 @@ def test_a_device_that_comes_out_with_another_number_is_no_success(own_network: 
 def test_a_device_that_another_pod_had_at_the_grant_must_have_the_number_of_then(
     own_network: None, tmp_path: Path
 ) -> None:
-    rdma_node.create(tmp_path)
-    told = "/dev/infiniband/uverbs7"
-    with tiny_node.open_rig(tmp_path, grants=FixedGrants(verbs_nodes={vf(1): told})) as node:
+    with rdma_node.opened(tmp_path, grants=FixedGrants(verbs_nodes={vf(1): "/dev/infiniband/uverbs7"})) as node:
         node.add("c1", node.pod())  # of a device that kubelet has given to nobody, nobody was told
         node.ledger.grant("rdma/vf", {vf(1): vf(1)})
         pod = node.pod("other")
@@ -206,14 +195,8 @@ def hanging(rdma: SimulatedRdma) -> Iterator[None]:
 @pytest.fixture
 def impatient(own_network: None, tmp_path: Path) -> Iterator[Rig]:
     """A node that waits a moment only for others' RDMA devices."""
-    rdma_node.create(tmp_path)
-
-    def soon(machine: SimulatedMachine) -> SimulatedMachine:
-        return replace(machine, rdma=quick)
-
     quick = SimulatedRdma(tmp_path, tmp_path / "root", wait_seconds=0.05)
-    with tiny_node.open_rig(tmp_path, host=soon) as rig:
-        assert rig.machine.root == tmp_path / "root"
+    with rdma_node.opened(tmp_path, host=lambda machine: replace(machine, rdma=quick)) as rig:
         yield replace(rig, machine=replace(rig.machine, rdma=quick))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,38 +25,23 @@ from tests.waiting import until
 ASKED: dict[str, Any] = {"vlan": 100, "trust": "on", "mac": "02:00:00:00:00:77", "max_tx_rate": 200}
 
 
-def bind(rig: Rig, driver: str | None, index: int = 0) -> None:
-    """Bind a VF to another driver: its interface ends, or is made anew."""
-    link = rig.machine.root / "sys/bus/pci/devices" / vf(index) / "driver"
-    link.unlink(missing_ok=True)
-    if driver is not None:
-        (rig.machine.root / "sys/bus/pci/drivers" / driver).mkdir(exist_ok=True)
-        link.symlink_to(f"../../../../bus/pci/drivers/{driver}")
-
-
-@pytest.fixture(params=["vfio-pci", "uio_pci_generic", "igb_uio", "mlx5_vfio_pci"])
-def driver(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def bind_to_kernel(rig: Rig) -> None:
+    """Bind the first VF to its network driver again."""
+    link = rig.machine.root / "sys/bus/pci/devices" / vf(0) / "driver"
+    link.unlink()
+    link.symlink_to("../../../../bus/pci/drivers/mlx5_core")
 
 
 @pytest.fixture
 def dpdk(own_network: None, tmp_path: Path) -> Iterator[Rig]:
     """A node whose first VF is bound to vfio-pci, and can be reset by itself."""
     tiny_node.create(tmp_path)
-    with open_rig(tmp_path) as rig:
-        bind(rig, "vfio-pci")
-        unplug_interface(rig)
-        folder = rig.machine.root / "sys/bus/pci/devices" / vf(0)
-        (folder / "reset_method").write_text("flr bus\n")
-        (folder / "reset").write_text("")
+    tiny_node.bind_to_vfio(tmp_path)
+    folder = tmp_path / "root/sys/bus/pci/devices" / vf(0)
+    (folder / "reset_method").write_text("flr bus\n")
+    (folder / "reset").write_text("")
     with open_rig(tmp_path) as rig:
         yield rig
-
-
-def unplug_interface(rig: Rig, index: int = 0) -> None:
-    """Let the simulation give this device no interface, as a driver for programs does."""
-    folder = rig.machine.root / "sys/bus/pci/devices" / vf(index) / "net"
-    shutil.rmtree(folder)
 
 
 def test_the_answer_names_the_device_and_what_was_set(dpdk: Rig) -> None:
@@ -187,8 +171,7 @@ def test_a_kernel_vf_that_was_bound_to_vfio_in_the_pod_comes_back_without_an_int
     before, pod = rig.settings(), rig.pod()
     rig.add("c1", pod, **ASKED)
     rig.run_in(pod, "ip", "link", "delete", "net1")
-    bind(rig, "vfio-pci")
-    unplug_interface(rig)
+    tiny_node.bind_to_vfio(rig.folder)
     with open_rig(rig.folder) as later:  # has scanned anew
         with pytest.raises(AttachmentError, match="net1 is not in the pod"):
             later.check("c1", pod)
@@ -200,7 +183,7 @@ def test_a_kernel_vf_that_was_bound_to_vfio_in_the_pod_comes_back_without_an_int
 def test_a_vfio_vf_that_was_bound_to_the_kernel_in_the_pod_gets_its_settings_back(dpdk: Rig) -> None:
     before, pod = dpdk.settings(), dpdk.pod()
     dpdk.add("c1", pod, **ASKED)
-    bind(dpdk, "mlx5_core")
+    bind_to_kernel(dpdk)
     with pytest.raises(AttachmentError, match=f"{vf(0)} is bound to mlx5_core now: no program can drive it"):
         dpdk.check("c1", pod, **ASKED)
     dpdk.delete("c1", pod)
@@ -223,10 +206,8 @@ FORMER = ("02:00:00:00:00:00:0f:01", "02:00:00:00:00:00:0f:02")
 @contextmanager
 def for_programs(folder: Path, *, control: RecordedVfControl | None = None, ib: bool = True) -> Iterator[Rig]:
     """Open a node whose first VF is bound to vfio-pci. `control` may stand in for its PF."""
-    rdma_node.create(folder, ib=ib)
-    with open_rig(folder) as rig:
-        bind(rig, "vfio-pci")
-        unplug_interface(rig)
+    with rdma_node.opened(folder, ib=ib) as rig:
+        tiny_node.bind_to_vfio(folder)
         rig.machine.rdma.withdraw(vf(0))
 
     def host(machine: SimulatedMachine) -> SimulatedMachine:
@@ -287,7 +268,7 @@ def test_a_vf_that_was_bound_to_the_kernel_in_the_pod_is_told_to_keep_its_guid(
     node.machine.vf_control.set_guids(PF_NETDEV, 0, *FORMER)
     pod = node.pod()
     node.add("c1", pod, guid=GUID)
-    bind(node, "mlx5_core")
+    bind_to_kernel(node)
     node.machine.bind(vf(0), "mlx5_core")
     node.delete("c1", pod)
     node.await_back()
@@ -397,11 +378,8 @@ def test_a_whole_adapter_keeps_its_own_guid_which_only_ib_sriov_passes_over(
 ) -> None:
     """ib-kubernetes gives a GUID to whatever is attached, and ib-sriov has no use for it there."""
     rdma_node.create(tmp_path, ib=True)
-    with open_rig(tmp_path) as rig:
-        device = rig.machine.root / "sys/bus/pci/devices" / vf(0)
-        bind(rig, "vfio-pci")
-        unplug_interface(rig)
-        (device / "physfn").unlink()
+    tiny_node.bind_to_vfio(tmp_path)
+    (tmp_path / "root/sys/bus/pci/devices" / vf(0) / "physfn").unlink()
     with open_rig(tmp_path) as rig:
         if kind == "ib-sriov":
             asked = {"rdmaIsolation": True, "runtimeConfig": {"infinibandGUID": GUID}}
