@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.node_taint import (
-    DAEMON_SET,
-    KEY,
-    NodeTaint,
-    Times,
-    with_taint,
-    without_taint,
-)
+from agent.cluster.node_taint import DAEMON_SET, KEY, NodeTaint, Times, with_taint, without_taint
 from agent.config import Restart
 from agent.errors import ConfigError
 from agent.process.backoff import Backoff

@@ -86,16 +86,10 @@ async def test_changes_that_come_together_are_written_together(server: ApiServer
         assert rig.writes == 2
 
 
-async def test_a_fault_waits_less_than_another_structure(server: ApiServerStandIn, api: ApiServer) -> None:
-    async with Rig(server, api, replace(QUICK, structure=600.0)).running() as rig:
-        await rig.publishes(pool(1))
-        rig.slices.set((tainted(pool(1)[0], "vf-0", DOWN),))
-        await until(lambda: rig.stored()["0"]["devices"][0].get("taints"))
-        assert rig.writes == 2
-
-
-async def test_faults_of_links_are_spread(server: ApiServerStandIn, api: ApiServer) -> None:
-    async with Rig(server, api, replace(QUICK, link_jitter=600.0)).running() as rig:
+async def test_a_fault_waits_less_than_another_structure_and_faults_of_links_are_spread(
+    server: ApiServerStandIn, api: ApiServer
+) -> None:
+    async with Rig(server, api, replace(QUICK, structure=600.0, link_jitter=600.0)).running() as rig:
         await rig.publishes(pool(1))
         rig.publisher._chance = lambda: 1.0
         rig.slices.set((tainted(pool(1)[0], "vf-0", DOWN),))

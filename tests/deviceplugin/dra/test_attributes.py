@@ -10,12 +10,10 @@ import pytest
 from agent.config import Dra
 from agent.hardware.lldp import Neighbour
 from agent.model.allocation import is_place
-from agent.model.device import LinkLayer, Snapshot
+from agent.model.device import Snapshot
 from agent.offer.units import plain_offer
 from deviceplugin.dra.attributes import Facts, StableFacts, leaves_in, stable_facts, version
-from deviceplugin.dra.devices import (
-    devices_of,
-)
+from deviceplugin.dra.devices import devices_of
 from tests.deviceplugin.dra.nodes import FIRST, HCA, NIC, PF, VF, Offered, late, recorded_node, value
 from tests.node import change, node
 
@@ -213,12 +211,6 @@ def test_the_subnet_is_told_from_when_its_port_was_up_first() -> None:
     seen = stable_facts(plain_offer([HCA], up), seen)
     assert told(seen) == {"string": "fec00000000000a1"}
     assert told(stable_facts(plain_offer([HCA], down), seen)) == {"string": "fec00000000000a1"}
-
-
-def test_a_port_without_a_link_layer_says_none() -> None:
-    [device, *_] = Offered(recorded_node("efa"), [HCA]).devices
-    assert "linkLayer" not in device.attributes
-    assert LinkLayer.UNSPECIFIED.value not in str(device.attributes)
 
 
 def test_switches_are_read_back_from_slices_into_which_others_have_written() -> None:

@@ -11,23 +11,8 @@ from agent.model.device import Snapshot
 from agent.model.health import Reason
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
-from deviceplugin.dra.devices import (
-    DraDevice,
-    Taint,
-)
-from tests.deviceplugin.dra.nodes import (
-    FIRST,
-    GPU_NODES,
-    HCA,
-    PF,
-    SECOND,
-    VF,
-    Offered,
-    ill,
-    late,
-    recorded_node,
-    value,
-)
+from deviceplugin.dra.devices import DraDevice, Taint
+from tests.deviceplugin.dra.nodes import FIRST, GPU_NODES, HCA, PF, SECOND, VF, Offered, ill, late, recorded_node, value
 from tests.node import change, node
 
 TELLING = ("gpu.nvidia.com/uuid",)
@@ -78,25 +63,21 @@ def test_capacities_are_qualified_with_the_drivers_domain() -> None:
         assert list(device.capacity) == [f"fabric.example.com/{name}"]
 
 
-def test_without_gpus_a_place_is_a_numa_node_and_where_none_is_known_an_adapter() -> None:
+def test_a_place_is_a_gpu_or_a_numa_node_and_an_adapter_where_it_is_near_to_neither() -> None:
     snapshot = replace(node(rails=4, vfs=2), gpus=())
-    assert places(snapshot) == {"slots-rdma-vf-numa-0", "slots-rdma-vf-numa-1"}
+    assert places(snapshot) == {"numa-0", "numa-1"}
     for device in snapshot.devices:
         snapshot = change(snapshot, device.address, numa_node=-1)
-    assert places(snapshot) == {f"slots-rdma-vf-0000-{bus}-00-0" for bus in ("12", "22", "32", "42")}
-
-
-def test_an_adapter_near_no_gpu_is_a_place_of_its_own_beside_gpus() -> None:
+    assert places(snapshot) == {f"0000-{bus}-00-0" for bus in ("12", "22", "32", "42")}
     snapshot = node(rails=3, vfs=2)
-    assert places(replace(snapshot, gpus=snapshot.gpus[:2])) == {
-        *("slots-rdma-vf-gpu-0000-14-00-0", "slots-rdma-vf-gpu-0000-24-00-0", "slots-rdma-vf-0000-32-00-0")
-    }
+    found = places(replace(snapshot, gpus=snapshot.gpus[:2]))
+    assert found == {"gpu-0000-14-00-0", "gpu-0000-24-00-0", "0000-32-00-0"}
 
 
 def places(snapshot: Snapshot) -> set[str]:
     """Name the places of a node's VFs: of their parts, the ones without a number."""
     names = set(by_name(Offered(snapshot, [late(VF)]).devices))
-    return {name for name in names if name.rpartition("-")[0] not in names}
+    return {name.removeprefix("slots-rdma-vf-") for name in names if name.rpartition("-")[0] not in names}
 
 
 @pytest.mark.parametrize("name", GPU_NODES)

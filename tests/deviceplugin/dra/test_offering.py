@@ -54,23 +54,16 @@ async def settled(offering: Offering) -> tuple[int, int]:
     return offering.catalog.version, offering.slices.version
 
 
-async def test_nothing_is_said_before_the_first_scan_and_then_all_at_once() -> None:
+async def test_nothing_is_said_before_the_first_scan_and_before_it_is_known_what_is_near_to_what() -> None:
     world = World(Latest(Config(resources=(VF,))))
     async with following(world) as offering:
         assert await settled(offering) == (0, 0)
         assert offering.slices.value is None
-        world.show(node(rails=2, vfs=2))
-        await until(lambda: offering.slices.value)
-        assert len(offering.catalog.value) == 4
-
-
-async def test_nothing_is_said_at_first_while_it_is_about_to_be_known_what_is_near_to_what() -> None:
-    world = World(Latest(Config(resources=(VF,))))
-    async with following(world) as offering:
         world.show(replace(node(rails=2, vfs=2), adapter_ids_due=True))
         assert await settled(offering) == (0, 0)
         world.show(node(rails=2, vfs=2))
         await until(lambda: offering.slices.value)
+        assert len(offering.catalog.value) == 4
         world.show(replace(node(rails=2, vfs=1), adapter_ids_due=True))
         await until(lambda: len(offering.catalog.value) == 2)
 

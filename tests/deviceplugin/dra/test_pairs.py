@@ -11,18 +11,8 @@ from hypothesis import strategies as st
 
 from agent.config import Dra, Resource
 from agent.placement import Distances
-from deviceplugin.dra.devices import (
-    pair_up,
-)
-from tests.deviceplugin.dra.nodes import (
-    GPU_NODES,
-    HCA,
-    VF,
-    Offered,
-    late,
-    recorded_node,
-    value,
-)
+from deviceplugin.dra.devices import pair_up
+from tests.deviceplugin.dra.nodes import GPU_NODES, HCA, VF, Offered, late, recorded_node, value
 from tests.node import node
 
 ALIAS = "gpu.nvidia.com/uuid"
@@ -67,18 +57,12 @@ def most_pairs(near: dict[str, set[str]]) -> int:
     return sum(finds_one(port, set()) for port in near)
 
 
-def test_vfs_of_a_port_that_is_nearest_to_two_gpus_take_turns() -> None:
-    snapshot = recorded_node("a100-8gpu-4nic")
+@pytest.mark.parametrize(("name", "gpus"), [("a100-8gpu-4nic", 8), ("one-numa-node", 4)])
+def test_vfs_of_ports_that_are_as_near_to_several_gpus_are_shared_out_evenly(name: str, gpus: int) -> None:
+    snapshot = recorded_node(name)
     vfs = [d.address for d in snapshot.devices if d.is_vf]
-    paired = pair_up(vfs, Distances(snapshot))
-    assert {len(gpus) for gpus in paired.near.values()} == {2}
-    assert set(Counter(paired.gpu.values()).values()) == {len(vfs) // 8}
-
-
-def test_vfs_that_are_left_are_shared_out_evenly_where_every_port_is_as_near() -> None:
-    snapshot = recorded_node("one-numa-node")
-    paired = pair_up([d.address for d in snapshot.devices if d.is_vf], Distances(snapshot))
-    assert sorted(Counter(paired.gpu.values()).values()) == [2, 2, 2, 2]
+    counts = Counter(pair_up(vfs, Distances(snapshot)).gpu.values())
+    assert list(counts.values()) == [len(vfs) // gpus] * gpus
 
 
 def test_an_adapter_that_is_nearest_to_no_gpu_names_none() -> None:

@@ -17,7 +17,6 @@ from agent.errors import AgentError, NotYet, Unavailable
 from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, PodDevices
 from agent.model.allocation import ClaimRef, ClaimState, PodRef
 from agent.model.health import HEALTHY
-from agent.model.locality import Locality
 from agent.offer.offer import Unit
 from agent.placement import Distances
 from deviceplugin.dra.allocated_claim import ours
@@ -59,12 +58,6 @@ def nvidia(attribute: str = "uuid", **devices: Any) -> list[dict[str, Any]]:
     """Slices of NVIDIA's driver: device → what it says of itself."""
     listed = [{"name": name, "attributes": {attribute: {"string": text}}} for name, text in devices.items()]
     return [{"spec": {"driver": NVIDIA, "pool": {"name": NODE}, "devices": listed}}]
-
-
-def test_a_claim_for_extended_resources_is_near_to_the_gpu_that_a_plugin_gave(desk: Desk) -> None:
-    desk.others.held[POD.name] = {"main": {"nvidia.com/gpu": [gpu_uuid(3)]}}
-
-    assert prepare(desk, result("container-0-request-0", "slots-0"), owner=POD, extended=True) == [3]
 
 
 def test_each_container_is_near_to_its_own_gpu(desk: Desk) -> None:
@@ -378,16 +371,6 @@ def test_each_result_gets_a_free_device_of_its_own_and_the_pinned_ones_their_pla
     assert len(set(chosen)) == len(wishes)
     assert set(chosen) <= {unit.device for unit in free}
     assert all(device in wish.place for device, wish in zip(chosen, wishes, strict=True) if wish.is_pinned)
-
-
-def test_with_all_free_every_gpu_has_a_device_below_its_switch() -> None:
-    gpus = [gpu_uuid(rail) for rail in range(RAILS)]
-    wishes = [LateWish(PLACES[0], False) for _ in gpus]
-    chosen = choose_late(DISTANCES, wishes, UNITS, {None: gpus}, {})
-
-    assert chosen is not None
-    near = [DISTANCES.distance(gpu, vf) for gpu, vf in zip(gpus, chosen, strict=True)]
-    assert near == [Locality.PIX] * RAILS
 
 
 def test_without_spread_one_adapter_is_filled_before_another() -> None:

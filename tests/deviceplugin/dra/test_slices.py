@@ -10,11 +10,7 @@ from typing import Any
 from agent.config import Dra
 from agent.model.health import Reason
 from agent.offer.units import plain_offer
-from deviceplugin.dra.devices import (
-    Document,
-    object_name,
-    slices_of,
-)
+from deviceplugin.dra.devices import Document, object_name, slices_of
 from tests.deviceplugin.dra.nodes import DRIVER, HCA, NODE, VF, Offered, ill, late, recorded_node, with_vfs
 from tests.node import node
 
@@ -37,11 +33,6 @@ def test_many_devices_are_in_slices_of_their_adapters() -> None:
     assert {one["spec"]["pool"]["resourceSliceCount"] for one in slices} == {8}
     for one in slices:
         assert len({device["attributes"]["pf"]["string"] for device in one["spec"]["devices"]}) == 1
-
-
-def test_an_adapter_of_many_vfs_has_several_slices() -> None:
-    slices = Offered(node(rails=1, vfs=100)).slices
-    assert [len(one["spec"]["devices"]) for one in slices] == [64, 36]
 
 
 def test_a_port_that_fails_changes_its_own_slice_alone() -> None:

@@ -11,17 +11,7 @@ from agent.errors import DeviceBusy
 from agent.kubelet.cri import Sandbox
 from agent.model.allocation import ClaimState
 from tests.deviceplugin.dra.claim_documents import POD, REF, result
-from tests.deviceplugin.dra.preparing import (
-    FIRST,
-    OTHER,
-    PATIENT,
-    VF,
-    Desk,
-    Desks,
-    files,
-    prepared,
-    spec,
-)
+from tests.deviceplugin.dra.preparing import FIRST, OTHER, PATIENT, VF, Desk, Desks, files, prepared, spec
 
 
 def test_an_unprepared_claim_leaves_nothing_and_needs_no_api_server(desk: Desk) -> None:

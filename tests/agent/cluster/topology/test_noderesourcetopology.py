@@ -33,22 +33,6 @@ def attributes(document: dict[str, Any]) -> dict[str, str]:
     return {item["name"]: item["value"] for item in document["attributes"]}
 
 
-def test_it_is_named_after_the_node_and_owned_by_it() -> None:
-    document = built(replace(NODE, node_uid="uid-1"))
-    assert (document["apiVersion"], document["kind"]) == ("topology.node.k8s.io/v1alpha2", "NodeResourceTopology")
-    assert document["metadata"] == {
-        "name": "worker-1",
-        "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "worker-1", "uid": "uid-1"}],
-    }
-    assert "ownerReferences" not in built(NODE)["metadata"]
-
-
-def test_every_numa_node_is_a_zone_with_costs_from_the_slit() -> None:
-    zones = built(NODE)["zones"]
-    assert [(zone["name"], zone["type"]) for zone in zones] == [("node-0", "Node"), ("node-1", "Node")]
-    assert zones[0]["costs"] == [{"name": "node-0", "value": 10}, {"name": "node-1", "value": 21}]
-
-
 def nodes(*numbers: int, cpus: Collection[int] = range(65)) -> tuple[NumaNode, ...]:
     return tuple(NumaNode(n, (n,) if n in cpus else (), 96 * GIB, distances=(10, 11, 12, 13)) for n in numbers)
 

@@ -21,7 +21,6 @@ from agent.cluster.topology.publisher import (
     other_writers,
     owned_keys,
     same,
-    without,
 )
 from agent.errors import AgentError, LedgerError, Refused, Unavailable
 from hack.sim.cluster.field_sets import apply, rendered
@@ -61,18 +60,6 @@ def test_the_first_write_waits_for_its_moment_though_something_changes_before() 
     rig.publisher.changed()
     assert rig.pass_time(14, 15) == [14, 15]
     assert len(api.applied) == 1
-
-
-def test_a_change_is_waited_out_and_a_later_one_does_not_put_the_write_off() -> None:
-    api, node = FakeApi(), Node()
-    rig = Rig(api, node, SLOW)
-    rig.pass_time(0, 16)
-    node.document = CHANGED
-    rig.publisher.changed()
-    assert rig.pass_time(16, 16) == [16]
-    rig.publisher.changed()
-    assert rig.pass_time(17.5, 18) == [17.5, 18]
-    assert api.applied == [DOCUMENT, CHANGED]
 
 
 def test_in_an_idle_day_nothing_is_written_and_the_object_is_read_once_per_heartbeat() -> None:
@@ -388,13 +375,6 @@ def test_a_list_holds_itself_only_but_owners_are_found_among_others() -> None:
     assert not holds(None, owner)
 
 
-def test_what_says_more_than_is_wanted_is_not_the_same_unless_it_is_metadata() -> None:
-    wanted = {"metadata": {"name": "n"}, "spec": {"a": 1}}
-    assert same({"metadata": {"name": "n", "uid": "u"}, "spec": {"a": 1}}, wanted)
-    assert not same({"metadata": {"name": "n"}, "spec": {"a": 1, "b": 2}}, wanted)
-    assert not same({"metadata": {"name": "n"}, "spec": {"a": 1}, "status": {}}, wanted)
-
-
 def test_writers_of_metadata_alone_are_no_rivals() -> None:
     labels = {"metadata": {"labels": {"a.b/c": "d"}}}
     found = stored(
@@ -411,10 +391,3 @@ def test_only_what_this_agent_has_applied_is_its_own() -> None:
     assert owned_keys(metadata, "labels", "nodefabric") == {"a.b/c", "e.f/g.h"}
     assert owned_keys(metadata, "annotations", "nodefabric") == {"j.k/l"}
     assert owned_keys(metadata, "labels", "kubelet") == frozenset()
-
-
-def test_labels_are_left_out_by_their_field_path_and_the_document_stays_as_it_was() -> None:
-    document = {"metadata": {"name": "n", "labels": {"a.b/c": "d", "e.f/g": "h"}, "annotations": {"i.j/k": "l"}}}
-    left = without(document, [".metadata.labels.a.b/c", ".metadata.annotations.i.j/k", ".spec.x", ".metadata.labels.z"])
-    assert left == {"metadata": {"name": "n", "labels": {"e.f/g": "h"}, "annotations": {}}}
-    assert document["metadata"]["labels"] == {"a.b/c": "d", "e.f/g": "h"}
