@@ -84,6 +84,10 @@ class Others:
         self._ask(f"claim {namespace}/{name}")
         return next((c for c in self.claims.values() if c["metadata"]["name"] == name), None)
 
+    def pod(self, pod: PodRef) -> Mapping[str, Any] | None:
+        self._ask(f"pod {pod}")
+        return self.pods.get(pod.name)
+
     def slices(self, driver: str) -> Sequence[Mapping[str, Any]]:
         self._ask(f"slices {driver}")
         return self.of_drivers.get(driver, ())
@@ -96,14 +100,6 @@ class Others:
         self.asked.append(what)
         if self.is_away:
             raise Unavailable("the API server is away")
-
-
-class PodObjects(Others):
-    """Reads pods from the API server."""
-
-    def pod(self, pod: PodRef) -> Mapping[str, Any] | None:
-        self._ask(f"pod {pod}")
-        return self.pods.get(pod.name)
 
 
 @dataclass
@@ -152,7 +148,7 @@ class Desk:
         self.ledger = Ledger.open(folder / "ledger.db", boot_id)
         self.specs = ClaimSpecs(folder / "cdi")
         self.folder = folder / "cdi"
-        self.others = PodObjects()
+        self.others = Others()
         self.catalog: Latest[tuple[DraDevice, ...]] = Latest(listed(self.offer, self.config))
         self.facts = Latest(Facts(stable_facts(self.offer, StableFacts())))
         self.preparer = self.made(patience)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -83,18 +81,6 @@ def prepared(ref: ClaimRef) -> Sequence[PreparedDevice]:
 
 def service(claims: FakeClaims, budget: float = 40.0) -> ClaimService:
     return ClaimService(DRIVER, claims, unobserved, budget=budget)
-
-
-@contextlib.contextmanager
-def kubelet_folder() -> Iterator[Path]:
-    """A folder as kubelet makes it, with a path that is short enough for sockets."""
-    folder = Path(tempfile.mkdtemp(prefix="nf-"))
-    try:
-        for name in ("plugins", "plugins_registry"):
-            (folder / name).mkdir(mode=0o750)
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 def sockets(folder: Path, *parts: str) -> list[Path]:

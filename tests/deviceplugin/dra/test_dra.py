@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytest
 
@@ -18,21 +18,20 @@ from agent.config import Config, Resource, Topology
 from agent.config.topology import LabelRule, Labels
 from agent.errors import ConfigError
 from agent.hardware.lldp import Neighbour
-from agent.kubelet.cri import Sandbox
-from agent.kubelet.podresources import PodDevices
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.report.facts import DriverState
 from agent.report.report import Report
 from agent.state import Latest
+from cni.attachment import Attachments
 from deviceplugin.dra.dra import Dra, OnNode
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.kinds import SLICE, Target
 from proto.dra.v1 import api_pb2, api_pb2_grpc
 from tests.agent.ledger.test_claims import claim
 from tests.awaiting import until
+from tests.deviceplugin.dra.preparing import KubeletStandIn, Others
 from tests.deviceplugin.dra.rig import channel
 from tests.node import POD, VF, attach, change, open_books, owner
 from tests.node import node as machine
@@ -40,25 +39,6 @@ from tests.reporting import new_report
 from tests.sim.cluster.dra_documents import resource_slice
 
 OFFERED = (Resource("rdma/vf", "vf", offer="dra"),)
-
-
-class Nobody:
-    """kubelet that knows no pod, and a healer with nothing to do."""
-
-    def pod(self, pod: PodRef) -> PodDevices | None:
-        return None
-
-    def sandboxes(self) -> tuple[Sandbox, ...]:
-        return ()
-
-    def pods(self) -> tuple[PodDevices, ...]:
-        return ()
-
-    def files(self, pod: PodRef, container: str, resource_name: str) -> tuple[str, ...]:
-        return ()
-
-    def heal(self, device: str) -> str | None:
-        return None
 
 
 class Node:
@@ -101,8 +81,11 @@ class Node:
     @asynccontextmanager
     async def running(self, is_due: bool = True) -> AsyncIterator[Dra]:
         self.report = report = new_report()
-        nobody: Any = Nobody()
-        on_node = OnNode("node-1", self.config, self.offer, self.ledger, nobody, nobody, Latest(None), self.leaves)
+        nobody = Others()
+        kubelet, attachments = KubeletStandIn(nobody), cast(Attachments, nobody)
+        on_node = OnNode(
+            "node-1", self.config, self.offer, self.ledger, kubelet, attachments, Latest(None), self.leaves
+        )
         dra = Dra(on_node, self.open_api, report)
         due = asyncio.Event()
         if is_due:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from agent.model.health import HEALTHY
@@ -12,7 +13,7 @@ from proto.drahealth.v1 import api_pb2, api_pb2_grpc
 from proto.drahealth.v1alpha1 import api_pb2 as v1alpha1
 from proto.drahealth.v1alpha1 import api_pb2_grpc as v1alpha1_grpc
 from tests.awaiting import until
-from tests.deviceplugin.dra.rig import DRIVER, POOL, catalog, channel, device, ill, kubelet_folder, opened, sockets
+from tests.deviceplugin.dra.rig import DRIVER, POOL, catalog, channel, device, ill, opened, sockets
 
 CONTEXT: Any = None
 """The service asks nothing of a call's context."""
@@ -72,7 +73,7 @@ async def test_an_unchanged_list_comes_again_before_it_is_too_old() -> None:
     assert told(again) == told(first)
 
 
-async def test_both_versions_tell_all_devices_as_unknown_before_a_planned_end() -> None:
+async def test_both_versions_tell_all_devices_as_unknown_before_a_planned_end(kubelet_folder: Path) -> None:
     devices = catalog(device("a", HEALTHY), device("b", ill("LinkDown")))
     heard: dict[str, list[dict[str, tuple[int, str]]]] = {"v1": [], "v1alpha1": []}
 
@@ -80,18 +81,17 @@ async def test_both_versions_tell_all_devices_as_unknown_before_a_planned_end() 
         async for answer in stream:
             heard[version].append(told(answer))
 
-    with kubelet_folder() as folder:
-        async with opened(folder, devices=devices):
-            to_driver = channel(sockets(folder, "plugins", DRIVER)[0])
-            newer: api_pb2_grpc.DRAResourceHealthAsyncStub = api_pb2_grpc.DRAResourceHealthStub(to_driver)
-            older: v1alpha1_grpc.DRAResourceHealthAsyncStub = v1alpha1_grpc.DRAResourceHealthStub(to_driver)
-            streams = asyncio.gather(
-                listen("v1", newer.NodeWatchResources(api_pb2.NodeWatchResourcesRequest())),
-                listen("v1alpha1", older.NodeWatchResources(v1alpha1.NodeWatchResourcesRequest())),
-            )
-            await until(lambda: all(heard.values()))
-        await streams
-        await to_driver.close(None)
+    async with opened(kubelet_folder, devices=devices):
+        to_driver = channel(sockets(kubelet_folder, "plugins", DRIVER)[0])
+        newer: api_pb2_grpc.DRAResourceHealthAsyncStub = api_pb2_grpc.DRAResourceHealthStub(to_driver)
+        older: v1alpha1_grpc.DRAResourceHealthAsyncStub = v1alpha1_grpc.DRAResourceHealthStub(to_driver)
+        streams = asyncio.gather(
+            listen("v1", newer.NodeWatchResources(api_pb2.NodeWatchResourcesRequest())),
+            listen("v1alpha1", older.NodeWatchResources(v1alpha1.NodeWatchResourcesRequest())),
+        )
+        await until(lambda: all(heard.values()))
+    await streams
+    await to_driver.close(None)
     for version, lists in heard.items():
         assert lists[0]["a"] == (api_pb2.HEALTHY, ""), version
         assert {name: health for name, (health, _) in lists[-1].items()} == {

@@ -35,7 +35,7 @@ from tests.deviceplugin.dra.preparing import (
     Desk,
     Desks,
     KubeletStandIn,
-    PodObjects,
+    Others,
     files,
     of_another,
     prepared,
@@ -132,7 +132,7 @@ def test_what_an_add_finds_out_while_the_claim_is_read_stays_in_the_spec(desk: D
     (device,) = desk.ledger.claims()[0].devices
     edits = {"env": ["CHANGED=1"]}
 
-    class Meanwhile(PodObjects):
+    class Meanwhile(Others):
         def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
             desk.ledger.set_claim_edits(ref.uid, {device.cdi_name: edits})
             desk.specs.renew(lambda: desk.ledger.claim(ref.uid))

@@ -12,19 +12,7 @@ import pytest
 from deviceplugin.dra.registration import Door, Driver
 from proto.pluginregistration.v1 import api_pb2, api_pb2_grpc
 from tests.awaiting import until
-from tests.deviceplugin.dra.rig import (
-    DRIVER,
-    POOL,
-    QUICK,
-    VF,
-    FakeClaims,
-    catalog,
-    channel,
-    kubelet_folder,
-    opened,
-    service,
-    sockets,
-)
+from tests.deviceplugin.dra.rig import DRIVER, POOL, QUICK, VF, FakeClaims, catalog, channel, opened, service, sockets
 
 
 async def registered(registration: Path, ok: bool = True, error: str = "") -> api_pb2.PluginInfo:
@@ -36,112 +24,105 @@ async def registered(registration: Path, ok: bool = True, error: str = "") -> ap
         return info
 
 
-async def test_kubelet_is_told_where_the_driver_is_served_and_by_which_services() -> None:
-    with kubelet_folder() as folder:
-        async with opened(folder) as door:
-            before = door.standing.value
-            assert not before.registered
-            assert "has not found the driver" in before.problem
-            (found,) = sockets(folder, "plugins_registry")
-            (served,) = sockets(folder, "plugins", DRIVER)
-            info = await registered(found)
-            assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(served))
-            assert list(info.supported_versions) == [
-                "v1.DRAPlugin",
-                "v1beta1.DRAPlugin",
-                "v1.DRAResourceHealth",
-                "v1alpha1.DRAResourceHealth",
-            ]
-            assert door.registered
-            assert door.problem == ""
+async def test_kubelet_is_told_where_the_driver_is_served_and_by_which_services(kubelet_folder: Path) -> None:
+    async with opened(kubelet_folder) as door:
+        before = door.standing.value
+        assert not before.registered
+        assert "has not found the driver" in before.problem
+        (found,) = sockets(kubelet_folder, "plugins_registry")
+        (served,) = sockets(kubelet_folder, "plugins", DRIVER)
+        info = await registered(found)
+        assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(served))
+        assert list(info.supported_versions) == [
+            "v1.DRAPlugin",
+            "v1beta1.DRAPlugin",
+            "v1.DRAResourceHealth",
+            "v1alpha1.DRAResourceHealth",
+        ]
+        assert door.registered
+        assert door.problem == ""
 
 
-async def test_a_refused_registration_is_told() -> None:
-    with kubelet_folder() as folder:
-        async with opened(folder) as door:
-            (found,) = sockets(folder, "plugins_registry")
-            why = "no handler registered for plugin type: DRAPlugin"
-            await registered(found, ok=False, error=why)
-            assert not door.registered
-            assert door.problem == f"kubelet did not register the DRA driver nodefabric.io: {why}"
-            await registered(found)
-            assert (door.registered, door.problem) == (True, "")
+async def test_a_refused_registration_is_told(kubelet_folder: Path) -> None:
+    async with opened(kubelet_folder) as door:
+        (found,) = sockets(kubelet_folder, "plugins_registry")
+        why = "no handler registered for plugin type: DRAPlugin"
+        await registered(found, ok=False, error=why)
+        assert not door.registered
+        assert door.problem == f"kubelet did not register the DRA driver nodefabric.io: {why}"
+        await registered(found)
+        assert (door.registered, door.problem) == (True, "")
 
 
-async def test_sockets_and_folder_are_for_root_alone_and_their_names_new_each_time() -> None:
-    with kubelet_folder() as folder:
-        seen = []
-        for _ in range(2):
-            async with opened(folder):
-                both = [*sockets(folder, "plugins", DRIVER), *sockets(folder, "plugins_registry")]
-                assert [stat.S_IMODE(path.stat().st_mode) for path in both] == [0o600, 0o600]
-                assert stat.S_IMODE((folder / "plugins" / DRIVER).stat().st_mode) == 0o700
-                seen += both
-            assert sockets(folder, "plugins", DRIVER) == sockets(folder, "plugins_registry") == []
-        assert len(set(seen)) == 4
+async def test_sockets_and_folder_are_for_root_alone_and_their_names_new_each_time(kubelet_folder: Path) -> None:
+    seen = []
+    for _ in range(2):
+        async with opened(kubelet_folder):
+            both = [*sockets(kubelet_folder, "plugins", DRIVER), *sockets(kubelet_folder, "plugins_registry")]
+            assert [stat.S_IMODE(path.stat().st_mode) for path in both] == [0o600, 0o600]
+            assert stat.S_IMODE((kubelet_folder / "plugins" / DRIVER).stat().st_mode) == 0o700
+            seen += both
+        assert sockets(kubelet_folder, "plugins", DRIVER) == sockets(kubelet_folder, "plugins_registry") == []
+    assert len(set(seen)) == 4
 
 
-async def test_what_an_earlier_process_left_is_removed_and_what_is_others_stays() -> None:
+async def test_what_an_earlier_process_left_is_removed_and_what_is_others_stays(kubelet_folder: Path) -> None:
     def leave(path: Path) -> Path:
         path.parent.mkdir(exist_ok=True)
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(path))
         return path
 
-    with kubelet_folder() as folder:
-        stale = [
-            leave(folder / "plugins" / DRIVER / "dra-00c0ffee.sock"),
-            leave(folder / "plugins_registry" / f"{DRIVER}-00c0ffee-reg.sock"),
-        ]
-        kept = [
-            leave(folder / "plugins" / DRIVER / "other.sock"),
-            leave(folder / "plugins_registry" / f"{DRIVER}-x-00c0ffee-reg.sock"),
-            leave(folder / "plugins_registry" / "gpu.nvidia.com-reg.sock"),
-        ]
-        async with opened(folder):
-            await until(lambda: not any(path.exists() for path in stale))
-            await until(lambda: len(sockets(folder, "plugins_registry")) == 3)
-        assert all(path.exists() for path in kept)
+    stale = [
+        leave(kubelet_folder / "plugins" / DRIVER / "dra-00c0ffee.sock"),
+        leave(kubelet_folder / "plugins_registry" / f"{DRIVER}-00c0ffee-reg.sock"),
+    ]
+    kept = [
+        leave(kubelet_folder / "plugins" / DRIVER / "other.sock"),
+        leave(kubelet_folder / "plugins_registry" / f"{DRIVER}-x-00c0ffee-reg.sock"),
+        leave(kubelet_folder / "plugins_registry" / "gpu.nvidia.com-reg.sock"),
+    ]
+    async with opened(kubelet_folder):
+        await until(lambda: not any(path.exists() for path in stale))
+        await until(lambda: len(sockets(kubelet_folder, "plugins_registry")) == 3)
+    assert all(path.exists() for path in kept)
 
 
 @pytest.mark.parametrize("which", ["plugins_registry", f"plugins/{DRIVER}"])
-async def test_when_one_socket_is_removed_both_are_made_anew(which: str) -> None:
-    with kubelet_folder() as folder:
-        async with opened(folder) as door:
-            (found,) = sockets(folder, "plugins_registry")
-            (served,) = sockets(folder, "plugins", DRIVER)
-            await registered(found)
-            sockets(folder, which)[0].unlink()
-            await until(lambda: not door.registered)
-            await until(lambda: sockets(folder, "plugins_registry") not in ([], [found]))
-            (newer,) = sockets(folder, "plugins_registry")
-            info = await registered(newer)
-            assert [Path(info.endpoint)] == sockets(folder, "plugins", DRIVER) != [served]
-            assert door.registered
-
-
-async def test_it_waits_for_the_folders_of_kubelet() -> None:
-    with kubelet_folder() as folder:
-        (folder / "plugins_registry").rmdir()
-        door = Door(Driver(DRIVER, POOL, folder), service(FakeClaims()), catalog(VF), QUICK)
-        running = asyncio.ensure_future(door.run())
-        await until(lambda: "waiting for kubelet" in door.problem)
-        (folder / "plugins_registry").mkdir()
-        await until(lambda: sockets(folder, "plugins_registry"))
-        await registered(sockets(folder, "plugins_registry")[0])
+async def test_when_one_socket_is_removed_both_are_made_anew(which: str, kubelet_folder: Path) -> None:
+    async with opened(kubelet_folder) as door:
+        (found,) = sockets(kubelet_folder, "plugins_registry")
+        (served,) = sockets(kubelet_folder, "plugins", DRIVER)
+        await registered(found)
+        sockets(kubelet_folder, which)[0].unlink()
+        await until(lambda: not door.registered)
+        await until(lambda: sockets(kubelet_folder, "plugins_registry") not in ([], [found]))
+        (newer,) = sockets(kubelet_folder, "plugins_registry")
+        info = await registered(newer)
+        assert [Path(info.endpoint)] == sockets(kubelet_folder, "plugins", DRIVER) != [served]
         assert door.registered
-        door.close()
-        await running
-        assert not door.registered
 
 
-async def test_a_path_that_is_too_long_for_a_socket_is_told() -> None:
-    with kubelet_folder() as short:
-        folder = short / ("k" * 90)
-        for name in ("plugins", "plugins_registry"):
-            (folder / name).mkdir(parents=True)
-        door = Door(Driver(DRIVER, POOL, folder), service(FakeClaims()), catalog(VF), QUICK)
-        running = asyncio.ensure_future(door.run())
-        await until(lambda: "longer than a socket's path may be" in door.problem)
-        door.close()
-        await running
+async def test_it_waits_for_the_folders_of_kubelet(kubelet_folder: Path) -> None:
+    (kubelet_folder / "plugins_registry").rmdir()
+    door = Door(Driver(DRIVER, POOL, kubelet_folder), service(FakeClaims()), catalog(VF), QUICK)
+    running = asyncio.ensure_future(door.run())
+    await until(lambda: "waiting for kubelet" in door.problem)
+    (kubelet_folder / "plugins_registry").mkdir()
+    await until(lambda: sockets(kubelet_folder, "plugins_registry"))
+    await registered(sockets(kubelet_folder, "plugins_registry")[0])
+    assert door.registered
+    door.close()
+    await running
+    assert not door.registered
+
+
+async def test_a_path_that_is_too_long_for_a_socket_is_told(kubelet_folder: Path) -> None:
+    folder = kubelet_folder / ("k" * 90)
+    for name in ("plugins", "plugins_registry"):
+        (folder / name).mkdir(parents=True)
+    door = Door(Driver(DRIVER, POOL, folder), service(FakeClaims()), catalog(VF), QUICK)
+    running = asyncio.ensure_future(door.run())
+    await until(lambda: "longer than a socket's path may be" in door.problem)
+    door.close()
+    await running

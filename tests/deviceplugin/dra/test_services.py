@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,7 +21,7 @@ from proto.dra.v1 import api_pb2, api_pb2_grpc
 from proto.dra.v1beta1 import api_pb2 as v1beta1
 from proto.dra.v1beta1 import api_pb2_grpc as v1beta1_grpc
 from tests.awaiting import until
-from tests.deviceplugin.dra.rig import DRIVER, FakeClaims, channel, kubelet_folder, opened, prepared, service, sockets
+from tests.deviceplugin.dra.rig import DRIVER, FakeClaims, channel, opened, prepared, service, sockets
 
 
 def claim(uid: str, name: str = "two-rails") -> api_pb2.Claim:
@@ -52,26 +53,25 @@ CONTEXT: Any = None
 """No call of the service asks anything of its context."""
 
 
-async def test_a_prepared_claim_is_answered_with_its_devices_in_both_versions() -> None:
+async def test_a_prepared_claim_is_answered_with_its_devices_in_both_versions(kubelet_folder: Path) -> None:
     share = PreparedDevice(("hca",), "node-1", "hca-1", ("nodefabric.io/claim=u-0", "nodefabric.io/claim=u-1"), "s-1")
     claims = FakeClaims(lambda ref: (share, *prepared(ref)))
 
-    with kubelet_folder() as folder:
-        async with opened(folder, claims), channel(sockets(folder, "plugins", DRIVER)[0]) as to_driver:
-            newer: api_pb2_grpc.DRAPluginAsyncStub = api_pb2_grpc.DRAPluginStub(to_driver)
-            answer = await newer.NodePrepareResources(asked("u"))
-            first, second = answer.claims["u"].devices
-            assert (list(first.request_names), first.pool_name, first.device_name) == (["hca"], "node-1", "hca-1")
-            assert first.cdi_device_ids == ["nodefabric.io/claim=u-0", "nodefabric.io/claim=u-1"]
-            assert first.share_id == "s-1"
-            assert not second.HasField("share_id")
-            older: v1beta1_grpc.DRAPluginAsyncStub = v1beta1_grpc.DRAPluginStub(to_driver)
-            again = await older.NodePrepareResources(
-                v1beta1.NodePrepareResourcesRequest.FromString(asked("u").SerializeToString())
-            )
-            assert [d.device_name for d in again.claims["u"].devices] == ["hca-1", "vf-0000-18-00-1"]
-            gone = await newer.NodeUnprepareResources(unprepare("u", "v"))
-            assert {uid: a.error for uid, a in gone.claims.items()} == {"u": "", "v": ""}
+    async with opened(kubelet_folder, claims), channel(sockets(kubelet_folder, "plugins", DRIVER)[0]) as to_driver:
+        newer: api_pb2_grpc.DRAPluginAsyncStub = api_pb2_grpc.DRAPluginStub(to_driver)
+        answer = await newer.NodePrepareResources(asked("u"))
+        first, second = answer.claims["u"].devices
+        assert (list(first.request_names), first.pool_name, first.device_name) == (["hca"], "node-1", "hca-1")
+        assert first.cdi_device_ids == ["nodefabric.io/claim=u-0", "nodefabric.io/claim=u-1"]
+        assert first.share_id == "s-1"
+        assert not second.HasField("share_id")
+        older: v1beta1_grpc.DRAPluginAsyncStub = v1beta1_grpc.DRAPluginStub(to_driver)
+        again = await older.NodePrepareResources(
+            v1beta1.NodePrepareResourcesRequest.FromString(asked("u").SerializeToString())
+        )
+        assert [d.device_name for d in again.claims["u"].devices] == ["hca-1", "vf-0000-18-00-1"]
+        gone = await newer.NodeUnprepareResources(unprepare("u", "v"))
+        assert {uid: a.error for uid, a in gone.claims.items()} == {"u": "", "v": ""}
     assert claims.calls[:2] == [("prepare", "u"), ("prepare", "u")]
     assert sorted(claims.calls[2:]) == [("unprepare", "u"), ("unprepare", "v")]
 
@@ -198,25 +198,24 @@ async def test_a_call_answers_within_its_budget_and_the_work_goes_on() -> None:
     assert claims.most_working <= 2
 
 
-async def test_a_call_that_kubelet_gives_up_loses_nothing() -> None:
+async def test_a_call_that_kubelet_gives_up_loses_nothing(kubelet_folder: Path) -> None:
     gate = Gate()
     claims = FakeClaims(gate.prepare)
     unseen: list[object] = []
 
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unseen.append(context))
-    with kubelet_folder() as folder:
-        async with opened(folder, claims), channel(sockets(folder, "plugins", DRIVER)[0]) as to_driver:
-            stub: api_pb2_grpc.DRAPluginAsyncStub = api_pb2_grpc.DRAPluginStub(to_driver)
-            call = stub.NodePrepareResources(asked("u"))
-            waiting = asyncio.ensure_future(_outcome(call))
-            await asyncio.to_thread(gate.begun.acquire)
-            call.cancel()
-            await waiting
-            again = stub.NodePrepareResources(asked("u"))
-            await asyncio.sleep(0.1)
-            assert claims.working == 1, "the claim is worked on twice"
-            gate.open.set()
-            assert not (await again).claims["u"].error
+    async with opened(kubelet_folder, claims), channel(sockets(kubelet_folder, "plugins", DRIVER)[0]) as to_driver:
+        stub: api_pb2_grpc.DRAPluginAsyncStub = api_pb2_grpc.DRAPluginStub(to_driver)
+        call = stub.NodePrepareResources(asked("u"))
+        waiting = asyncio.ensure_future(_outcome(call))
+        await asyncio.to_thread(gate.begun.acquire)
+        call.cancel()
+        await waiting
+        again = stub.NodePrepareResources(asked("u"))
+        await asyncio.sleep(0.1)
+        assert claims.working == 1, "the claim is worked on twice"
+        gate.open.set()
+        assert not (await again).claims["u"].error
     assert claims.calls == [("prepare", "u"), ("prepare", "u")]
     assert unseen == []
 
@@ -278,15 +277,12 @@ async def test_each_claim_is_timed_with_its_outcome_and_its_failure_is_reported(
     assert failed == [("busy", "not prepared", "it is in a pod")]
 
 
-async def test_a_request_that_is_too_large_is_refused() -> None:
-    with kubelet_folder() as folder:
-        async with opened(folder), channel(sockets(folder, "plugins", DRIVER)[0]) as to_driver:
-            stub: api_pb2_grpc.DRAPluginAsyncStub = api_pb2_grpc.DRAPluginStub(to_driver)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.NodePrepareResources(
-                    api_pb2.NodePrepareResourcesRequest(claims=[claim("u", "c" * (2 << 20))])
-                )
-            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+async def test_a_request_that_is_too_large_is_refused(kubelet_folder: Path) -> None:
+    async with opened(kubelet_folder), channel(sockets(kubelet_folder, "plugins", DRIVER)[0]) as to_driver:
+        stub: api_pb2_grpc.DRAPluginAsyncStub = api_pb2_grpc.DRAPluginStub(to_driver)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.NodePrepareResources(api_pb2.NodePrepareResourcesRequest(claims=[claim("u", "c" * (2 << 20))]))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_a_claim_for_which_there_is_no_thread_fails_and_is_done_when_there_is_one() -> None:
