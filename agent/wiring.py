@@ -25,6 +25,7 @@ from agent.report.report import Report
 from agent.state import Latest
 from cni import pods_file
 from cni.add_facts import FactsWriter, RailFiles
+from cni.attach import BUSY_SECONDS
 from cni.attachment import Attachments, Settings
 from cni.call import Node
 from cni.pod_devices import ClaimReader, HeldDevices, PodClaims, Sources
@@ -43,9 +44,18 @@ class Parts:
     """What grants, attaches and heals on one ledger. Nothing of it runs yet."""
 
     def __init__(
-        self, config: Latest[Config], node: Node, offer: Latest[Offer], kubelet: PodResources, report: Report
+        self,
+        config: Latest[Config],
+        node: Node,
+        offer: Latest[Offer],
+        kubelet: PodResources,
+        report: Report,
+        busy_seconds: float = BUSY_SECONDS,
     ) -> None:
-        """`offer` gets what device plugins offer to kubelet. To be made on the loop that kubelet is asked on."""
+        """`offer` gets what device plugins offer to kubelet, `busy_seconds` is how long a pod waits for its devices.
+
+        To be made on the loop that kubelet is asked on.
+        """
         at_start, host, ledger = config.value, node.host, node.ledger
         self.settled = Latest(False)
         """Whether the grants have agreed with kubelet's word once since the start."""
@@ -60,10 +70,10 @@ class Parts:
 
         # kubelet's door
         devinfo = device_info.GrantedFiles(host.root / device_info.FOLDER.relative_to("/"))
-        records = GrantRecords(ledger, devinfo, offer, node.scans, self.unit_specs, bound.forget)
-        allocator = Allocator(offer, records.grant, ledger.pod_of, by_cdi=by_cdi)
+        self.records = GrantRecords(ledger, devinfo, offer, node.scans, self.unit_specs, bound.forget)
+        allocator = Allocator(offer, self.records.grant, ledger.pod_of, by_cdi=by_cdi)
         ground = Ground(node.scans, ledger, report.health, GpuFilesOf(host.root).read)
-        self.plugins = DevicePlugins(config, ground, allocator, records, report.metrics.observe)
+        self.plugins = DevicePlugins(config, ground, allocator, self.records, report.metrics.observe)
         self.usage = Usage(kubelet, allocator.preference, node.scans, ledger)
 
         # the runtime's door
@@ -80,11 +90,13 @@ class Parts:
         sources = Sources(claims, allocator.verbs_nodes, facts)
         held = HeldDevices(config, node, self.asker, offer, self.holders, sources)
         places = Settings(
+            busy_seconds,
             netns_folders=at_start.netns_folders,
             foreign_state=host.root / "var/lib/cni",
             foreign_run=host.root / "var/run/cni",
         )
-        self.attachments = Attachments(node, held, Binder(config, ledger, bound, offer, held), places)
+        binder = Binder(config, ledger, bound, offer, held, busy_seconds)
+        self.attachments = Attachments(node, held, binder, places)
         unable = partial(report.conditions.first, besides=NO_ADD_NEEDS)
         self.server = CniServer(
             at_start.cni_socket, self.attachments, condition=unable, observe=report.metrics.observe_cni

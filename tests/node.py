@@ -9,6 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
+from agent.config import HealthSettings
+from agent.health_history import HealthHistory
 from agent.ledger import Ledger
 from agent.model.allocation import (
     Attachment,
@@ -22,6 +26,10 @@ from agent.model.allocation import (
     Undo,
 )
 from agent.model.device import CharDevice, Gpu, LinkLayer, Netdev, PciDevice, RdmaDevice, RdmaPort, Snapshot
+from agent.process.conditions import Conditions
+from agent.report.events import Events
+from agent.report.metrics import Metrics
+from agent.report.report import Report
 
 VF = "0000:3b:00.2"
 POD = PodRef("default", "trainer", "uid-1")
@@ -143,6 +151,11 @@ def open_books(folder: Path, boot_id: str = "boot", clock: Callable[[], float] =
         yield books
     finally:
         books.close()
+
+
+def new_report(conditions: Conditions | None = None) -> Report:
+    """Make what parts report to."""
+    return Report(Metrics(CollectorRegistry()), conditions or Conditions(), Events(), HealthHistory(HealthSettings()))
 
 
 def owner(container_id: str = "c1", cni_ifname: str = "net1", pod: PodRef = POD) -> Owner:

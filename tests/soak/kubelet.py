@@ -8,21 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.config import Resource
-from agent.config.networks import Network
 from agent.errors import Unavailable
-from agent.kubelet.cri import Sandbox
-from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, DeviceAssignment, HeldUnit, PodDevices
+from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, DeviceAssignment, PodDevices, PodResources
 from agent.model.allocation import ClaimRef, PodRef
-from cni.call import GrantedDevice, Grants
-from tests.cni.networks import network
+from tests.soak.configured import DRIVER, GRANTED, LATE, POOL
 
 AWAY, API_AWAY = "kubelet-away", "api-away"
-"""Files of the node's folder: while one is there, kubelet or the API server answers nobody."""
+"""Files of the node's folder: while one is there, kubelet lists no pods, or the API server answers nobody."""
 FILE = "cluster.json"
-RESOURCE = "rdma/vf"
-LATE = Resource("late/vf", "vf", binding="late")
-DRIVER, POOL = "nodefabric.io", "tiny"
 
 
 @dataclass(frozen=True)
@@ -31,8 +24,8 @@ class Cluster:
 
     claims: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By UID, as the API server has them."""
-    units: Mapping[str, Sequence[tuple[str, Mapping[str, Any] | None]]] = field(default_factory=dict)
-    """Devices that a device plugin gave, each with the network of its resource."""
+    units: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Devices that a device plugin gave."""
     slots: Mapping[str, Sequence[str]] = field(default_factory=dict)
     by_claim: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """UIDs of claims."""
@@ -48,6 +41,19 @@ class Cluster:
         fresh = folder / f"{FILE}.new"
         fresh.write_text(json.dumps(asdict(self)))
         fresh.rename(folder / FILE)
+
+    @property
+    def pods(self) -> Sequence[str]:
+        """List the pods that kubelet knows."""
+        return tuple({**self.units, **self.slots, **self.by_claim})
+
+    def pod(self, pod: PodRef) -> PodDevices:
+        """Say what a pod holds."""
+        held = {GRANTED.name: self.units, LATE.name: self.slots}
+        devices = tuple(DeviceAssignment(name, tuple(of[pod.name])) for name, of in held.items() if pod.name in of)
+        claims = [self.claims[uid] for uid in self.by_claim.get(pod.name, ()) if uid in self.claims]
+        claimed = (ClaimedDevice(pod.namespace, claim["metadata"]["name"], DRIVER, POOL, "") for claim in claims)
+        return PodDevices(pod, (ContainerDevices("worker", devices, claimed=tuple(claimed)),))
 
 
 class Api:
@@ -74,50 +80,19 @@ class Api:
         return Cluster.read(self._folder)
 
 
-class Kubelet(Grants):
+class Kubelet(PodResources):
     """Says what pods hold, whoever prepared or granted it."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        super().__init__(folder / "kubelet/pod-resources/kubelet.sock")
+        self._node = folder
 
-    def sandboxes(self) -> tuple[Sandbox, ...]:
-        return ()
+    async def get(self, pod: PodRef) -> PodDevices | None:
+        cluster = Cluster.read(self._node)
+        return cluster.pod(pod) if pod.name in cluster.pods else None
 
-    def pods(self) -> Sequence[PodDevices]:
-        return ()
-
-    def files(self, pod: PodRef, container: str, resource_name: str) -> Sequence[str]:
-        return ()
-
-    def pod(self, pod: PodRef) -> PodDevices | None:
-        """Return the slots and the claims of a pod."""
-        cluster = Cluster.read(self._folder)
-        slots, uids = cluster.slots.get(pod.name), cluster.by_claim.get(pod.name)
-        if slots is None and uids is None:
-            return None
-        devices = (DeviceAssignment(LATE.name, tuple(slots)),) if slots is not None else ()
-        names = [cluster.claims[uid]["metadata"]["name"] for uid in uids or () if uid in cluster.claims]
-        claimed = tuple(ClaimedDevice(pod.namespace, name, DRIVER, POOL, "") for name in names)
-        return PodDevices(pod, (ContainerDevices("worker", devices, claimed=claimed),))
-
-    def pod_devices(self, pod: PodRef) -> PodDevices | None:
-        return self.pod(pod)
-
-    def network_of(self, resource_name: str, device: str) -> Network:
-        return network({"name": "late", "vlan": 9})
-
-    def granted(self, pod: PodRef) -> Sequence[GrantedDevice]:
-        """List the devices that a device plugin gave to a pod."""
-        found = Cluster.read(self._folder).units.get(pod.name, ())
-        return tuple(
-            GrantedDevice(device, RESOURCE, network(keys) if keys is not None else None) for device, keys in found
-        )
-
-    def held_units(self) -> Sequence[HeldUnit]:
-        """List the units and slots of all pods."""
-        if (self._folder / AWAY).exists():
+    async def list(self) -> tuple[PodDevices, ...]:
+        if (self._node / AWAY).exists():
             raise Unavailable("kubelet is away")
-        cluster = Cluster.read(self._folder)
-        held = [(pod, RESOURCE, device) for pod, found in cluster.units.items() for device, _ in found]
-        held += [(pod, LATE.name, slot) for pod, found in cluster.slots.items() for slot in found]
-        return tuple(HeldUnit(PodRef("default", pod), name, unit) for pod, name, unit in held)
+        cluster = Cluster.read(self._node)
+        return tuple(cluster.pod(PodRef("default", name)) for name in cluster.pods)

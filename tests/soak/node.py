@@ -23,7 +23,7 @@ from tests.cni import tiny_node
 from tests.soak import observe
 from tests.soak.agent import Agent
 from tests.soak.calls import Answer, Call, Pod, names, promised, start
-from tests.soak.claims import SPECS, ipam
+from tests.soak.configured import SPECS, ipam
 from tests.soak.invariants import violations
 from tests.soak.kubelet import FILE, Cluster
 from tests.soak.node_claims import NodeClaims
@@ -131,11 +131,10 @@ class Node:
         assert self.agent is not None
         return self.agent
 
-    def reconcile(self) -> list[str]:
+    def reconcile(self) -> None:
         """Have the agent reconcile, as it does each minute."""
-        done = self.running().order("reconcile") or []
-        self.history.note(f"the agent reconciles: {', '.join(done) or 'nothing to do'}")
-        return list(done)
+        self.running().order("reconcile")
+        self.history.note("the agent reconciles")
 
     # --------------------------------------------------------------------- pods
 
@@ -161,7 +160,7 @@ class Node:
         subprocess.run(["umount", "--lazy", path], check=True)
         path.unlink()
 
-    def tell_granted(self, held: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]) -> None:
+    def tell_granted(self, held: Mapping[str, Sequence[str]]) -> None:
         """Set what kubelet says that pods hold."""
         replace(Cluster.read(self.folder), units=held).write(self.folder)
 
@@ -186,8 +185,7 @@ class Node:
         promises = promised(answer, pod, conf, ifname) if answer.succeeded else ()
         self.history.note(f"ADD of {pod.container_id} {ifname} {said}", pod.container_id, *names(promises))
         if answer.succeeded and "prevResult" in conf:
-            granted = Cluster.read(self.folder).units.get(pod.name, ())
-            missing = {device for device, _ in granted} - {p.device for p in promises}
+            missing = {*Cluster.read(self.folder).units.get(pod.name, ())} - {p.device for p in promises}
             self.left_out += [(device, pod.container_id) for device in sorted(missing)]
             if len(promises) < self.claims.results_of(pod):
                 self.left_out.append(("a device of its claims", pod.container_id))

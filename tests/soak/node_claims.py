@@ -11,7 +11,8 @@ from agent.model.allocation import ClaimRef, PodRef
 from tests.deviceplugin.dra.claim_documents import claim, network
 from tests.soak.agent import Agent
 from tests.soak.calls import Pod
-from tests.soak.kubelet import API_AWAY, DRIVER, POOL, Cluster
+from tests.soak.configured import DRIVER, POOL
+from tests.soak.kubelet import API_AWAY, Cluster
 from tests.soak.world import History
 
 PLACE = "slots-claimed-late-vf-numa-0"

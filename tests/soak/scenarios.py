@@ -12,8 +12,8 @@ from typing import Any
 
 from agent.model.unit_id import slot_id
 from tests.soak.calls import Call, Pod
-from tests.soak.claims import NETWORK, SPECS
-from tests.soak.kubelet import LATE, Cluster
+from tests.soak.configured import LATE, OF_CLAIMED, OF_GRANTED, OF_LATE, SPECS
+from tests.soak.kubelet import Cluster
 from tests.soak.node import Node
 
 MAC = "02:00:00:00:00:77"
@@ -62,7 +62,7 @@ SETTINGS: Mapping[str, Any] = {
     "max_tx_rate": 200,
 }
 CHAINED: Mapping[str, Any] = {"prevResult": {"cniVersion": "1.1.0", "interfaces": [{"name": "eth0"}]}}
-BY_CLAIM: Mapping[str, Any] = {**CHAINED, **NETWORK}
+BY_CLAIM: Mapping[str, Any] = {**CHAINED, **OF_CLAIMED}
 """What a pod with claims is set up with comes from the claims; it says here what is promised."""
 
 
@@ -87,12 +87,10 @@ def _nothing(play: Play) -> None:
 
 
 def _grant_two(play: Play) -> None:
-    network = {"name": "storage", "vlan": 7, "trust": "on", "ipam": play.node.ipam(8)}
-    held = [(device, network) for device in play.node.devices[:2]]
     pod = play.node.make_pod()
     play.node.running().order("grant", devices=play.node.devices[:2])
-    play.node.tell_granted({pod.name: held})
-    play.pods.append((pod, {**CHAINED, **{k: network[k] for k in ("vlan", "trust")}}))
+    play.node.tell_granted({pod.name: play.node.devices[:2]})
+    play.pods.append((pod, {**CHAINED, **OF_GRANTED}))
 
 
 def _add_granted(play: Play) -> Call:
@@ -103,7 +101,7 @@ def _add_granted(play: Play) -> Call:
 def _give(play: Play) -> Pod:
     """Have kubelet give a pod the first VF, whose grant was answered."""
     pod = play.node.make_pod()
-    play.node.tell_granted({pod.name: [(play.node.devices[0], {"name": "storage"})]})
+    play.node.tell_granted({pod.name: play.node.devices[:1]})
     play.pods.append((pod, CHAINED))
     play.adding = play.pods[-1]
     return pod
@@ -154,7 +152,7 @@ def _grant_slots(play: Play) -> None:
     play.node.running().order("grant slots", slots=mine)
     cluster = Cluster.read(play.node.folder)
     replace(cluster, slots={**cluster.slots, pod.name: mine}).write(play.node.folder)
-    play.pods.append((pod, {**CHAINED, "vlan": 9}))
+    play.pods.append((pod, {**CHAINED, **OF_LATE}))
 
 
 def _slots_attached(play: Play) -> None:

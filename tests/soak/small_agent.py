@@ -1,7 +1,7 @@
-"""An agent without kubelet's side: the books, the hands, the CNI door and the reconciler, opened as at a start.
+"""An agent without kubelet's door: the parts around its books, its CNI socket and what prepares claims, as at a start.
 
-It is made to be killed: a fresh one is up within milliseconds, because `zygote` forks it off. What it
-does at its start is what `agent.main` does, in that order. Orders come as JSON lines over a socket.
+It is made to be killed: a fresh one is up within milliseconds, because `zygote` forks it off. Orders come as JSON lines
+over a socket.
 """
 
 from __future__ import annotations
@@ -12,41 +12,44 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Coroutine, Mapping
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from agent.config import Config, Resource
-from agent.edits.cdi import SlotSpecs
+from agent.edits.claim_specs import ClaimSpecs
+from agent.errors import AgentError
 from agent.hardware.host import Host
 from agent.hardware.machine import Machine
-from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
-from agent.model.allocation import LONGEST_PAUSE_SECONDS, VfSettings
-from agent.model.device import Snapshot
+from agent.model.allocation import LONGEST_PAUSE_SECONDS, ClaimRef, VfSettings
 from agent.offer.offer import Offer
-from agent.offer.units import plain_offer
-from agent.reconcile.reconciler import Reconciler
+from agent.reconcile import claims
+from agent.reconcile.view import View
 from agent.state import Latest
-from cni import pods_file, spool
-from cni.attachment import Attachments, Settings
+from agent.wiring import Parts
 from cni.call import Node
 from cni.ipam.leases import LeaseBook
-from cni.server import CniServer
-from cni.slots.binder import Binder
-from cni.slots.bound import Bindings, BoundSlots
+from cni.pod_devices import HeldDevices
+from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
+from deviceplugin.dra.devices import DraDevice, devices_of
+from deviceplugin.dra.planner import Planner
+from deviceplugin.dra.pods import GpuAsker, PodGroups
+from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Patience, Preparer
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
-from tests.agent.reconcile.outside import Answers
 from tests.agent.reconcile.scene import reconcile_once
+from tests.node import new_report
 from tests.soak import observe
-from tests.soak.claims import SPECS, ClaimParts, GrantsAndClaims, granted_or_not, ref_of
-from tests.soak.kubelet import LATE, RESOURCE, Kubelet
+from tests.soak.configured import DRIVER, GRANTED, LATE, POOL, config, offer_of
+from tests.soak.kubelet import Api, Kubelet
 from tests.soak.points import Points
 
+T = TypeVar("T")
+
 SOCKET = "cni.sock"
+PATIENCE = Patience(prepare=0.3, unprepare=0.3, poll=0.005, slow_poll=0.02)
 
 
 class StepByStep(RecordedVfControl):
@@ -78,90 +81,101 @@ class Options:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
+class OldClaims:
+    """Heals claims as if every one were old, and every pause over: the state machine's time is not the clock's."""
+
+    name = claims.Claims.name
+
+    def __init__(self, healer: claims.Claims) -> None:
+        self._healer = healer
+
+    def heal(self, view: View) -> None:
+        """Heal at once."""
+        self._healer._asked_at.clear()
+        self._healer.heal(replace(view, asked_at=time.time() + 2 * claims.NEW_SECONDS))
+
+
 class SmallAgent:
-    """The parts of one agent."""
+    """The parts of one agent, and the loop that kubelet is asked on, with a thread of its own."""
 
     def __init__(self, options: Options) -> None:
         self.folder = Path(options.folder)
-        host = self._host = _open_host(options)
-        self._snapshot = Latest(host.scan())
-        self.ledger = Ledger.open(self.folder / "state/ledger.db", self._snapshot.value.boot_id)
-        self.holders = pods_file.PodsFile(
-            pods_file.path_of(self.folder / SOCKET),
-            pods_file.kernel_boot_id(),
-            self.ledger,
-            Latest(Config(resources=(Resource(RESOURCE, "vf"), LATE), kubelet_dir=self.folder)),
-        )
-        self._kubelet = Kubelet(self.folder)
-        self._stock = Latest(_stock_of(self._snapshot.value))
-        late = Latest(Config(resources=(LATE,), kubelet_dir=self.folder / "kubelet"))
-        self.bound = BoundSlots(late, self.ledger, SlotSpecs(self.folder / SPECS))
-        self.binder = Binder(late, self.ledger, self.bound, self._stock, self._kubelet, busy_seconds=0.5)
-        node = Node(host, self.ledger, self._snapshot)
-        self.claims = ClaimParts(self.folder, node, self._snapshot)
-        grants = GrantsAndClaims(answer=self._kubelet.granted, claims=self.claims.of_pods, facts=self.claims.facts)
-        self.attachments = Attachments(node, grants, self.binder, Settings(busy_seconds=0.5))
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="loop", daemon=True).start()
+        self._host = _open_host(options)
+        self._scans = Latest(replace(self._host.scan(), generation=1))
+        self.ledger = Ledger.open(self.folder / "state/ledger.db", self._scans.value.boot_id)
+        self._config, self._offer = Latest(config(self.folder)), Latest(Offer())
+        self._catalog, self._facts = Latest(tuple[DraDevice, ...]()), Latest(Facts(StableFacts()))
+        self._look()
+        self.parts = self._do(self._put_together())
+        self._preparer = self._make_preparer()
+
+    async def _put_together(self) -> Parts:
+        node = Node(self._host, self.ledger, self._scans)
+        parts = Parts(self._config, node, self._offer, Kubelet(self.folder), new_report(), busy_seconds=0.5)
+        parts.claim_reader.set(Api(self.folder))
         # Every pause of a lease that is owed is over at once: the state machine's time is not the clock's.
-        self.attachments.detacher.leases = LeaseBook(self.ledger, clock=lambda: time.time() + LONGEST_PAUSE_SECONDS)
-        self.server = CniServer(
-            self.folder / SOCKET, self.attachments, condition=lambda: None, observe=lambda command: nullcontext()
-        )
-        self.outside = Answers(
-            pods=self.claims.listed,
-            units=self._units,
-            ours=lambda: list(self._units()),
-            held_units=self._held_units,
-            replay=lambda: spool.Spool(self.folder / "spool").replay(self.server.answer),
-        )
-        settled = Latest(False)
-        settled.subscribe(self.holders.complete)
-        bindings = Bindings(self.ledger, self.bound, self._snapshot, self.outside)
-        others = (bindings, self.claims.healer(self.outside))
-        self.reconciler = Reconciler(self.ledger, self.attachments, self._snapshot, self.outside, settled, others)
+        detacher = parts.attachments.detacher
+        detacher.leases = LeaseBook(self.ledger, clock=lambda: time.time() + LONGEST_PAUSE_SECONDS)
+        healers = parts.reconciler.healers
+        parts.reconciler.healers = tuple(OldClaims(h) if isinstance(h, claims.Claims) else h for h in healers)
+        # Networks that name PFs have a pool here, too: the VFs that nobody has.
+        setattr(HeldDevices, "offered", lambda held: {})  # noqa: B010
+        return parts
+
+    def _make_preparer(self) -> Preparer:
+        api, kubelet = Api(self.folder), self.parts.asker
+        planner = Planner(self._config, self._offer, self._catalog, self.ledger, GpuAsker(kubelet, api), api)
+        files = ClaimFiles(ClaimSpecs(self._config.value.cdi_dir), self._config, self._catalog, self._facts)
+        users = DeviceUsers(self.ledger, api, kubelet, self.parts.attachments)
+        allocations = Allocations(api, PodGroups(kubelet, api), DRIVER, POOL)
+        return Preparer(allocations, planner, self.ledger, files, users, PATIENCE)
 
     def start(self) -> None:
         """Heal, then serve."""
-        self.attachments.leases.defer()
-        asyncio.run(self.reconciler.look_around())
-        self.reconciler.heal_attachments()
-        self.server.start()
-        self.claims.serve(self.attachments)
-        self.attachments.leases.resume()
+        leases = self.parts.attachments.leases
+        leases.defer()
+        self._do(self.parts.reconciler.begin())
+        self.parts.server.start()
+        leases.resume()
 
     def obey(self, order: Mapping[str, Any]) -> Any:
-        """Do what the runtime's and kubelet's part of a test asks for, beside CNI."""
-        match order["do"]:
-            case "reconcile":
-                self._snapshot.set(self._host.scan())
-                self._stock.set(_stock_of(self._snapshot.value))
-                self.claims.look()
-                self.outside.counted.clear()
-                asyncio.run(reconcile_once(self.reconciler))
-                return [f"{action}: {reason}" for action, reason in self.outside.counted]
-            case "grant":
-                return granted_or_not(self.ledger.grant, RESOURCE, {device: device for device in order["devices"]})
-            case "grant slots":
-                self.bound.forget(order["slots"])
-                return self.ledger.grant(LATE.name, dict.fromkeys(order["slots"], ""))
-            case "prepare":
-                return self.claims.prepare(ref_of(order))
-            case "unprepare":
-                return self.claims.unprepare(ref_of(order))
-            case "nothing":
-                return None
+        """Do what the runtime's and kubelet's part of a test asks for, beside CNI. Tells what is wrong, if anything."""
+        try:
+            match order["do"]:
+                case "reconcile":
+                    self._scans.set(replace(self._host.scan(), generation=self._scans.value.generation + 1))
+                    self._look()
+                    return self._do(reconcile_once(self.parts.reconciler))
+                case "grant":
+                    return self.parts.records.grant(GRANTED.name, {device: device for device in order["devices"]})
+                case "grant slots":
+                    return self.parts.records.grant(LATE.name, dict.fromkeys(order["slots"], ""))
+                case "prepare":
+                    return [n for device in self._preparer.prepare(_ref(order)) for n in device.cdi_device_ids]
+                case "unprepare":
+                    self._preparer.unprepare(_ref(order))
+                    return []
+                case "nothing":
+                    return None
+        except AgentError as error:
+            return {"error": str(error)}
         raise ValueError(order)
 
-    async def _held_units(self) -> Sequence[HeldUnit]:
-        self.holders.look()
-        return self._kubelet.held_units()
+    def _look(self) -> None:
+        """Offer what there is now."""
+        offer = offer_of(self._scans.value)
+        self._facts.set(Facts(stable_facts(offer, self._facts.value.stable)))
+        self._catalog.set(devices_of(self._config.value, offer, self._facts.value))
+        self._offer.set(offer)
 
-    def _units(self) -> Mapping[str, str]:
-        return {device.address: device.address for device in self._snapshot.value.devices if device.is_vf}
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _stock_of(snapshot: Snapshot) -> Offer:
-    """List what there is to choose from: all VFs of a snapshot."""
-    return Offer(snapshot, pools=plain_offer((LATE,), snapshot).pools)
+def _ref(order: Mapping[str, Any]) -> ClaimRef:
+    return ClaimRef(order["uid"], order["namespace"], order["name"])
 
 
 def _open_host(options: Options) -> Host:

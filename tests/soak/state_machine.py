@@ -16,9 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.cni.tiny_node import PF
 from tests.soak.agent import Agent
 from tests.soak.calls import Answer, Call, Pod
+from tests.soak.configured import OF_GRANTED
 from tests.soak.kubelet import AWAY
 from tests.soak.node import Node
-from tests.soak.scenarios import BY_CLAIM, SETTINGS
+from tests.soak.scenarios import BY_CLAIM, CHAINED, SETTINGS
 
 T = TypeVar("T")
 
@@ -188,14 +189,12 @@ class Life(RuleBasedStateMachine):
     def grant_and_add_chained(self, number: int) -> None:
         """kubelet grants a VF to a pod, which joins its network without Multus."""
         device = self.node.devices[number % len(self.node.devices)]
-        network = {"name": "storage", **SETTINGS, "mac": _mac(number), "ipam": self.node.ipam(8)}
-        del network["mtu"]
         pod, _ = self._new_pod(number, "plain")
-        conf = {"prevResult": {"cniVersion": "1.1.0", "interfaces": [{"name": "eth0"}]}}
+        conf = {**CHAINED, **OF_GRANTED}
         self.confs[pod.container_id] = conf
         if isinstance(self.node.running().order("grant", devices=[device]), dict):
             return  # a claim has it, and kubelet rejects the pod
-        self.node.tell_granted({pod.name: [(device, network)]})
+        self.node.tell_granted({pod.name: [device]})
         self._add(pod, conf)
 
     # ------------------------------------------------------------------- claims
