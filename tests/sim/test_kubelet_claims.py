@@ -84,51 +84,17 @@ async def test_a_claim_that_the_pod_may_not_use_reaches_no_driver_and_no_file(ho
 
 
 async def test_a_failed_prepare_is_tried_again_later_and_then_the_devices_are_there_twice() -> None:
-    async def devices(duplicates: bool) -> tuple[int, int]:
-        async with node(replace(QUICK, duplicates=duplicates, retry=(0.02, 0.03))) as n:
-            await n.serve(NIC_DRIVER)
-            gpus = await n.serve(GPU_DRIVER)
-            gpus.failing = 12
-            uid = n.cluster.allocate("claim", NIC, GPU, users=["uid-of-p"])
-            running = await n.running(pod("p", "claim", ALL))
-            asked = [call.driver for call in n.calls("NodePrepareResources")].count(NIC_DRIVER)
-            assert n.drivers[NIC_DRIVER].prepared == {uid: asked}
-            (container,) = n.kubelet.describe(running)["containers"]
-            return asked, container["cdi_devices"].count(cdi(uid, NIC_DRIVER, "vf-1"))
-
-    asked, shown = await devices(duplicates=True)
-    assert asked > 1, "the other driver failed before ours was asked, each time"
-    assert shown == asked
-    asked, shown = await devices(duplicates=False)
-    assert asked > 1
-    assert shown == 1
-
-
-async def test_a_prepare_goes_on_while_its_pod_is_deleted_and_is_undone_at_once_then() -> None:
-    async with node() as n:
-        gpus = await n.serve(GPU_DRIVER)
-        gpus.seconds = 1.0
-        uid = n.cluster.allocate("claim", GPU, users=["uid-of-p"])
-        waiting = n.kubelet.create(pod("p", "claim"))
-        await until(lambda: n.calls("NodePrepareResources"))
-        ending = n.kubelet.delete("default/p")
-        await asyncio.sleep(0.1)
-        assert not ending.done()
-        assert n.calls("NodeUnprepareResources") == []
-        await ending
-        assert waiting.phase == "Pending"
-        assert gpus.prepared == {}
-        assert [call.claims for call in n.calls("NodeUnprepareResources")] == [(uid,)]
-
-
-async def test_the_second_pod_of_a_prepared_claim_asks_nobody() -> None:
-    async with node() as n:
+    async with node(replace(QUICK, retry=(0.02, 0.03))) as n:
         await n.serve(NIC_DRIVER)
-        uid = n.cluster.allocate("claim", NIC, users=["uid-of-p", "uid-of-q"])
-        await n.running(pod("p", "claim", ALL))
-        second = await n.running(pod("q", "claim", ALL))
-        assert len(n.calls("NodePrepareResources")) == 1
-        assert n.kubelet.describe(second)["containers"][0]["cdi_devices"] == [cdi(uid, NIC_DRIVER, "vf-1")]
+        gpus = await n.serve(GPU_DRIVER)
+        gpus.failing = 12
+        uid = n.cluster.allocate("claim", NIC, GPU, users=["uid-of-p"])
+        running = await n.running(pod("p", "claim", ALL))
+        asked = [call.driver for call in n.calls("NodePrepareResources")].count(NIC_DRIVER)
+        assert n.drivers[NIC_DRIVER].prepared == {uid: asked}
+        (container,) = n.kubelet.describe(running)["containers"]
+        assert asked > 1, "the other driver failed before ours was asked, each time"
+        assert container["cdi_devices"].count(cdi(uid, NIC_DRIVER, "vf-1")) == asked
 
 
 async def test_the_checkpoint_is_written_before_a_driver_is_asked_and_says_nothing_of_prepared() -> None:
@@ -165,19 +131,6 @@ async def test_another_claim_under_a_name_that_is_still_prepared_is_refused() ->
         await until(lambda: f"different UID {old} still exists" in second.message)
         await n.kubelet.delete("default/p")
         await until(lambda: second.phase == "Running")
-
-
-async def test_only_the_last_pod_of_a_claim_ends_it() -> None:
-    async with node() as n:
-        nics = await n.serve(NIC_DRIVER)
-        uid = n.cluster.allocate("claim", NIC, users=["uid-of-p", "uid-of-q"])
-        await n.running(pod("p", "claim"))
-        await n.running(pod("q", "claim"))
-        await n.kubelet.delete("default/p")
-        assert nics.prepared == {uid: 1}
-        await n.kubelet.delete("default/q")
-        assert nics.prepared == {}
-        assert len(n.calls("NodeUnprepareResources")) == 1
 
 
 async def test_a_pod_stays_until_its_driver_is_back() -> None:
@@ -271,16 +224,6 @@ async def recorded(n: Node) -> Recorded:
     return driver
 
 
-async def test_a_claim_is_prepared_before_add_and_ended_after_del() -> None:
-    async with node() as n:
-        await recorded(n)
-        running = await n.running(pod("p", "claim", UsedClaim("rails")))
-        assert played(n) == ["prepare", "ADD"]
-        assert running.timings.keys() >= {"prepare", "add"}
-        await n.kubelet.delete("default/p")
-        assert played(n) == ["prepare", "ADD", "DEL", "unprepare", "late", "late"]
-
-
 async def test_a_failed_add_is_deleted_and_tried_again_without_another_prepare() -> None:
     async with node() as n:
         await recorded(n)
@@ -299,15 +242,6 @@ async def test_a_failed_unprepare_is_tried_again_with_another_del_each_time() ->
         await ending
         again = ["unprepare", "late"]
         assert played(n) == ["prepare", "ADD", "DEL", *again, *again, "unprepare", "late", "late"]
-
-
-async def test_a_lost_pods_claim_is_ended_while_its_sandbox_lives() -> None:
-    async with node(replace(QUICK, reconcile=0.1)) as n:
-        driver = await recorded(n)
-        await n.running(pod("p", "claim"))
-        await n.kubelet.lose("default/p")
-        assert driver.prepared == {}
-        assert played(n) == ["prepare", "ADD", "unprepare", "DEL"]
 
 
 async def test_a_pod_in_the_hosts_network_has_its_claim_prepared_and_no_add() -> None:

@@ -24,8 +24,6 @@ class Behaviour:
     """From the end of a driver's last connection to the end of its slices."""
     health_retry: float = 5.0
     """Between two tries to watch a driver's health."""
-    duplicates: bool = True
-    """A repeated Prepare adds the claim's devices once more to those that are known, as up to 1.36.2."""
 
     def times(self, factor: float) -> Behaviour:
         """Return the same with all times multiplied."""

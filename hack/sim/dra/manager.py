@@ -186,13 +186,11 @@ class DraManager:
         return known
 
     def _take(self, driver: str, claims: list[ClaimInfo], answer: api_pb2.NodePrepareResourcesResponse) -> None:
-        """Note what a driver said of its devices, up to the first error."""
+        """Note what a driver said of its devices, up to the first error: once more of those that are known."""
         by_uid = {info.uid: info for info in claims}
         for uid, result in answer.claims.items():
             _check("NodePrepareResources", claims, {uid: result.error}, whole=False)
             known = by_uid[uid].drivers.setdefault(driver, [])
-            if not self._behaviour.duplicates:
-                known.clear()
             for device in result.devices:
                 known.append(
                     Device(
