@@ -10,19 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from agent.config import Config, HealthSettings, Resource
+from agent.config import Config, Resource
 from agent.hardware import recorded
-from agent.health_history import HealthHistory
 from agent.inventory import Inventory
 from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
 from agent.offer.offer import Offer
 from agent.process.conditions import NO_POD_NEEDS, Conditions
-from agent.report.events import Events
-from agent.report.metrics import Metrics
-from agent.report.report import Report
 from agent.state import Latest
 from agent.wiring import Parts
 from cni.call import Node
@@ -30,7 +25,7 @@ from hack.sim.machine import SimulatedMachine
 from tests.agent.reconcile.scene import reconcile_once
 from tests.awaiting import until
 from tests.deviceplugin.rig import new_kubelet
-from tests.node import open_books
+from tests.node import new_report, open_books
 
 
 class PutTogether(NamedTuple):
@@ -56,7 +51,7 @@ async def parts_on(folder: Path, conditions: Conditions, *resources: Resource) -
         inventory = Inventory(host, 60.0)
         await inventory.scan_now()
         books = stack.enter_context(open_books(folder, boot_id=inventory.snapshot.value.boot_id))
-        report = Report(Metrics(CollectorRegistry()), conditions, Events(), HealthHistory(HealthSettings()))
+        report = new_report(conditions)
         node, offer = Node(host, books, inventory.snapshot, report), Latest(Offer())
         parts = Parts(Latest(config), node, offer, asked, report)
         stack.callback(parts.attachments.close)

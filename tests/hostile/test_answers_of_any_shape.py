@@ -10,24 +10,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from agent.cluster import slice_plan
 from agent.cluster.apiserver import NODE, SLICE, ApiServer
 from agent.cluster.claim_objects import ClaimObjects
 from agent.cluster.slices import Pool, remove_all
-from agent.config import HealthSettings
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import Unavailable
-from agent.health_history import HealthHistory
 from agent.model.allocation import ClaimRef, PodRef
 from agent.model.device import Snapshot
-from agent.process.conditions import NO_POD_NEEDS, Conditions
+from agent.process.conditions import NO_POD_NEEDS
 from agent.reconcile.claims import NEW_SECONDS, Claims
 from agent.reconcile.view import Outside, View
-from agent.report.events import Events
-from agent.report.metrics import Metrics
-from agent.report.report import Report
 from agent.state import Latest
 from cni.pod_devices import ClaimReader as Reads
 from cni.pod_devices import pods_of
@@ -36,7 +30,7 @@ from deviceplugin.dra.pods import claim_names
 from tests.agent.reconcile.outside import Answers
 from tests.agent.reconcile.scene import Scene
 from tests.hostile.answering import asking
-from tests.node import open_books, prepare
+from tests.node import new_report, open_books, prepare
 
 UID = "uid-nics"
 REF = ClaimRef(UID, "default", "nics")
@@ -178,9 +172,8 @@ def test_what_nobody_has_foreseen_in_one_healer_is_shown_until_it_succeeds(
 
 
 def test_a_failing_healer_is_a_condition_and_a_number_and_pods_are_served() -> None:
-    metrics, conditions = Metrics(CollectorRegistry()), Conditions()
-    report = Report(metrics, conditions, Events(), HealthHistory(HealthSettings()))
-    nobody = cast(Any, None)
+    report, nobody = new_report(), cast(Any, None)
+    metrics, conditions = report.metrics, report.conditions
     told = Outside(nobody, nobody, None, int, nobody, report)
     told.heal_failed("slots")
     told.failing("slots: stuck")

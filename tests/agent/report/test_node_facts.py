@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from prometheus_client import CollectorRegistry
-
-from agent.config import Config, HealthSettings, Resource
+from agent.config import Config, Resource
 from agent.hardware.host import Host
-from agent.health_history import HealthHistory
 from agent.inventory import Inventory
 from agent.kubelet.podresources import (
     ContainerDevices,
@@ -24,13 +21,9 @@ from agent.model.counters import Counters
 from agent.model.device import Snapshot
 from agent.model.health import HEALTHY
 from agent.offer.offer import Offer, Unit
-from agent.process.conditions import Conditions
-from agent.report.events import Events
-from agent.report.metrics import Metrics
 from agent.report.overview import NodeFacts
-from agent.report.report import Report
 from agent.state import Latest
-from tests.node import VF, attach, open_books, owner
+from tests.node import VF, attach, new_report, open_books, owner
 
 OTHER = "0000:3b:00.3"
 
@@ -50,7 +43,7 @@ class Node:
             self.offer,
             self.ledger,
             self.kubelet,
-            Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthHistory(HealthSettings())),
+            new_report(),
         )
 
 
