@@ -175,16 +175,18 @@ class Stage:
         netns: str | Path = "",
         ifname: str = "net1",
         pod: str | None = None,
+        uid: str = "",
     ) -> tuple[int, dict[str, Any]]:
         """Call the relay as a container runtime does, for a pod of namespace default. Returns its status and answer."""
         document = {"cniVersion": "1.1.0", "name": "by-hand", "type": "nodefabric", **conf}
+        of_pod = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;"
         env = {
             **self.relay_environment,
             "CNI_COMMAND": command,
             "CNI_CONTAINERID": container,
             "CNI_NETNS": str(netns),
             "CNI_IFNAME": ifname,
-            "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}" if pod is not None else "",
+            "CNI_ARGS": f"{of_pod}K8S_POD_NAME={pod};K8S_POD_UID={uid}" if pod is not None else "",
             "CNI_PATH": self.cni_path,
         }
         data = json.dumps(document).encode()

@@ -18,7 +18,7 @@ from agent.main import RESTART_SECONDS
 from agent.operator import probe
 from hack.sim.demo import not_back, still_attached
 from hack.sim.stage import CONFIG, Stage, settled, wait
-from tests.e2e.test_pods import allocatable, noted
+from tests.e2e.test_pods import allocatable
 
 
 def not_ready_text(stage: Stage) -> str | None:
@@ -52,26 +52,6 @@ def test_sigterm_ends_the_agent_in_time_and_leaves_attached_vfs_alone(node: Stag
     assert [(row["pod"], row["state"]) for row in rows] == [("default/a", "attached")]
     node.end_pods("a")
     assert settled(lambda: still_attached(node)) == []
-
-
-def test_a_killed_agent_loses_nothing(node: Stage) -> None:
-    machine = node.machine
-    before = machine.links.by_device()
-    for n in range(6):
-        node.create_pod(f"p{n}", {"rdma/vf": 2})
-    # Once kubelet has admitted them all: a pod that is admitted without the agent fails for good, and so does one that
-    # the agent owes an answer.
-    wait("all to be admitted", lambda: len(noted(node)) == 12 or None)
-    node.restart_agent(signal.SIGKILL)
-    for n in range(6):
-        node.await_pod(f"p{n}")
-    rows = node.status()["attachments"]
-    assert len(rows) == len({row["device"] for row in rows}) == 12
-    for n in range(6):
-        node.delete_pod(f"p{n}")
-    node.await_no_pod(*(f"p{n}" for n in range(6)))
-    assert settled(lambda: [*not_back(machine, before), *still_attached(node)]) == []
-    assert settled(lambda: [str(path) for path in (node.folder / "leases-rails/rails").glob("192.168.*")]) == []
 
 
 def test_a_del_while_the_agent_is_away_is_spooled_and_replayed(node: Stage) -> None:

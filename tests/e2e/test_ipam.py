@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,23 +30,8 @@ class Runtime:
         if sandbox not in self._sandboxes:
             self._sandboxes[sandbox] = self._stage.folder / "netns" / sandbox
             make_netns(self._sandboxes[sandbox])
-        conf = {"cniVersion": "1.0.0", "name": "rails", "type": "nodefabric", "pf": [self._pf]}
-        done = subprocess.run(
-            [self._stage.relay],
-            input=json.dumps(conf | ({"ipam": ipam} if ipam is not None else {})).encode(),
-            env={
-                **os.environ,
-                **self._stage.relay_environment,
-                "CNI_COMMAND": command,
-                "CNI_CONTAINERID": sandbox,
-                "CNI_NETNS": str(self._sandboxes[sandbox]),
-                "CNI_IFNAME": "net1",
-                "CNI_PATH": self._stage.cni_path,
-            },
-            capture_output=True,
-            check=False,
-        )
-        return done.returncode, json.loads(done.stdout) if done.stdout else {}
+        conf = {"name": "rails", "pf": [self._pf]} | ({"ipam": ipam} if ipam is not None else {})
+        return self._stage.call(command, conf, sandbox, self._sandboxes[sandbox])
 
     def plugin(self, script: str) -> dict[str, Any]:
         """Install an IPAM plugin that nobody knows, and return what names it."""

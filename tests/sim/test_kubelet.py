@@ -121,20 +121,6 @@ async def test_a_sandbox_sees_the_calls_that_a_runtime_makes(folder: Path) -> No
     assert set(arguments) >= {"K8S_POD_NAMESPACE", "K8S_POD_UID"}
 
 
-async def test_a_failed_add_is_deleted_at_once_and_retried_under_new_names(folder: Path) -> None:
-    node = kubelet(folder, recorders(folder, "only"))
-    (folder / "fail").write_text("1\n2\n")
-    await node.start()
-    pod = node.create(POD)
-    await until(lambda: pod.phase == "Running")
-    assert pod.attempts == 3
-    await node.close()
-    seen = [(c["command"], c["container"], c["netns"]) for c in calls(folder)[:5]]
-    assert [s[0] for s in seen] == ["ADD", "DEL", "ADD", "DEL", "ADD"]
-    assert seen[0][1:] == seen[1][1:]
-    assert len({s[1] for s in seen}) == len({s[2] for s in seen}) == 3
-
-
 async def test_a_later_pod_of_the_same_name_is_not_disturbed_by_late_dels(folder: Path) -> None:
     node = kubelet(folder, recorders(folder, "only"))
     await node.start()

@@ -77,14 +77,6 @@ def test_pools_that_are_not_whole_and_former_generations_give_nothing() -> None:
     assert given(node(*slices), ask(request())) == ["new"]
 
 
-def test_what_is_taken_is_not_given_again_until_it_is_released() -> None:
-    here = node(slice_of(device("a")))
-    assert given(here, ask(request()), "first") == ["a"]
-    assert given(here, ask(request()), "second") is None
-    here.release("first")
-    assert given(here, ask(request()), "second") == ["a"]
-
-
 def test_a_choice_is_taken_back_where_it_leads_nowhere() -> None:
     one, two = {"d.io/at": {"int": 1}}, {"d.io/at": {"int": 2}}
     here = node(slice_of(device("a", one), device("b", two), device("c", two)))
@@ -112,16 +104,6 @@ def test_parts_of_a_device_are_taken_until_nothing_is_left_and_count_takes_diffe
     assert [given(here, ask(request()), f"c{n}") for n in range(3)] == [["s"], ["s"], None]
     here.release("c0")
     assert given(here, ask(request("x")), "again") == ["s"]
-
-
-def test_two_requests_of_a_claim_may_have_parts_of_one_device_with_a_share_id_each() -> None:
-    policy = {"default": "1", "validRange": {"min": "1", "step": "1"}}
-    found = node(slice_of(shared("s", "2", policy))).allocate({"c": ask(request("x"), request("y"))})
-    assert found is not None
-    first, second = found["c"]
-    assert first["device"] == second["device"] == "s"
-    assert first["shareID"] != second["shareID"]
-    assert first["consumedCapacity"] == {"d.io/part": "1"}
 
 
 @pytest.mark.parametrize(

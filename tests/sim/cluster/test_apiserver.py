@@ -15,7 +15,7 @@ from hack.sim.cluster import definitions, field_sets
 from hack.sim.cluster.apiserver import ApiServerStandIn, Counts, Fault
 from hack.sim.cluster.dra import gates
 from hack.sim.cluster.dra.rights import Caller
-from hack.sim.cluster.field_sets import Conflicts, Managed, fields
+from hack.sim.cluster.field_sets import Managed, fields
 from tests.sim.cluster.dra_documents import CLAIMS, SLICES, allocated, claim, device, resource_slice
 
 TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/worker-1"
@@ -163,27 +163,6 @@ documents = st.builds(lambda labels, spec: {"metadata": {"labels": labels}, "spe
 
 def labelled(**labels: str) -> dict[str, Any]:
     return {"metadata": {"name": "n", "labels": labels}}
-
-
-def test_an_update_owns_what_it_changed() -> None:
-    first = field_sets.apply(None, labelled(a="1", b="2"), "one", force=False)
-    second = field_sets.update(first, labelled(a="9", b="2"), "kubectl")
-    assert second.owners == {
-        ("one", "Apply"): frozenset({("metadata", "labels", "b")}),
-        ("kubectl", "Update"): frozenset({("metadata", "labels", "a")}),
-    }
-    with pytest.raises(Conflicts):
-        field_sets.apply(second, labelled(a="1", b="2"), "one", force=False)
-
-
-def test_owner_references_are_kept_by_uid() -> None:
-    def owned(uid: str) -> dict[str, Any]:
-        return {"metadata": {"ownerReferences": [{"uid": uid, "kind": "Node"}]}}
-
-    both = field_sets.apply(field_sets.apply(None, owned("1"), "one", force=False), owned("2"), "two", force=False)
-    assert [one["uid"] for one in both.content["metadata"]["ownerReferences"]] == ["1", "2"]
-    moved = field_sets.apply(both, owned("3"), "one", force=False)
-    assert [one["uid"] for one in moved.content["metadata"]["ownerReferences"]] == ["2", "3"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["one", "two", "three"]), documents), max_size=6))
