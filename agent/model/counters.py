@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 STEP = 25
 """Loads are told in steps of so many percent of the line rate."""
+VF_KINDS = (
+    *("rx_packets", "tx_packets", "rx_bytes", "tx_bytes"),
+    *("rx_broadcast", "rx_multicast", "rx_dropped", "tx_dropped"),
+)
+"""What is counted of a VF."""
 MARGIN = 5
 """So far must a load be past the middle between two steps to be told as the next one."""
 
@@ -28,20 +33,6 @@ class RdmaPortCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class VfTraffic:
-    """What a PF counted of one VF: IFLA_VF_STATS_* (include/uapi/linux/if_link.h). None: the driver does not tell."""
-
-    rx_packets: int | None = None
-    tx_packets: int | None = None
-    rx_bytes: int | None = None
-    tx_bytes: int | None = None
-    rx_broadcast: int | None = None
-    rx_multicast: int | None = None
-    rx_dropped: int | None = None
-    tx_dropped: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class VfCounters:
     """What was counted of one VF, whoever has it."""
 
@@ -51,7 +42,8 @@ class VfCounters:
     """The PF's interface."""
     vf_index: int
     numa_node: int
-    traffic: VfTraffic
+    traffic: Mapping[str, int]
+    """`VF_KINDS` that the driver counts."""
 
 
 @dataclass(frozen=True, slots=True)

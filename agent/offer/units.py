@@ -367,7 +367,6 @@ def _bound(resource: Resource, slot: str, device: str, node: int, unit: Unit | N
 
 # ------------------------------------------------------------------------------------------------- GPUs and rails
 
-MISFIT = "MigUnfit"
 NOTHING_KEPT: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 Judge = Callable[[Taken, str], Health]
 """Judges the GPU that a resource has, or the slice of it with that UUID."""
@@ -443,7 +442,7 @@ def _devices(
     resource: Resource, found: Sequence[tuple[Taken, Gpu]], judge: Judge
 ) -> Iterator[tuple[Taken, str, Health]]:
     """List what the units stand for: the GPU it belongs to, its UUID, its health."""
-    misfit = unhealthy(MISFIT)
+    misfit = unhealthy(Reason.MIG_UNFIT)
     fits = resource.mig != "single" or _are_alike([gpu for _, gpu in found])
     for taken, gpu in found:
         is_cut = gpu.mig_mode and resource.mig != "none"

@@ -405,7 +405,7 @@ def alias_families(vfs: tuple[VfCounters, ...]) -> Iterator[Family]:
 
 
 def _samples(named: list[tuple[VfCounters, str]], field: str) -> list[tuple[str, int]]:
-    return [(where, value) for vf, where in named if (value := getattr(vf.traffic, field)) is not None]
+    return [(where, value) for vf, where in named if (value := vf.traffic.get(field)) is not None]
 
 
 @dataclass(frozen=True, slots=True)

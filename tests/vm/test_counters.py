@@ -29,7 +29,7 @@ def test_soft_roce_and_vfs_tell_what_passed(
     def told() -> Counters | None:
         found = counters.read(Path("/"), scan(Path("/")), frozenset(), PfNetlink().traffic)
         traffic = {vf.device: vf.traffic for vf in found.vfs}
-        return found if (traffic[made[0]].tx_packets or 0) >= 5 else None
+        return found if (traffic[made[0]]["tx_packets"] or 0) >= 5 else None
 
     found = wait_until("the counters, which the driver brings up to date now and then", told)
     (port,) = (p for p in found.rdma if p.rdma_device == hca)

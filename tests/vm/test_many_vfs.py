@@ -13,7 +13,7 @@ from agent.hardware.netlink.rtnetlink import LinkSocket
 from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.sysfs.counters import traffic_of_all
 from agent.model.allocation import VfSettings
-from agent.model.counters import VfTraffic
+from agent.model.counters import VF_KINDS
 from tests.vm.adapters import run, wait_until
 
 EXTRA = Path(os.environ.get("NODEFABRIC_EXTRA_MODULES", "/nonexistent"))
@@ -113,4 +113,4 @@ def test_every_vf_is_in_the_answer_about_traffic(simulated: str, count: int) -> 
     body = PfNetlink().traffic(simulated)
     assert body is not None
     # This driver does not count: the kernel answers noughts.
-    assert traffic_of_all(body) == {index: VfTraffic(*[0] * 8) for index in range(count)}
+    assert traffic_of_all(body) == {index: dict.fromkeys(VF_KINDS, 0) for index in range(count)}

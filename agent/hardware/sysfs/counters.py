@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import astuple, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,23 +23,14 @@ from agent.errors import HardwareError
 from agent.hardware.netlink.codec import attribute_table, attributes
 from agent.hardware.netlink.vf_control import vf_entries
 from agent.hardware.sysfs.read import Attributes
-from agent.model.counters import Counters, PortCount, RdmaPortCounters, VfCounters, VfTraffic
+from agent.model.counters import VF_KINDS, Counters, PortCount, RdmaPortCounters, VfCounters
 from agent.model.device import LinkLayer, PciDevice, RdmaDevice, Snapshot
 
 IFLA_VF_STATS = 8
-_KINDS = {
-    0: "rx_packets",
-    1: "tx_packets",
-    2: "rx_bytes",
-    3: "tx_bytes",
-    4: "rx_broadcast",
-    5: "rx_multicast",
-    7: "rx_dropped",
-    8: "tx_dropped",
-}
-"""IFLA_VF_STATS_*; 6 is padding."""
-_OF_FILES = tuple((field.name, field.name) for field in fields(VfTraffic))
-_OF_INTERFACE = (*((name, name) for name in _KINDS.values() if "cast" not in name), ("rx_multicast", "multicast"))
+_KINDS = dict(zip((0, 1, 2, 3, 4, 5, 7, 8), VF_KINDS, strict=True))
+"""IFLA_VF_STATS_*; 6 is padding (include/uapi/linux/if_link.h)."""
+_OF_FILES = tuple((name, name) for name in VF_KINDS)
+_OF_INTERFACE = (*((name, name) for name in VF_KINDS if "cast" not in name), ("rx_multicast", "multicast"))
 _NO_COUNTERS = frozenset(("lifespan",))
 """How long, in milliseconds, the driver answers from memory."""
 _OF_HELD_VFS = ("port_rcv_data", "port_xmit_data", "port_rcv_packets", "port_xmit_packets")
@@ -74,7 +65,7 @@ def read(root: Path, snapshot: Snapshot, held: Set[str], ask: AskPf) -> Counters
     )
 
 
-def traffic_of_all(body: bytes) -> dict[int, VfTraffic]:
+def traffic_of_all(body: bytes) -> dict[int, dict[str, int]]:
     """Read the traffic of each VF from a PF's link message, by VF index. Empty where the driver does not count."""
     found = {}
     for index, start, end in vf_entries(body):
@@ -87,7 +78,7 @@ def traffic_of_all(body: bytes) -> dict[int, VfTraffic]:
             if kind in _KINDS and len(content) == _COUNT.size
         }
         if counts:
-            found[index] = VfTraffic(**counts)
+            found[index] = counts
     return found
 
 
@@ -125,33 +116,32 @@ def _of_pf(files: Attributes, pf: PciDevice, vfs: list[PciDevice], ask: AskPf) -
     folder = f"/sys/class/net/{netdev.name}/device/sriov"
     # NVIDIA's own drivers have one text per VF in its place (MLNX_OFED); they count for rtnetlink as well.
     own_files = files.exists(folder) and any(files.names(f"{folder}/{vf.vf_index}/stats") for vf in vfs)
-    told: Mapping[int, VfTraffic] = {} if own_files else _asked(ask, netdev.name)
+    told: Mapping[int, dict[str, int]] = {} if own_files else _asked(ask, netdev.name)
     for vf in vfs:
         if vf.vf_index is None:
             continue
         traffic = told.get(vf.vf_index)
         if own_files:
             traffic = _read(files, f"{folder}/{vf.vf_index}/stats", _OF_FILES)
-        if traffic is None and vf.netdev is not None:
+        if not traffic and vf.netdev is not None:
             traffic = _read(files, f"/sys/class/net/{vf.netdev.name}/statistics", _OF_INTERFACE)
-        if traffic is not None:
+        if traffic:
             yield VfCounters(vf.address, netdev.name, vf.vf_index, vf.numa_node, traffic)
 
 
-def _asked(ask: AskPf, netdev: str) -> Mapping[int, VfTraffic]:
+def _asked(ask: AskPf, netdev: str) -> Mapping[int, dict[str, int]]:
     try:
         body = ask(netdev)
     except HardwareError:  # gone just now, or an InfiniBand PF with more VFs than an answer holds
         return {}
     found = traffic_of_all(body) if body is not None else {}
     # For a driver that does not count, the kernel answers noughts (net/core/rtnetlink.c, rtnl_fill_vfinfo).
-    return found if any(any(astuple(traffic)) for traffic in found.values()) else {}
+    return found if any(any(traffic.values()) for traffic in found.values()) else {}
 
 
-def _read(files: Attributes, folder: str, names: tuple[tuple[str, str], ...]) -> VfTraffic | None:
+def _read(files: Attributes, folder: str, names: tuple[tuple[str, str], ...]) -> dict[str, int]:
     found = files.wholes(folder, (name for _, name in names))
-    counts = {field: found[name] for field, name in names if name in found}
-    return VfTraffic(**counts) if counts else None
+    return {field: found[name] for field, name in names if name in found}
 
 
 def read_port_counts(
@@ -186,10 +176,10 @@ def sums(vfs: tuple[VfCounters, ...], snapshot: Snapshot) -> dict[str, tuple[int
     found: dict[str, tuple[int, int]] = {}
     for vf in vfs:
         device, counted = snapshot.by_address.get(vf.device), vf.traffic
-        if device is None or device.physfn is None or counted.rx_bytes is None or counted.tx_bytes is None:
+        if device is None or device.physfn is None or not counted.keys() >= {"rx_bytes", "tx_bytes"}:
             continue
         received, sent = found.get(device.physfn, (0, 0))
-        found[device.physfn] = received + counted.rx_bytes, sent + counted.tx_bytes
+        found[device.physfn] = received + counted["rx_bytes"], sent + counted["tx_bytes"]
     return found
 
 

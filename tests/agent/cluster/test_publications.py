@@ -14,7 +14,7 @@ from agent.config.topology import Bandwidth, Fingerprint
 from agent.hardware import recorded
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import PodRef
-from agent.model.counters import VfCounters, VfTraffic
+from agent.model.counters import VfCounters
 from agent.offer.offer import Offer
 from hack.sim.cluster import definitions
 from hack.sim.cluster.apiserver import Fault
@@ -180,7 +180,7 @@ async def test_the_bandwidth_of_a_port_and_of_its_vfs_is_a_gauge_and_the_load_an
     passed = count(step=10**10)
 
     def vf_counters() -> tuple[VfCounters, ...]:
-        return (VfCounters("0000:18:00.1", "ens1f0np0", 0, 0, VfTraffic(rx_bytes=next(passed), tx_bytes=0)),)
+        return (VfCounters("0000:18:00.1", "ens1f0np0", 0, 0, {"rx_bytes": next(passed), "tx_bytes": 0}),)
 
     def gauge(direction: str, traffic: str) -> float | None:
         labels = {"device": "0000:18:00.0", "name": "mlx5_0", "port": "1", "traffic": traffic}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from agent.model.device_health import WITHHOLDING, XID_REASONS, XIDS, XidClass
 from agent.model.health import Reason, Tempo
-from agent.offer.units import MISFIT
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/health.md").read_text()
 GPU_DOCUMENT = (Path(__file__).parents[3] / "docs/gpu.md").read_text()
@@ -28,6 +27,6 @@ def test_the_table_of_errors_is_that_of_the_code() -> None:
 
 def test_the_table_of_gpu_reasons_is_that_of_the_code() -> None:
     listed = re.findall(r"^\| `([A-Z]\w+)` \| [^|]+ \|$", GPU_DOCUMENT, re.MULTILINE)
-    assert set(listed) == {*WITHHOLDING, *XID_REASONS.values(), MISFIT}
+    assert set(listed) == {*WITHHOLDING, *XID_REASONS.values(), Reason.MIG_UNFIT}
     shown = ("RowRemapPending", "PageRetirementPending", "InforomCorrupted")
     assert all(f"`{word}`" in GPU_DOCUMENT for word in shown)

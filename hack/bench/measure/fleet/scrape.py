@@ -10,11 +10,10 @@ import statistics
 import time
 import urllib.request
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 from agent.hardware.sysfs import scan as sysfs
-from agent.model.counters import VfTraffic
+from agent.model.counters import VF_KINDS
 from measure.agent_process import running_agent
 from measure.figures import Figures
 from measure.footprint import resident_mib
@@ -47,8 +46,8 @@ def _let_vfs_count(root: Path) -> int:
         if pf is not None and pf.netdev is not None:
             folder = root / f"sys/class/net/{pf.netdev.name}/device/sriov/{vf.vf_index}/stats"
             folder.mkdir(parents=True)
-            for field in fields(VfTraffic):
-                (folder / field.name).write_text("123456789012\n")
+            for field in VF_KINDS:
+                (folder / field).write_text("123456789012\n")
             count += 1
     return count
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
 from agent.hardware.sysfs.counters import read_port_counts, sums, with_busy_vfs
-from agent.model.counters import PortCount, VfCounters, VfTraffic
+from agent.model.counters import PortCount, VfCounters
 
 RDMA = "sys/class/infiniband/mlx5_0/ports/1/counters"
 NETDEV = "sys/class/net/ens1f0np0/statistics"
@@ -64,9 +64,9 @@ def test_what_vfs_moved_passes_the_port_of_their_pf(tmp_path: Path) -> None:
     assert {device.physfn or device.address for device in busy.devices} == {"0000:18:00.0"}
     assert not any(device.rdma_devices or (device.is_vf and device.netdevs) for device in busy.devices)
     told = (
-        VfCounters("0000:18:00.1", "ens1f0np0", 0, 0, VfTraffic(rx_bytes=100, tx_bytes=10)),
-        VfCounters("0000:18:00.2", "ens1f0np0", 1, 0, VfTraffic(rx_bytes=20, tx_bytes=2)),
-        VfCounters("0000:18:00.3", "ens1f0np0", 2, 0, VfTraffic(rx_packets=9)),
+        VfCounters("0000:18:00.1", "ens1f0np0", 0, 0, {"rx_bytes": 100, "tx_bytes": 10}),
+        VfCounters("0000:18:00.2", "ens1f0np0", 1, 0, {"rx_bytes": 20, "tx_bytes": 2}),
+        VfCounters("0000:18:00.3", "ens1f0np0", 2, 0, {"rx_packets": 9}),
     )
     assert sums(told, snapshot) == {"0000:18:00.0": (120, 12)}
     found = read_port_counts(root, snapshot, sums(told, snapshot))

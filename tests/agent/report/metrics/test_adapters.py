@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from agent.config import Config, Endpoints
 from agent.errors import HardwareError
-from agent.model.counters import Counters, RdmaPortCounters, VfCounters, VfTraffic
+from agent.model.counters import Counters, RdmaPortCounters, VfCounters
 from agent.report.metrics import Metrics
 from agent.report.series import OPENMETRICS
 from agent.state import Latest
@@ -22,7 +22,7 @@ COUNTERS = Counters(
             "0000:18:00.0", "mlx5_0", 1, True, {"port_xmit_data": 250, "symbol_error": 3}, {"out_of_sequence": 7}
         ),
     ),
-    vfs=(VfCounters("0000:18:00.2", "ens1f0np0", 1, 0, VfTraffic(rx_bytes=1500, tx_dropped=4)),),
+    vfs=(VfCounters("0000:18:00.2", "ens1f0np0", 1, 0, {"rx_bytes": 1500, "tx_dropped": 4}),),
 )
 
 
