@@ -23,6 +23,7 @@ from agent.ledger import rows, schema
 from agent.model.allocation import Attachment, Binding, Claim, Grant, OwedLease, Quarantine
 from agent.model.printable import one_line
 from agent.model.vf_identity import Rail
+from agent.state import Latest
 
 LOCK = "agent.lock"
 NEXT_LOCK = "agent.next"
@@ -159,6 +160,8 @@ class Database:
         """What `PRAGMA synchronous` was set to last: to set it once more is a statement that a pod waits for."""
         self._stuck = ""
         """Why the connection cannot end a transaction; empty if it can."""
+        self.damage: Latest[LedgerDamaged | None] = Latest(None)
+        """What was found to be wrong with the open file, which only another start mends."""
 
     @classmethod
     def open(cls, path: Path, boot_id: str, clock: Callable[[], float] = time.time) -> Self:
@@ -217,7 +220,7 @@ class Database:
         if not self._is_open:
             raise LedgerError(f"{self.path} is closed: the agent is ending")
         if self._stuck:
-            raise LedgerDamaged(f"{self.path}: a change could not be taken back ({self._stuck}): see to its disk")
+            raise self._damaged(f"{self.path}: a change could not be taken back ({self._stuck}): see to its disk")
 
     def _read(self, sql: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
         with self._reading, self._usable():
@@ -249,13 +252,20 @@ class Database:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error as error:
             self._stuck = str(error)
+            self._damaged(f"{self.path}: a change could not be taken back ({error}): see to its disk")
+
+    def _damaged(self, what: str) -> LedgerDamaged:
+        """Make the error, and wake who ends the agent for it: each call would fail until then."""
+        error = LedgerDamaged(what)
+        self.damage.set(error)
+        return error
 
     def _usable(self) -> _Translated:
         self._check_open()
         return self._translated()
 
     def _translated(self) -> _Translated:
-        return _Translated(self.path)
+        return _Translated(self.path, self._damaged)
 
     def _connect(self) -> None:
         try:
@@ -309,10 +319,11 @@ def _keep_private(path: Path) -> None:
 class _Translated:
     """Raises LedgerError for what the file or its disk refuses. No generator: a pod's start goes through here twice."""
 
-    __slots__ = ("_path",)
+    __slots__ = ("_damaged", "_path")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, damaged: Callable[[str], LedgerDamaged]) -> None:
         self._path = path
+        self._damaged = damaged
 
     def __enter__(self) -> None:
         return None
@@ -320,7 +331,7 @@ class _Translated:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, sqlite3.Error | OSError):
             if _is_damage(error):
-                raise LedgerDamaged(f"{self._path} is damaged: {error}: see to its disk") from error
+                raise self._damaged(f"{self._path} is damaged: {error}: see to its disk") from error
             raise LedgerError(f"{self._path}: {error}: free space or repair the disk; nothing was changed") from error
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from agent.config import Config
 from agent.edits.cdi import write_whole
+from agent.errors import Unavailable
 from agent.kubelet import checkpoint
 from agent.ledger.database import Books, lock_folder, read_books
 from agent.model.device import is_pci_address
@@ -22,7 +23,7 @@ def write(config: Config) -> None:
     """Name in the file all pods that may have something, whatever their resources are for.
 
     A file of this boot that knows them all stays: the last agent wrote it by the right configuration. Raises
-    LedgerInUse while another agent serves, LedgerError, Unavailable if kubelet's claims cannot be read, and OSError.
+    LedgerInUse while another agent serves, LedgerError, Unavailable if kubelet's notes or claims cannot be read, and OSError.
     """
     lock = lock_folder(config.state_dir)
     path, boot_id = pods_file.path_of(config.cni_socket), pods_file.kernel_boot_id()
@@ -30,8 +31,10 @@ def write(config: Config) -> None:
         content = path.read_bytes() if path.exists() else b""
         if pods_file.is_of_boot(content, boot_id) and b"\nunknown 0\n" in content:
             return
-        books, noted = read_books(config.ledger_path), checkpoint.entries(config.kubelet_dir) or ()
-        names = {*_names(books, noted)}
+        books, noted = read_books(config.ledger_path), checkpoint.entries(config.kubelet_dir)
+        if noted is None and (config.kubelet_dir / checkpoint.FILE).exists():
+            raise Unavailable(f"{config.kubelet_dir / checkpoint.FILE} cannot be read: it names pods that have devices")
+        names = {*_names(books, noted or ())}
         # Lost books lack claims that kubelet has.
         known = {f"{claim.ref.namespace}/{claim.ref.name}" for claim in books.claims}
         for claim in set(checkpoint.claims_of(config.kubelet_dir, config.dra.driver)) - known:

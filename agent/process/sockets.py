@@ -75,8 +75,7 @@ class UnixServer:
         """Return whether callers still find this server: its socket's folder may be emptied. True once it is closed."""
         if self.ending.is_set():
             return True
-        found = identity(self.path)
-        return found is not None and found == self._identity
+        return self._is_in_place()
 
     def listen_again(self) -> None:
         """Make the socket again, for new callers. Calls under way go on. Raises ConfigError as `start` does."""
@@ -99,9 +98,14 @@ class UnixServer:
             listener, self._listener = self._listener, None
             if listener is None:
                 return
-            if identity(self.path) == self._identity:  # else it is another agent's
+            if self._is_in_place():  # else it is another agent's
                 self.path.unlink(missing_ok=True)
             _end(listener)
+
+    def _is_in_place(self) -> bool:
+        """Whether the file is this server's. Its inode is not used again while it listens; modes may be changed."""
+        found = identity(self.path)
+        return found is not None and self._identity is not None and found[:2] == self._identity[:2]
 
     def _open(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -132,9 +136,12 @@ class UnixServer:
             with self._count:
                 self._busy += 1
                 nobody_waits = self._busy == self._threads < self._connections
-            if nobody_waits:
-                self._add_thread()
-            self._serve(connection)
+            if self.ending.is_set():
+                connection.close()  # `close` may have said already that all calls have ended
+            else:
+                if nobody_waits:
+                    self._add_thread()
+                self._serve(connection)
             del connection
             with self._count:
                 self._busy -= 1

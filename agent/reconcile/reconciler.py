@@ -94,6 +94,7 @@ class Reconciler:
             loops.create_task(self._heal_for_ever(seconds), name="healing")
             loops.create_task(self._give_leases_back(seconds, served), name="leases")
             loops.create_task(self._free_ended_for_ever(), name="ended pods")
+            loops.create_task(self._end_with_the_books(), name="books")
 
     async def begin(self) -> None:
         """Look around and heal devices before anybody is served."""
@@ -207,6 +208,12 @@ class Reconciler:
             self.ended.looked()
             await asyncio.sleep(PAUSE_SECONDS)
 
+    async def _end_with_the_books(self) -> None:
+        """End the agent when its books are damaged: each call would fail until then, and a start finds things again."""
+        if (error := await self._ledger.damage.other_than(None)) is not None:
+            log.error("%s: the agent ends, and begins again as it does with lost books", error)
+            raise error
+
     def _heal_round(self) -> None:
         self._at_work = "the probe of the books"
         self._probe()
@@ -217,15 +224,14 @@ class Reconciler:
     def _probe(self) -> None:
         """Find out now and then whether the books can be written: pods that start would find out for good.
 
-        Raises LedgerDamaged, which ends the agent.
+        Raises LedgerDamaged, which ends the agent (`_end_with_the_books`).
         """
         now = self._outside.now()
         if 0 < self._probe_at - now <= PROBE_SECONDS:  # else it is time, or the clock was set back
             return
         try:
             self._ledger.probe()
-        except LedgerDamaged as error:
-            log.error("%s: the agent ends, and begins again as it does with lost books", error)
+        except LedgerDamaged:
             raise
         except LedgerError as error:
             self._probe_at = 0.0

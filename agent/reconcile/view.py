@@ -88,7 +88,8 @@ class Outside:
 
     def misled(self, units: frozenset[tuple[str, str]], what: str | None) -> None:
         """Withhold units whose containers would get another's device, and say which these are."""
-        self._report.health.renumbered.set(units)
+        renumbered = self._report.health.renumbered
+        renumbered.set(units if units != renumbered.value else renumbered.value)  # equal sets are no news
         self._report.conditions.set("renumbered", what)
 
     def heal_failed(self, healer: str) -> None:

@@ -237,6 +237,7 @@ def keep(folder: Path, also: Callable[[], None]) -> None:
         also()
         before = versions(folder)
         deadline = time.monotonic() + keeper.look_after()
+        time.sleep(LOOK_SECONDS)  # an attempt that fails may change the folder, and would be made without end
         while time.monotonic() < deadline and versions(folder) == before:
             time.sleep(LOOK_SECONDS)
 

@@ -46,6 +46,7 @@ class SpecWatch:
                 written = await asyncio.to_thread(self._rewrite)
             except AgentError as error:
                 self.problem, written = str(error), ()
+                before = version_of(self._folder)  # the attempt itself has changed it, and would be made without end
             else:
                 self.problem = None
             for _ in written:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import Config
+from agent.errors import Unavailable
 from agent.kubelet import checkpoint
 from agent.model.allocation import PodRef
 from agent.model.unit_id import slot_id
@@ -53,6 +54,12 @@ def test_books_and_kubelets_notes_say_who_may_have_something(config: Config) -> 
     assert written(config) == ("unknown 1", {"default/trainer", "default/claimer", "default/"})
     note(config, granted=SHARE, other=GPU)
     assert written(config) == ("unknown 0", {"default/trainer", "default/claimer", "default/", "granted"})
+
+
+def test_notes_of_kubelet_that_cannot_be_read_are_not_taken_for_none(config: Config) -> None:
+    (config.kubelet_dir / checkpoint.FILE).mkdir()
+    with pytest.raises(Unavailable, match="cannot be read: it names pods that have devices"):
+        relay_file.write(config)
 
 
 def test_where_there_are_no_books_kubelets_notes_count(config: Config) -> None:

@@ -182,6 +182,13 @@ def test_a_socket_that_was_removed_is_made_again(door: Door) -> None:
     until(lambda: threading.active_count() < threads)
 
 
+def test_a_socket_whose_mode_was_changed_still_stands(door: Door) -> None:
+    door.server.path.chmod(0o660)
+    assert door.server.stands()
+    door.server.close()
+    assert not door.server.path.exists()
+
+
 def test_a_server_that_does_not_listen_yet_stands_nowhere(closed: Door) -> None:
     assert not closed.server.stands()
 

@@ -75,6 +75,18 @@ async def test_damaged_books_end_the_agent(scene: Scene) -> None:
         await scene.reconciler.round()
 
 
+async def test_a_call_that_meets_damage_ends_the_agent_before_the_next_round(scene: Scene) -> None:
+    running = asyncio.create_task(scene.reconciler.run(3600))
+    await asyncio.sleep(0)
+    scene.books.path.unlink()
+    with pytest.raises(LedgerDamaged):
+        scene.books.probe()
+    await asyncio.wait([running], timeout=60)
+    with pytest.raises(ExceptionGroup) as ended:
+        running.result()
+    assert ended.group_contains(LedgerDamaged, match="the file is gone")
+
+
 def test_leases_are_no_part_of_what_the_start_waits_for(scene: Scene) -> None:
     scene.reconciler.heal_attachments()
     assert scene.hands.asked_for_leases == 0

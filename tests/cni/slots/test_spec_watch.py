@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from agent.config import Config, HealthSettings
 from agent.edits.cdi import SlotSpecs
 from agent.edits.claim_specs import ClaimSpecs
+from agent.errors import Unavailable
 from agent.health_history import HealthHistory
 from agent.ledger import Ledger
 from agent.model.allocation import Binding, PodRef
@@ -23,6 +24,7 @@ from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
 from agent.state import Latest
+from cni.install.folder import LOOK_SECONDS
 from cni.pod_devices import ClaimReader
 from cni.slots.bound import BoundSlots
 from cni.slots.spec_watch import SpecWatch
@@ -80,6 +82,30 @@ def test_a_cdi_spec_that_is_removed_is_written_again(tmp_path: Path, name: str) 
             await until(lambda: [event.text for event in kept.report.events.listed()] == ["mended"])
 
     asyncio.run(scenario())
+
+
+class FullDisk:
+    """Specs that get no further than a file of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.attempts = 0
+
+    def rewrite(self) -> list[str]:
+        self.attempts += 1
+        (self.folder / "new").touch()
+        (self.folder / "new").unlink()
+        raise Unavailable("the disk is full")
+
+
+async def test_specs_that_cannot_be_written_to_their_end_are_not_tried_without_end(tmp_path: Path) -> None:
+    specs = FullDisk(tmp_path)
+    report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthHistory(HealthSettings()))
+    running = asyncio.create_task(SpecWatch(tmp_path, [specs], report).run())
+    await until(lambda: specs.attempts > 0)
+    await asyncio.sleep(3 * LOOK_SECONDS)
+    running.cancel()
+    assert specs.attempts == 1
 
 
 def test_cdi_specs_that_cannot_be_written_are_told_of_until_they_can(tmp_path: Path) -> None:
