@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from agent.config import Placement
 from agent.errors import AgentError, HardwareError
@@ -58,14 +60,19 @@ class Inventory:
         self.rescan_seconds = rescan_seconds
         self.snapshot = Latest(Snapshot())
         """The latest snapshot; generation 0 before the first scan."""
+        self._scanning = asyncio.Lock()
         self._reading = asyncio.Lock()
-        """Held from reading the hardware until that is published."""
+        """Held by a small look until it is published, and while a scan's result is: looks go on during a scan."""
+        self._meanwhile = NOTHING
+        """What was looked at since the last scan began, which may have read that before it changed."""
         self._guard = threading.Lock()
         self._changed = NOTHING
         """What events named and nobody looked at yet."""
         self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: Watch | None = None
+        self._scan: asyncio.Task[Snapshot] | None = None
+        """The scan under way that `run` has begun."""
         self.scans = 0
         """Full scans finished so far."""
         self.scan_seconds = 0.0
@@ -76,11 +83,16 @@ class Inventory:
 
         Raises what the host raises; the previous snapshot stays then.
         """
-        async with self._reading:
+        async with self._scanning:
             started = time.monotonic()
             self._take_changed()  # this scan sees it
+            self._meanwhile = NOTHING
             try:
-                self._publish(await asyncio.to_thread(self._look_at_all))
+                found = await asyncio.to_thread(self._look_at_all)
+                async with self._reading:
+                    if self._meanwhile:
+                        found = await asyncio.to_thread(self._look_at, found, self._meanwhile)
+                    self._publish(found)
             finally:
                 self.scan_seconds = time.monotonic() - started
                 self.scans += 1
@@ -133,7 +145,7 @@ class Inventory:
         is_begun = self._watch is not None and not self._watch.unheard and self.snapshot.value.generation > 0
         self._loop = asyncio.get_running_loop()
         self._event.set()
-        tasks = [
+        tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._listen(), name="kernel events"),  # the first scan comes after its first step
             asyncio.create_task(self._follow(self.rescan_seconds if is_begun else 0.0), name="scans"),
             asyncio.create_task(self._poll(), name="silent changes"),
@@ -144,6 +156,8 @@ class Inventory:
                 task.result()
         finally:
             self._loop = None
+            tasks += [self._scan] if self._scan is not None else []
+            self._scan = None
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -171,33 +185,42 @@ class Inventory:
             missed = True
 
     async def _follow(self, seconds: float) -> None:
-        """Scan after some seconds and then on the timer, and look at what events name, once their burst is over."""
+        """Scan after some seconds and then on the timer, and look at what events name, once their burst is over.
+
+        A scan that a dying adapter holds up keeps nobody from small looks: they tell how the others are.
+        """
         due, not_before = time.monotonic() + seconds, 0.0
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(due - time.monotonic()):
+                async with asyncio.timeout(due - time.monotonic() if self._scan is None else None):
                     await self._event.wait()
                     await self._burst()
             self._event.clear()
+            if self._scan is not None and self._scan.done():
+                if (failed := self._scan.exception()) is not None:
+                    if not isinstance(failed, AgentError):
+                        raise failed
+                    log.error("the scan failed, the previous snapshot stays: %s", failed)
+                self._scan = None
+                # At most a fifth of the time goes into scans, however slow they are and however often they are wanted.
+                not_before = time.monotonic() + 4 * self.scan_seconds
+                due = min(max(due, not_before), time.monotonic() + self.rescan_seconds)
             change, began = self._take_changed(), time.monotonic()
             try:
                 if change.everything:
                     due = min(due, max(not_before, began))
-                elif change and self.snapshot.value.generation > 0:
+                elif self.snapshot.value.generation == 0:
+                    self._meanwhile |= change  # the first scan looks at it in its end
+                elif change:
                     await self._update(change)
                     await asyncio.sleep(time.monotonic() - began)  # not all of the time goes into looks
             except AgentError as error:
                 log.error("what changed could not be read, so all will be: %s", error)
                 due = min(due, max(not_before, began))
-            if time.monotonic() < due:
-                continue
-            try:
-                await self.scan_now()
-            except AgentError as error:
-                log.error("the scan failed, the previous snapshot stays: %s", error)
-            due = time.monotonic() + self.rescan_seconds
-            # At most a fifth of the time goes into scans, however slow they are and however often they are wanted.
-            not_before = time.monotonic() + 4 * self.scan_seconds
+            if self._scan is None and time.monotonic() >= due:
+                due = math.inf
+                self._scan = asyncio.create_task(self.scan_now(), name="scan")
+                self._scan.add_done_callback(lambda _: self._event.set())
 
     async def _poll(self) -> None:
         """Look for changes without an event."""
@@ -222,6 +245,7 @@ class Inventory:
 
     async def _update(self, change: Change) -> None:
         async with self._reading:
+            self._meanwhile |= change
             self._publish(await asyncio.to_thread(self._look_at, self.snapshot.value, change))
 
     def _publish(self, found: Snapshot) -> None:

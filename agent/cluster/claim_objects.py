@@ -192,7 +192,7 @@ class ClaimStatus(Keeper):
 
     def _failed(self, error: AgentError, pause: float) -> float:
         log.info("the status of claims is written later: %s", error)
-        return min(pause, AWAY_SECONDS)
+        return min(pause, AWAY_SECONDS * (1 - self._chance() / 10))  # nodes do not all ask at once
 
     async def _write(self, status: _Status) -> None:
         with self._guard:
@@ -205,6 +205,8 @@ class ClaimStatus(Keeper):
             self._metrics.api_write(CLAIM.kind, error.reason)
             with self._guard:
                 status.due = status.due or 0.0
+                if self._claims.get(status.ref.uid) is status:  # others come first at the next attempt
+                    self._claims[status.ref.uid] = self._claims.pop(status.ref.uid)
             raise
         self._metrics.api_write(CLAIM.kind, "accepted")
         status.written, status.failures, status.said = devices, 0, ""

@@ -144,9 +144,14 @@ class Republication:
         while True:
             config = self._config.value
             topology = config.topology
+            self._conditions.set("publishing", None)
             self._current = self.make(topology)
-            async with asyncio.TaskGroup() as tasks:
-                running = tasks.create_task(self._current.run(), name="publications")
-                while config.topology == topology:
-                    config = await self._config.other_than(config)
-                running.cancel()
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    running = tasks.create_task(self._current.run(), name="publications")
+                    while config.topology == topology:
+                        config = await self._config.other_than(config)
+                    running.cancel()
+            except Exception:
+                self._conditions.set("publishing", "failed unexpectedly, and is tried again in a minute: see the log")
+                raise

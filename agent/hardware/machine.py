@@ -48,7 +48,7 @@ class Machine:
     rdma: RdmaNetlink
     api_server: str | None = None
     """IP address of the cluster's API server."""
-    _ways: list[Ways] = field(default_factory=lambda: [Ways()])
+    _ways: list[Ways | None] = field(default_factory=lambda: [None])
     """The kernel's last answer about the ways out, alone in its list."""
 
     @classmethod
@@ -84,8 +84,11 @@ class Machine:
             self._ways[:] = [read_ways(self.api_server)]
         [ways] = self._ways
         read = Attributes(self.root)
-        routes = all_default_routes(snapshot.default_routes, ways)
-        needed = needed_ways(read, routes) | with_lower(read, filter(None, map(_name_of, ways.to_api)))
+        if ways is None:  # the kernel has not answered yet
+            routes, needed = snapshot.default_routes, needed_ways(read, snapshot.default_routes)
+        else:
+            routes = all_default_routes(snapshot.default_routes, ways)
+            needed = needed_ways(read, routes) | with_lower(read, filter(None, map(_name_of, ways.to_api)))
         return replace(snapshot, default_routes=routes, only_ways=needed - {LOOPBACK})
 
     def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:

@@ -37,6 +37,11 @@ _TABLES: Mapping[str, _Switches] = {
 """Instance type → PCI segments of the GPUs and NICs on each switch."""
 
 
+MOST_SWITCHES = 32
+"""So many PCI devices may stand within each other in a file of NCCL's."""
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+
+
 @dataclass(frozen=True)
 class Places:
     """Where some devices stand, and who says so."""
@@ -82,10 +87,12 @@ def nccl_places(text: str, source: str) -> Places:
     from xml.etree import ElementTree  # only where a file is configured
 
     try:
-        root = ElementTree.fromstring(text)  # noqa: S314 -- a file of the operator's, and of 1 MiB at most
+        # Comments of such files have rows of dashes, which XML forbids there.
+        document = ElementTree.fromstring(_COMMENT.sub("", text).lstrip())  # noqa: S314 -- of 1 MiB at most
     except ElementTree.ParseError as error:
         raise ValueError(f"is no topology file of NCCL's: {error}") from error
-    if root.tag != "system":
+    root = next(document.iter("system"), None)
+    if root is None:
         raise ValueError("is no topology file of NCCL's: it has no <system>")
     ways: dict[str, tuple[tuple[str, ...], int]] = {}
 
@@ -95,6 +102,8 @@ def nccl_places(text: str, source: str) -> Places:
             if not _BUS_ID.fullmatch(own):
                 raise ValueError(f"names a PCI device {own[:40]!r}, which is no address")
             ways[own] = _way(above, own), numa_node
+            if len(above) > MOST_SWITCHES:
+                raise ValueError(f"has more than {MOST_SWITCHES} PCI devices within each other")
             note(device, (*above, own), numa_node)
 
     for cpu in root.iter("cpu"):

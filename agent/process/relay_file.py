@@ -23,7 +23,8 @@ def write(config: Config) -> None:
     """Name in the file all pods that may have something, whatever their resources are for.
 
     A file of this boot that knows them all stays: the last agent wrote it by the right configuration. Raises
-    LedgerInUse while another agent serves, LedgerError, Unavailable if kubelet's notes or claims cannot be read, and OSError.
+    LedgerInUse while another agent serves, LedgerError, OSError, and Unavailable if kubelet's notes or claims cannot
+    be read.
     """
     lock = lock_folder(config.state_dir)
     path, boot_id = pods_file.path_of(config.cni_socket), pods_file.kernel_boot_id()

@@ -244,7 +244,10 @@ def keep(folder: Path, also: Callable[[], None]) -> None:
 
 def versions(folder: Path) -> list[tuple[int, ...]]:
     """Return what differs once anything in a folder has changed."""
-    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        names = []
     return [version_of(folder / name) for name in (".", *names)]
 
 

@@ -85,6 +85,23 @@ async def test_an_event_during_a_scan_is_looked_at_after_it(change: Change) -> N
         await learns(inventory, "b")
 
 
+async def test_a_scan_that_hangs_keeps_nobody_from_small_looks_and_takes_nothing_of_them_back() -> None:
+    host = FakeHost()
+    inventory = inventory_of(host)
+    async with running(inventory):
+        host.gate.clear()
+        host.begun.clear()
+        host.tell(EVERYTHING)
+        await until(host.begun.is_set)  # this scan has read boot ID a
+        host.now = OTHER
+        host.tell(PORT)
+        await learns(inventory, "b")
+        assert host.looks == [PORT]
+        host.gate.set()
+        await until(lambda: inventory.scans == 2)
+        assert (inventory.snapshot.value.boot_id, host.looks) == ("b", [PORT, PORT])
+
+
 async def test_what_happens_during_the_very_first_scan_is_looked_at_when_it_is_done() -> None:
     host = FakeHost()
     host.gate.clear()

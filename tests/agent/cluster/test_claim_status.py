@@ -187,6 +187,19 @@ async def test_a_refusal_of_one_claim_is_said_once_tried_again_and_holds_up_no_o
     assert len(said) == 2
 
 
+async def test_a_claim_at_which_the_server_fails_holds_up_no_other(server: ApiServerStandIn, api: ApiServer) -> None:
+    failing, others = put(server, "c"), [put(server, f"d{number}") for number in range(3)]
+    server.state.set_fault(Fault(status=500, path="/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/c"))
+    async with Writing(server, api) as writing:
+        writing.writer.attached(failing, ATTACHED)
+        await until(lambda: writing.refusals("Unavailable") >= 1)
+        for other in others:
+            writing.writer.attached(other, ATTACHED)
+        await until(lambda: all(writing.devices(other.name) for other in others))
+        server.state.set_fault(None)
+        await until(lambda: writing.devices("c"))
+
+
 async def test_a_claim_that_is_gone_or_unprepared_is_not_tried_again(server: ApiServerStandIn, api: ApiServer) -> None:
     gone, unprepared = put(server, "gone"), put(server, "c")
     server.state.delete("ResourceClaim", "ns/gone")

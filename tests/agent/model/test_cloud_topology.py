@@ -56,10 +56,19 @@ def test_a_file_of_nccls_tells_what_hangs_on_one_switch(node_snapshot: Callable[
     assert distances.nearest(distances.gpus[1], ["0101:00:00.0", "0102:00:00.0"]) == ("0101:00:00.0", "0102:00:00.0")
 
 
+def test_a_file_may_have_rows_of_dashes_in_comments_and_more_around_its_system() -> None:
+    dressed = f"\n<?xml version='1.0'?>\n<!-- ---- made by hand ---- -->\n<graphs>{FILE}</graphs>"
+    assert nccl_places(dressed, "x") == nccl_places(FILE, "x")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "no element found"),
+        (
+            "<system><cpu>" + '<pci busid="0000:01:00.0">' * 3000 + "</pci>" * 3000 + "</cpu></system>",
+            "within each other",
+        ),
         ("<topology/>", "has no <system>"),
         ("<system/>", "names no PCI device"),
         ('<system><cpu><pci busid="x"/></cpu></system>', "'x', which is no address"),

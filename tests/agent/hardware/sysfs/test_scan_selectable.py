@@ -298,6 +298,9 @@ def test_what_the_kernel_said_last_holds_while_it_does_not_answer(
 
     monkeypatch.setattr("agent.hardware.machine.read_ways", refuse)
     assert nics.scan() == before
+    run("ip", "-6", "route", "add", "default", "dev", "nic0")
+    new = replace(nics, _ways=[None])  # as after a start
+    assert {route.family for route in new.scan().default_routes} == {4, 6}
 
 
 def test_an_interface_of_a_bond_is_enslaved(root: Path) -> None:
