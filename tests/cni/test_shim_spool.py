@@ -8,7 +8,6 @@ import socket
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -24,18 +23,12 @@ def read_spool(relay: Relay) -> list[protocol.Request]:
     return [protocol.decode_request(path.read_bytes()) for path in relay.spooled()]
 
 
-def test_del_without_an_agent_is_kept_on_disk_and_succeeds(relay: Relay) -> None:
+def test_del_without_an_agent_is_kept_on_disk_for_root_alone_and_succeeds(relay: Relay) -> None:
     outcome = relay.run("DEL", b'{"name":"n"}', **POD)
     assert (outcome.status, outcome.stdout) == (0, b"")
-    (request,) = read_spool(relay)
+    (request,), (path,) = read_spool(relay), relay.spooled()
+    assert [each.stat().st_mode & 0o7777 for each in (path, relay.spool)] == [0o600, 0o700]
     assert request == protocol.Request({"CNI_COMMAND": "DEL", "NODEFABRIC_BEATS": "1", **POD}, b'{"name":"n"}')
-
-
-def test_only_root_reads_the_spool(relay: Relay) -> None:
-    relay.run("DEL")
-    (path,) = relay.spooled()
-    assert path.stat().st_mode & 0o7777 == 0o600
-    assert relay.spool.stat().st_mode & 0o7777 == 0o700
 
 
 def test_a_del_that_is_killed_while_it_writes_leaves_nothing_that_counts(relay: Relay) -> None:
@@ -91,23 +84,6 @@ def test_del_is_kept_when_the_agent(relay: Relay, behaviour: Behaviour) -> None:
 def test_nothing_but_del_is_kept(relay: Relay, command: str) -> None:
     relay.run(command, wait="0.1", **POD)
     assert relay.spooled() == []
-
-
-def test_a_spool_that_is_a_file_is_told(relay: Relay) -> None:
-    relay.spool.parent.mkdir()
-    relay.spool.write_text("")
-    error = relay.run("DEL").error
-    assert error["code"] == protocol.TRY_AGAIN_LATER
-    assert error["details"] == f"{relay.spool}: Not a directory"
-
-
-def test_a_spool_that_is_a_link_is_told_and_nothing_is_put_behind_it(relay: Relay, tmp_path: Path) -> None:
-    relay.spool.parent.mkdir()
-    relay.spool.symlink_to(tmp_path)
-    error = relay.run("DEL").error
-    assert error["code"] == protocol.TRY_AGAIN_LATER
-    assert error["details"] == f"{relay.spool}: Not a directory"
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_same_del_is_kept_once(relay: Relay) -> None:
@@ -168,26 +144,6 @@ def test_a_del_is_kept_without_its_configuration_when_that_cannot_be_had(relay: 
     assert read_spool(relay) == [protocol.Request({"CNI_COMMAND": "DEL", "NODEFABRIC_BEATS": "1", **POD}, b"")]
 
 
-def test_a_file_that_may_not_grow_is_told(relay: Relay) -> None:
-    script = 'ulimit -f 0; exec "$0"'
-    process = subprocess.run(
-        ["/bin/sh", "-c", script, str(relay.program)],
-        env=relay.environment("DEL", "0", POD),
-        input=b"{}",
-        capture_output=True,
-        check=False,
-    )
-    error = Outcome(process.returncode, process.stdout).error
-    assert error["details"] == f"{relay.spool}: File too large"
-    assert relay.spooled() == []
-
-
-def test_no_tree_of_folders_is_made_for_a_spool(relay: Relay) -> None:
-    error = relay.run("DEL", NODEFABRIC_CNI_SPOOL=str(relay.folder / "no/such/spool")).error
-    assert error["details"].endswith("no/such/spool: No such file or directory")
-    assert list(relay.folder.iterdir()) == []
-
-
 def test_a_full_disk_is_told_and_leaves_nothing_half_written(relay: Relay) -> None:
     with disk(relay.spool, "size=64k"):
         filler = relay.spool / "filler"
@@ -212,8 +168,33 @@ def test_a_del_that_is_kept_already_needs_no_disk_that_can_be_written(relay: Rel
         assert relay.spooled() == kept
 
 
-def test_a_read_only_disk_is_told(relay: Relay) -> None:
-    with disk(relay.spool, "ro"):
-        error = relay.run("DEL").error
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("a file", "Not a directory"),
+        ("a link", "Not a directory"),
+        ("two folders deep", "No such file or directory"),
+        ("on a read-only disk", "Read-only file system"),
+        ("with no room for a file", "File too large"),
+    ],
+)
+def test_a_spool_that_cannot_be_used_is_told_and_nothing_is_put_there(relay: Relay, kind: str, why: str) -> None:
+    behind, command = relay.folder / "behind", [str(relay.program)]
+    behind.mkdir()
+    if kind != "two folders deep":
+        relay.spool.parent.mkdir()
+    if kind == "a file":
+        relay.spool.touch()
+    elif kind == "a link":
+        relay.spool.symlink_to(behind)
+    elif kind == "with no room for a file":
+        command = ["/bin/sh", "-c", 'ulimit -f 0; exec "$0"', *command]
+    elsewhere = {"NODEFABRIC_CNI_SPOOL": str(relay.folder / "no/such/spool")} if kind == "two folders deep" else {}
+    with disk(relay.spool, "ro") if kind == "on a read-only disk" else contextlib.nullcontext():
+        environment = relay.environment("DEL", "0", elsewhere)
+        process = subprocess.run(command, env=environment, input=b"{}", capture_output=True, check=False)
+        assert not relay.spool.is_dir() or relay.spooled() == []
+    error = Outcome(process.returncode, process.stdout).error
     assert error["code"] == protocol.TRY_AGAIN_LATER
-    assert error["details"] == f"{relay.spool}: Read-only file system"
+    assert error["details"] == f"{elsewhere.get('NODEFABRIC_CNI_SPOOL', relay.spool)}: {why}"
+    assert (list(behind.iterdir()), (relay.folder / "no").exists()) == ([], False)

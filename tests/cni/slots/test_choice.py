@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,36 +125,38 @@ def held(container: str, *gpus: str, slots: tuple[str, ...] = (), **other: tuple
     return Held(container, {"nvidia.com/gpu": gpus, "rdma/vf": slots, **other})
 
 
-def asked(*containers: Held, names: tuple[str, ...] = ("rdma/vf",)) -> tuple[Wish, ...]:
-    return wishes(containers, names, DISTANCES)
-
-
-def test_slots_want_to_be_near_the_gpus_of_their_container_in_the_drivers_order() -> None:
-    found = asked(held("a", C, A, slots=(slot(1), slot(0))), held("b", D, slots=(slot(2),)))
-    assert found == (
-        Wish("a", "rdma/vf", (slot(1), slot(0)), (A, C)),
-        Wish("b", "rdma/vf", (slot(2),), (D,)),
-    )
-
-
-def test_a_container_without_gpus_serves_those_of_containers_without_slots() -> None:
-    found = asked(held("train", A, B), held("net", slots=(slot(0), slot(1))), held("other", D, slots=(slot(2),)))
-    assert [wish.gpus for wish in found] == [(A, B), (D,)]
-
-
-def test_a_container_without_gpus_is_near_the_pods_where_all_have_slots() -> None:
-    found = asked(held("a", B, slots=(slot(0),)), held("b", slots=(slot(1),)))
-    assert [wish.gpus for wish in found] == [(B,), (B,)]
-
-
-def test_a_slot_given_on_by_an_init_container_is_bound_for_who_keeps_it() -> None:
-    found = asked(held("worker", A, slots=(slot(3),)), held("setup", slots=(slot(3), slot(4))))
-    assert [(wish.container, wish.slots) for wish in found] == [("worker", (slot(3),)), ("setup", (slot(4),))]
-
-
-def test_units_that_are_no_slots_of_the_resource_are_left_alone() -> None:
-    assert asked(held("a", A, slots=("0000:3b:02.1", "slot-rdma:other-0-1"))) == ()
-    assert asked(held("a", A, slots=(slot(0),)), names=()) == ()
+@pytest.mark.parametrize(
+    ("containers", "expected"),
+    [
+        pytest.param(
+            [held("a", C, A, slots=(slot(1), slot(0))), held("b", D, slots=(slot(2),))],
+            [("a", (slot(1), slot(0)), (A, C)), ("b", (slot(2),), (D,))],
+            id="near the GPUs of their container in the driver's order",
+        ),
+        pytest.param(
+            [held("train", A, B), held("net", slots=(slot(0), slot(1))), held("other", D, slots=(slot(2),))],
+            [("net", (slot(0), slot(1)), (A, B)), ("other", (slot(2),), (D,))],
+            id="without GPUs near those of containers without slots",
+        ),
+        pytest.param(
+            [held("a", B, slots=(slot(0),)), held("b", slots=(slot(1),))],
+            [("a", (slot(0),), (B,)), ("b", (slot(1),), (B,))],
+            id="without GPUs near the pod's where all have slots",
+        ),
+        pytest.param(
+            [held("worker", A, slots=(slot(3),)), held("setup", slots=(slot(3), slot(4)))],
+            [("worker", (slot(3),), (A,)), ("setup", (slot(4),), (A,))],
+            id="given on by an init container for who keeps it",
+        ),
+        pytest.param([held("a", A, slots=("0000:3b:02.1", "slot-rdma:other-0-1"))], [], id="no slots of the resource"),
+    ],
+)
+def test_what_the_slots_of_a_pods_containers_want(
+    containers: list[Held], expected: list[tuple[str, tuple[str, ...], tuple[str, ...]]]
+) -> None:
+    found = wishes(containers, ("rdma/vf",), DISTANCES)
+    assert [(wish.container, wish.slots, wish.gpus) for wish in found] == expected
+    assert wishes(containers, (), DISTANCES) == ()
 
 
 def test_nics_of_ours_that_are_called_like_gpus_draw_nothing_near() -> None:

@@ -67,21 +67,17 @@ async def keeping(books_in: Path, folder: Path) -> AsyncIterator[Keeping]:
 
 
 @pytest.mark.parametrize("name", [SLOT, "claim-uid-nics"])
-def test_a_cdi_spec_that_is_removed_is_written_again(tmp_path: Path, name: str) -> None:
+async def test_a_cdi_spec_that_is_removed_is_written_again(tmp_path: Path, name: str) -> None:
     spec = tmp_path / f"nodefabric-{name}.json"
-
-    async def scenario() -> None:
-        async with keeping(tmp_path, tmp_path) as kept:
+    async with keeping(tmp_path, tmp_path) as kept:
+        await until(spec.exists)
+        text = spec.read_text()
+        for _ in range(2):
+            spec.unlink()
             await until(spec.exists)
-            text = spec.read_text()
-            for _ in range(2):
-                spec.unlink()
-                await until(spec.exists)
-                assert spec.read_text() == text
-            assert kept.specs.problem is None
-            await until(lambda: [event.text for event in kept.report.events.listed()] == ["mended"])
-
-    asyncio.run(scenario())
+            assert spec.read_text() == text
+        assert kept.specs.problem is None
+        await until(lambda: [event.text for event in kept.report.events.listed()] == ["mended"])
 
 
 class FullDisk:
@@ -108,14 +104,10 @@ async def test_specs_that_cannot_be_written_to_their_end_are_not_tried_without_e
     assert specs.attempts == 1
 
 
-def test_cdi_specs_that_cannot_be_written_are_told_of_until_they_can(tmp_path: Path) -> None:
+async def test_cdi_specs_that_cannot_be_written_are_told_of_until_they_can(tmp_path: Path) -> None:
     folder = tmp_path / "cdi"
     folder.write_text("in the way")
-
-    async def scenario() -> None:
-        async with keeping(tmp_path, folder) as kept:
-            await until(lambda: "cannot be written" in (kept.specs.problem or ""))
-            folder.unlink()
-            await until(lambda: kept.specs.problem is None and list(folder.iterdir()))
-
-    asyncio.run(scenario())
+    async with keeping(tmp_path, folder) as kept:
+        await until(lambda: "cannot be written" in (kept.specs.problem or ""))
+        folder.unlink()
+        await until(lambda: kept.specs.problem is None and list(folder.iterdir()))
