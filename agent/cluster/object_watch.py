@@ -59,7 +59,7 @@ class Timing:
 
 
 class ObjectWatch(Generic[T]):
-    """Follows objects. `objects`, `version` and `problem` may be read from any thread."""
+    """Follows objects. `objects`, `state` and `problem` may be read from any thread."""
 
     def __init__(
         self, api: ApiServer, watched: Watched[T], changed: Callable[[], None], timing: Timing | None = None
@@ -81,20 +81,16 @@ class ObjectWatch(Generic[T]):
         self._found: dict[_Key, T] = {}
         self._version: str | None = None
         self._failures = 0
-        self._state: tuple[tuple[T, ...], int] | None = None
+        self.state: tuple[tuple[T, ...], int] | None = None
+        """The objects, and the resource version that they are of: what was written later is not in them yet."""
         self.problem: str | None = None
         """Why the objects may be out of date, or have never been listed; None while all is well."""
 
     @property
     def objects(self) -> tuple[T, ...] | None:
         """By namespace and name; None before the first list."""
-        state = self._state
+        state = self.state
         return None if state is None else state[0]
-
-    @property
-    def state(self) -> tuple[tuple[T, ...], int] | None:
-        """The objects, and the resource version that they are of: what was written later is not in them yet."""
-        return self._state
 
     def start(self) -> None:
         """Follow on a daemon thread: one that waits for a server which says nothing must not hold up the end."""
@@ -169,7 +165,7 @@ class ObjectWatch(Generic[T]):
     def _publish(self) -> None:
         if self._stopped.is_set():
             return  # another has a watch of its own by now
-        self._state = tuple(self._found[key] for key in sorted(self._found)), int(self._version or 0)
+        self.state = tuple(self._found[key] for key in sorted(self._found)), int(self._version or 0)
         self._changed()
 
     def _well(self) -> None:

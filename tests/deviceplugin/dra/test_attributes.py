@@ -122,6 +122,7 @@ def test_what_is_not_known_is_left_out() -> None:
     [device] = Offered(snapshot).devices
     unknown = {"resource.kubernetes.io/numaNode", "driver", "pfName", "speed", "firmware", "linkLayer", "rail"}
     assert device.attributes.keys().isdisjoint(unknown)
+    assert "linkLayer" not in Offered(recorded_node("efa"), [HCA]).devices[0].attributes
 
 
 @pytest.mark.parametrize(
