@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -174,36 +175,18 @@ def test_add_cleans_up_after_an_owner_whose_namespace_is_gone(rig: Rig) -> None:
 
 def test_two_containers_that_want_the_same_vf_at_once_get_it_once(rig: Rig) -> None:
     pods = {f"c{i}": rig.pod(f"p{i}") for i in range(4)}
-    won: list[str] = []
-    busy: list[str] = []
-
-    def attempt(container: str, pod: Path) -> None:
-        try:
-            rig.add(container, pod)
-        except DeviceBusy:
-            busy.append(container)
-        else:
-            won.append(container)
-
-    threads = [threading.Thread(target=attempt, args=item) for item in pods.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(won), len(busy)) == (1, 3)
-    assert [c for c, pod in pods.items() if rig.in_pod(pod) is not None] == won
+    with ThreadPoolExecutor(4) as threads:
+        ends = {container: threads.submit(rig.add, container, pod).exception for container, pod in pods.items()}
+    refused = {container: error for container, end in ends.items() if (error := end()) is not None}
+    assert [type(error) for error in refused.values()] == [DeviceBusy] * 3
+    assert [c for c, pod in pods.items() if rig.in_pod(pod) is not None] == [c for c in pods if c not in refused]
 
 
 def test_the_same_add_twice_at_once_attaches_once(rig: Rig) -> None:
     pod = rig.pod()
-    answers: list[object] = []
-    threads = [threading.Thread(target=lambda: answers.append(rig.add("c1", pod))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(answers) == 3
-    assert answers[0] == answers[1] == answers[2]
+    with ThreadPoolExecutor(3) as threads:
+        answers = list(threads.map(lambda _: rig.add("c1", pod), range(3)))
+    assert answers == [answers[0]] * 3
     assert len(rig.ledger.attachments()) == 1
 
 

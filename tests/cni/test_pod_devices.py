@@ -89,18 +89,22 @@ class Kubelet(PodResources):
 
 
 def told(folder: Path, kubelet: Kubelet, binding: str, **granted: str) -> tuple[GrantedDevice, ...]:
-    """Ask what the pod's network gets, on a thread of a call's. `granted` are units in the books, and their devices."""
+    """Ask where one resource is configured. `granted` are units in the books, and their devices."""
     resource = Resource("rdma/vf", "vf", binding=binding, network="rails")
-
-    async def work(books: Ledger) -> tuple[GrantedDevice, ...]:
-        loop = asyncio.get_running_loop()
-        config = Config(resources=(resource,), networks=(RAILS,))
-        found = granted_of(config, books, kubelet, loop, devices=NODE)
-        return tuple(await asyncio.to_thread(found.devices, POD))
 
     with open_books(folder) as books:
         books.grant("rdma/vf", granted)
-        return asyncio.run(work(books))
+        return asked(Config(resources=(resource,), networks=(RAILS,)), books, kubelet, devices=NODE)
+
+
+def asked(config: Config, books: Ledger, kubelet: Kubelet, *units: Unit, **more: Any) -> tuple[GrantedDevice, ...]:
+    """Ask what the pod's network gets, on a thread of a call's."""
+
+    async def work() -> tuple[GrantedDevice, ...]:
+        found = granted_of(config, books, kubelet, asyncio.get_running_loop(), *units, **more)
+        return tuple(await asyncio.to_thread(found.devices, POD))
+
+    return asyncio.run(work())
 
 
 def test_a_pod_gets_the_vf_that_kubelet_gave_it(tmp_path: Path) -> None:
@@ -152,22 +156,17 @@ def test_a_device_whose_resource_is_gone_is_missed_by_the_pod_that_has_it(
 ) -> None:
     kubelet = Kubelet(unit, name=resource_name)
 
-    async def work(books: Ledger) -> tuple[GrantedDevice, ...]:
-        config = Config(resources=(Resource("rdma/new", "vf"),))
-        loop = asyncio.get_running_loop()
-        found = granted_of(config, books, kubelet, loop, devices=NODE)
-        return tuple(await asyncio.to_thread(found.devices, POD))
-
+    config = Config(resources=(Resource("rdma/new", "vf"),))
     with open_books(tmp_path) as books:
         books.grant(resource_name, {unit: device})
         if holder is not None:
             books.bind([unit], holder)
         if resource_name in ("rdma/vf", "rdma/rail") and holder in (None, POD):
             with pytest.raises(UnknownUnit, match=f"main has {unit} of {resource_name}, .* put the resource back"):
-                asyncio.run(work(books))
+                asked(config, books, kubelet, devices=NODE)
             books.grant(resource_name, {unit: device})
             kubelet.get = Kubelet("another").get  # type: ignore[method-assign]
-        assert asyncio.run(work(books)) == ()
+        assert asked(config, books, kubelet, devices=NODE) == ()
         assert kubelet.asked <= 1
 
 
@@ -177,20 +176,9 @@ def test_a_pod_in_kubelets_notes_has_its_vf_though_its_grant_has_ended(
 ) -> None:
     """So it is after a start of kubelet while the API server was away: it lists no pods then."""
     config = Config(resources=(Resource("rdma/vf", "vf", network="rails"),), networks=(RAILS,))
-
-    async def work(books: Ledger) -> tuple[GrantedDevice, ...]:
-        granted = granted_of(
-            config,
-            books,
-            Kubelet(VF),
-            asyncio.get_running_loop(),
-            Unit(VF, "rdma/vf", "vf", VF, HEALTHY, 0),
-            noted=(noted,),
-        )
-        return tuple(await asyncio.to_thread(granted.devices, POD))
-
+    unit = Unit(VF, "rdma/vf", "vf", VF, HEALTHY, 0)
     with open_books(tmp_path) as books:
-        assert tuple(each.device for each in asyncio.run(work(books))) == found
+        assert tuple(each.device for each in asked(config, books, Kubelet(VF), unit, noted=(noted,))) == found
 
 
 def test_kubelet_is_not_asked_where_all_that_is_granted_are_slots(tmp_path: Path) -> None:
@@ -199,7 +187,9 @@ def test_kubelet_is_not_asked_where_all_that_is_granted_are_slots(tmp_path: Path
     assert kubelet.asked == 0
 
 
-def test_slices_that_pods_had_from_another_plugin_are_claimed_though_no_resource_is_called_so(tmp_path: Path) -> None:
+async def test_slices_that_pods_had_from_another_plugin_are_claimed_though_no_resource_is_called_so(
+    tmp_path: Path,
+) -> None:
     slices = Unit("MIG-1", "nvidia.com/mig-1g.10gb", "gpu", "MIG-1", HEALTHY, 0)
 
     class Others(Kubelet):
@@ -208,14 +198,10 @@ def test_slices_that_pods_had_from_another_plugin_are_claimed_though_no_resource
             devices = tuple(DeviceAssignment(name, (unit,)) for name, unit in units)
             return (PodDevices(POD, (ContainerDevices("main", devices),)),)
 
-    async def work(books: Ledger) -> list[tuple[str, str]]:
-        config = Config(resources=(Resource("nvidia.com/gpu", "gpu", mig="mixed"),))
-        loop = asyncio.get_running_loop()
-        found = granted_of(config, books, Others(), loop, slices)
-        return [(held.resource_name, held.unit_id) for held in await found.held_units()]
-
+    config = Config(resources=(Resource("nvidia.com/gpu", "gpu", mig="mixed"),))
     with open_books(tmp_path) as books:
-        assert asyncio.run(work(books)) == [("nvidia.com/mig-1g.10gb", "MIG-1")]
+        found = await granted_of(config, books, Others(), asyncio.get_running_loop(), slices).held_units()
+        assert [(held.resource_name, held.unit_id) for held in found] == [("nvidia.com/mig-1g.10gb", "MIG-1")]
 
 
 def test_few_calls_wait_at_once_for_a_kubelet_that_does_not_answer(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -375,11 +375,8 @@ def test_many_threads_leave_what_is_true(books: Ledger, path: Path) -> None:
             if number % 2:
                 books.release([unit])
 
-    threads = [threading.Thread(target=live, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(live, range(8)))
     assert wrong == []
     assert named(path) == [f"default/p{number}" for number in range(0, 8, 2)]
 

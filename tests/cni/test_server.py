@@ -114,48 +114,29 @@ def test_a_network_that_asks_for_nothing_by_itself_is_well_while_the_agent_answe
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("command", "version", "told"),
     [
-        (IpamFailed("x", "y", 5), 50),
-        (HardwareError("x"), 50),
-        (LedgerError("x"), 50),
-        (ValueError("x"), 50),
-        (UnknownUnit("x"), 50),
-        (ConnectivityLimited("x"), 51),
-        (RequestInvalid("x"), 7),
+        ("CHECK", "0.3.1", "CHECK came with CNI 0.4.0, "),
+        *(
+            (command, version, f"{command} came with CNI 1.1.0, ")
+            for command in ("GC", "STATUS")
+            for version in ("0.3.1", "0.4.0", "1.0.0")
+        ),
+        *(
+            ("ADD", version, "cniVersion must be 0.3.1 or 0.4.0 or 1.0.0 or 1.1.0, is ")
+            for version in ("0.2.0", "1.2.0", "2")
+        ),
     ],
 )
-def test_status_says_what_is_not_available(door: Door, error: Exception, code: int) -> None:
-    def fail(call: Call) -> Mapping[str, Any]:
-        raise error
-
-    door.attachments.does = fail
-    status, document = door.ask("STATUS", NEWEST, netns=False)
-    assert (status, document["code"]) == (1, code)
-    assert str(error) in document["msg"]
-
-
-@pytest.mark.parametrize(
-    ("command", "version", "since"),
-    [
-        ("CHECK", "0.3.1", "0.4.0"),
-        *[(command, v, "1.1.0") for command in ("GC", "STATUS") for v in ("0.3.1", "0.4.0", "1.0.0")],
-    ],
-)
-def test_a_command_that_the_version_does_not_have_is_refused_with_code_1(
-    door: Door, command: str, version: str, since: str
+def test_what_the_version_does_not_have_is_refused_with_code_1(
+    door: Door, command: str, version: str, told: str
 ) -> None:
+    """In that version, or in our newest where nobody speaks it."""
     status, document = door.ask(command, {**CONF, "cniVersion": version})
-    assert (status, document["code"], document["cniVersion"]) == (1, 1, version)
-    assert document["msg"].startswith(f"{command} came with CNI {since}, ")
+    expected = "1.1.0" if command == "ADD" else version
+    assert (status, document["code"], document["cniVersion"]) == (1, 1, expected)
+    assert document["msg"].startswith(told)
     assert door.attachments.calls == []
-
-
-@pytest.mark.parametrize("version", ["0.2.0", "1.2.0", "2"])
-def test_a_version_that_nobody_speaks_has_code_1_and_an_answer_in_ours(door: Door, version: str) -> None:
-    status, document = door.ask("ADD", {**CONF, "cniVersion": version})
-    assert (status, document["code"], document["cniVersion"]) == (1, 1, "1.1.0")
-    assert document["msg"].startswith("cniVersion must be 0.3.1 or 0.4.0 or 1.0.0 or 1.1.0, is ")
 
 
 @pytest.mark.parametrize("version", SUPPORTED_VERSIONS)
@@ -199,31 +180,33 @@ def test_what_keys_have_no_effect_is_not_kept(door: Door, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "reason"),
+    ("error", "code", "of_status", "reason"),
     [
-        (RequestInvalid("x"), 7, "RequestInvalid"),
-        (DeviceBusy("x"), 11, "DeviceBusy"),
-        (Unavailable("x"), 11, "Unavailable"),
-        (UnknownUnit("x"), 11, UnknownUnit.reason),  # its resource may come back into the configuration
-        (DeviceGone("dev", "x"), 100, "DeviceGone"),
-        (NetlinkFailed("x", 5, "y"), 100, "NetlinkFailed"),
-        (HardwareError("x"), 100, "HardwareError"),
-        (IpamFailed("x", "y", 11), 101, "IpamFailed"),
-        (LedgerError("x"), 102, "LedgerError"),
-        (AttachmentError("x"), 103, "AttachmentError"),
-        (ConfigError("x", ["y"]), 999, "ConfigInvalid"),
-        (ValueError("x"), 999, "ValueError"),
+        (RequestInvalid("x"), 7, 7, "RequestInvalid"),
+        (DeviceBusy("x"), 11, 50, "DeviceBusy"),
+        (Unavailable("x"), 11, 50, "Unavailable"),
+        (UnknownUnit("x"), 11, 50, UnknownUnit.reason),  # its resource may come back into the configuration
+        (ConnectivityLimited("x"), None, 51, ConnectivityLimited.reason),
+        (DeviceGone("dev", "x"), 100, 50, "DeviceGone"),
+        (NetlinkFailed("x", 5, "y"), 100, 50, "NetlinkFailed"),
+        (HardwareError("x"), 100, 50, "HardwareError"),
+        (IpamFailed("x", "y", 11), 101, 50, "IpamFailed"),
+        (LedgerError("x"), 102, 50, "LedgerError"),
+        (AttachmentError("x"), 103, 50, "AttachmentError"),
+        (ConfigError("x", ["y"]), 999, 50, "ConfigInvalid"),
+        (ValueError("x"), 999, 50, "ValueError"),
     ],
 )
-def test_each_error_has_its_code(door: Door, error: Exception, code: int, reason: str) -> None:
+def test_each_error_has_its_code(door: Door, error: Exception, code: int | None, of_status: int, reason: str) -> None:
     def fail(call: Call) -> Mapping[str, Any]:
         raise error
 
     door.attachments.does = fail
-    for command in ("ADD", "DEL", "CHECK", "GC"):
+    codes = {**(dict.fromkeys(("ADD", "DEL", "CHECK", "GC"), code) if code is not None else {}), "STATUS": of_status}
+    for command, expected in codes.items():
         status, document = door.ask(command, NEWEST)
         assert status == 1
-        assert (document["code"], document["details"], document["cniVersion"]) == (code, reason, "1.1.0")
+        assert (document["code"], document["details"], document["cniVersion"]) == (expected, reason, "1.1.0")
         assert str(error) in document["msg"]
     door.attachments.does = lambda call: {}
     assert door.ask("ADD") == (0, {"cniVersion": "1.0.0"})
@@ -248,6 +231,7 @@ def test_each_error_has_its_code(door: Door, error: Exception, code: int, reason
         ("ADD", {"CNI_IFNAME": "net%d"}),
         ("ADD", {"CNI_NETNS": ""}),
         ("CHECK", {"CNI_NETNS": ""}),
+        *((command, {"netns": False}) for command in ("ADD", "CHECK")),
         ("ADD", {"CNI_ARGS": "nothing"}),
         ("CHECK", {"CNI_ARGS": "A=1;B"}),
     ],
@@ -257,12 +241,6 @@ def test_a_wrong_environment_has_code_4(door: Door, command: str, env: dict[str,
     assert (status, document["code"]) == (1, 4)
     assert "CNI_" in document["msg"]
     assert door.attachments.calls == []
-
-
-@pytest.mark.parametrize("command", ["ADD", "CHECK"])
-def test_a_call_without_its_descriptor_has_code_4(door: Door, command: str) -> None:
-    status, document = door.ask(command, netns=False)
-    assert (status, document["code"]) == (1, 4)
 
 
 @pytest.mark.parametrize(
