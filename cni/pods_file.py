@@ -57,10 +57,10 @@ def path_of(socket: Path) -> Path:
     return socket.with_name(f"{socket.name}{SUFFIX}")
 
 
-def kernel_boot_id(root: Path = Path("/")) -> str:
+def kernel_boot_id() -> str:
     """Read the ID of the boot that the relay runs in; empty if it cannot be read."""
     try:
-        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
 

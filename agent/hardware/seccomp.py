@@ -166,12 +166,12 @@ def _step(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
     return _INSTRUCTION.pack(code, yes, no, value)
 
 
-def confine(machine: str | None = None) -> None:
+def confine() -> None:
     """Put the filter upon all threads of this process, and all that it starts. It cannot be taken off.
 
     Raises HardwareError where the kernel or the machine has none.
     """
-    machine = machine or platform.machine()
+    machine = platform.machine()
     steps = program(machine)
     libc = ctypes.CDLL(None, use_errno=True)
     # Without it a filter needs CAP_SYS_ADMIN in the process's user namespace; and it keeps setuid programs from more.

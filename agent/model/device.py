@@ -263,6 +263,12 @@ class RdmaDevice:
     absent: bool = False
     """It is in a pod. All that is known of it are its name there and its character devices."""
 
+    @property
+    def guid(self) -> str:
+        """The node GUID as 0c42a10300651234; empty for zeros, as virtual machines have, or ones."""
+        digits = re.sub("[^0-9a-f]", "", self.node_guid.lower())
+        return digits if digits.strip("0") and digits.strip("f") else ""
+
     def char_device(self, kind: str) -> tuple[CharDevice, ...]:
         return tuple(c for c in self.char_devices if c.kind == kind)
 

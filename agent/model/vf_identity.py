@@ -17,7 +17,6 @@ from types import MappingProxyType
 
 from agent.model.device import PciDevice, Snapshot
 
-_NO_GUID = frozenset({"", "0" * 16, "f" * 16})
 MAX_NAME = 15
 _LEFT_OVER = re.compile(r"dev[0-9]+")
 _OF_PODS = re.compile(r"net[0-9]+")
@@ -90,7 +89,7 @@ def identities(snapshot: Snapshot) -> Callable[[PciDevice], str]:
 
 
 def _card(pf: PciDevice) -> str:
-    guids = sorted({re.sub("[^0-9a-f]", "", rdma.node_guid.lower()) for rdma in pf.rdma_devices} - _NO_GUID)
+    guids = sorted(rdma.guid for rdma in pf.rdma_devices if rdma.guid)
     name = guids[0] if guids else pf.netdev.mac if pf.netdev is not None else ""
     return f"{pf.vendor:04x}:{pf.device:04x}/{name}" if name else ""
 

@@ -21,7 +21,6 @@ the NIC that is nearest to it, or with several.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from functools import partial
 from types import MappingProxyType
 
 from agent.config import Resource, SharedPool
-from agent.model.device import NO_NUMA_NODE, Gpu, MigDevice, RdmaDevice, Snapshot
+from agent.model.device import NO_NUMA_NODE, Gpu, MigDevice, Snapshot
 from agent.model.device_health import PLAIN_POLICY, HealthPolicy, judge_nic
 from agent.model.health import HEALTHY, Health, Reason, unhealthy
 from agent.model.unit_id import UnitId, adapter_id, rail_id, replica_id, share_id, slot_id
@@ -40,7 +39,6 @@ from agent.offer.selection import NO_NAMES, Assignment, Candidate, Taken, assign
 from agent.placement import Distances, choose_sets
 
 NO_QUARANTINE: Mapping[str, str] = MappingProxyType({})
-_NO_GUID = frozenset({"", "0" * 16, "f" * 16})
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,21 +258,16 @@ def _adapter_name(candidate: Candidate, shared_guids: frozenset[str]) -> str:
     """
     assert candidate.rdma is not None
     assert candidate.pci is not None
-    guid = guid_hex(candidate.rdma)
-    if guid not in _NO_GUID and guid not in shared_guids:
+    guid = candidate.rdma.guid
+    if guid and guid not in shared_guids:
         return guid
     siblings = sorted(r.name for r in candidate.pci.rdma_devices)
     port = f"-{siblings.index(candidate.rdma.name)}" if len(siblings) > 1 else ""
     return f"{candidate.device}{port}"
 
 
-def guid_hex(rdma: RdmaDevice) -> str:
-    """Spell a node GUID without separators: 0c42:a103:0065:1234 → 0c42a10300651234."""
-    return re.sub(r"[^0-9a-f]", "", rdma.node_guid.lower())
-
-
 def _shared_guids(snapshot: Snapshot) -> frozenset[str]:
-    counts = Counter(guid_hex(r) for d in snapshot.devices if not d.is_vf for r in d.rdma_devices)
+    counts = Counter(r.guid for d in snapshot.devices if not d.is_vf for r in d.rdma_devices)
     return frozenset(guid for guid, count in counts.items() if count > 1)
 
 

@@ -503,13 +503,12 @@ def choose_pairs(
     free_gpus: Sequence[str],
     free_nics: Sequence[str],
     size: int,
-    load: Mapping[str, int] = NOTHING,
 ) -> tuple[tuple[str, str], ...]:
     """Choose `size` GPUs and a NIC for each. Gives fewer pairs if one kind has fewer.
 
     No choice of other GPUs has better pairs; among equal ones NVLinks decide. Arguments as for `choose_gpus`.
     """
     size = min(size, len(free_nics))
-    gpus = choose_gpus(distances, free_gpus, (), size, free_nics, load, nics_first=True)
+    gpus = choose_gpus(distances, free_gpus, (), size, free_nics, nics_first=True)
     spare = [gpu for gpu in free_gpus if gpu not in gpus]
-    return tuple(zip(gpus, match_nics(distances, gpus, free_nics, len(gpus), load, spare_gpus=spare), strict=True))
+    return tuple(zip(gpus, match_nics(distances, gpus, free_nics, len(gpus), spare_gpus=spare), strict=True))

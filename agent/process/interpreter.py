@@ -34,12 +34,12 @@ def workers_of_loop() -> ThreadPoolExecutor:
     return started_workers(min(MOST, (os.cpu_count() or 1) + 4), NAME)
 
 
-def started_workers(count: int, name: str, most: int | None = None) -> ThreadPoolExecutor:
-    """Make an executor in which `count` threads run already, and which may start more, up to `most`.
+def started_workers(count: int, name: str) -> ThreadPoolExecutor:
+    """Make an executor in which `count` threads run already.
 
     Raises RuntimeError if there are too few to be had.
     """
-    pool = ThreadPoolExecutor(most or count, thread_name_prefix=name)
+    pool = ThreadPoolExecutor(count, thread_name_prefix=name)
     here = threading.Barrier(count)
     try:
         for begun in [pool.submit(here.wait) for _ in range(count)]:

@@ -213,16 +213,16 @@ def bring_back(host: Host, where: Whereabouts, undo: Undo, netns: int | None, *,
     return where.home()
 
 
-def await_return(where: Whereabouts, seconds: float = RETURN_SECONDS) -> Link:
+def await_return(where: Whereabouts) -> Link:
     """Wait for the kernel to bring an interface back. Raises HardwareError if it does not."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + RETURN_SECONDS
     while True:
         link = where.home()
         if link is not None:
             return link
         if time.monotonic() > deadline:
             raise HardwareError(
-                f"{where.device} has no interface in the host after {seconds:g} s: it is in a namespace"
+                f"{where.device} has no interface in the host after {RETURN_SECONDS:g} s: it is in a namespace"
                 " that still lives, or its driver is gone"
             )
         time.sleep(POLL_SECONDS)

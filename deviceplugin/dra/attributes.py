@@ -21,7 +21,6 @@ from agent.hardware.lldp import Neighbour
 from agent.model.device import NO_NUMA_NODE, Gpu, LinkLayer, PciDevice, RdmaDevice, Snapshot, is_pci_address
 from agent.model.fields import at, objects_at
 from agent.offer.offer import Offer, Unit
-from agent.offer.units import guid_hex
 from agent.placement import Distances
 
 
@@ -138,7 +137,6 @@ _NUMBER, _PRE, _BUILD = r"(?:0|[1-9]\d*)", r"(?:0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-
 _VERSION = re.compile(
     rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:-{_PRE}(?:\.{_PRE})*)?(?:\+{_BUILD}(?:\.{_BUILD})*)?", re.ASCII
 )
-_NO_GUID = frozenset({"", "0" * 16})
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +248,7 @@ def version(value: str) -> Mapping[str, Any] | None:
 
 
 def _guid(rdma: RdmaDevice) -> Mapping[str, Any] | None:
-    guid = guid_hex(rdma)
-    return text(guid) if guid not in _NO_GUID else None
+    return text(rdma.guid) if rdma.guid else None
 
 
 def _towards_gpus(port: PciDevice, snapshot: Snapshot) -> PciDevice | None:

@@ -143,11 +143,6 @@ class RdmaNetlink:
         except DriverUnavailable:
             return None
 
-    def set_mode(self, mode: str) -> None:
-        """Set the mode. The kernel refuses (EBUSY) while any namespace but the first exists."""
-        request = encode(CMD_SYS_SET, NLM_F_ACK, (NETNS_MODE, MODES.index(mode)))
-        self._ask(f"set the RDMA namespace mode to {mode}", None, request)
-
     def devices(self, netns: int | None = None) -> tuple[RdmaLink, ...]:
         """List the RDMA devices that are seen in a namespace, by index."""
         return tuple(sorted(map(decode_device, self._all(netns)), key=attrgetter("index")))
