@@ -24,8 +24,7 @@ from hack.sim.scheduler import (
     play_claims,
     start_api_server,
 )
-from hack.sim.stage import CONFIG, Stage, settled, wait
-from tests.e2e.test_pods import in_pod
+from hack.sim.stage import CONFIG, Stage, in_pod, settled, wait
 
 
 def specs(stage: Stage) -> list[Path]:

@@ -16,11 +16,7 @@ def call(stage: Stage, command: str, pod: str | None, **conf: Any) -> tuple[int,
 
 def play(stage: Stage, **more: Any) -> None:
     """Start a node whose cluster network does not chain the plugin, as with Multus."""
-    stage.write_config({**CONFIG, **more})
-    stage.write_conflist([{"type": "ptp", "ipam": stage.ipam("cluster", "10.244.0.0/24")}])
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
+    stage.run({**CONFIG, **more}, conflist=[{"type": "ptp", "ipam": stage.ipam("cluster", "10.244.0.0/24")}])
     make_netns(stage.folder / "beside")
 
 

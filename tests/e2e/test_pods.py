@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from agent.kubelet import checkpoint
 from hack.sim.demo import not_back, still_attached
-from hack.sim.stage import Stage, settled
+from hack.sim.stage import Stage, in_pod, settled
 
 ALL = {"rdma/hca": 1, "rdma/vf": 1, "nvidia.com/gpu": 1}
-
-
-def in_pod(pod: dict[str, Any], *command: str) -> str:
-    done = subprocess.run(["nsenter", f"--net={pod['netns']}", *command], capture_output=True, text=True, check=True)
-    return done.stdout
 
 
 def units(pod: dict[str, Any], resource: str) -> list[str]:

@@ -33,15 +33,11 @@ if os.environ["CNI_COMMAND"] == "ADD":
 def gated(stage: Stage) -> Stage:
     """A node on which pod `trainer` waits before our plugin, for as long as the file `closed` is there."""
     stage.build_node("h100-8gpu")
-    stage.write_config()
     gate = stage.folder / "cni/gate"
     gate.write_text(GATE)
     gate.chmod(0o755)
     cluster = {"type": "ptp", "ipam": stage.ipam("cluster", "10.244.0.0/24")}
-    stage.write_conflist([cluster, {"type": "gate"}, {"type": "nodefabric"}])
-    stage.start_kubelet("--seed", "7")
-    stage.start_agent()
-    stage.await_ready()
+    stage.run(conflist=[cluster, {"type": "gate"}, {"type": "nodefabric"}])
     return stage
 
 
@@ -63,10 +59,6 @@ def start_trainer(stage: Stage) -> None:
 
 def begin(stage: Stage, name: str = "plain") -> dict[str, Any]:
     return stage.run_pod(name, {"cpu": 1})
-
-
-def end(stage: Stage, name: str = "plain") -> None:
-    stage.end_pods(name)
 
 
 def interfaces(pod: dict[str, Any]) -> list[str]:
@@ -101,7 +93,7 @@ def test_ordinary_pods_come_and_go_while_the_agent_hangs(node: Stage) -> None:
     try:
         assert interfaces(begin(node)) == ["eth0"]
         assert status_of_network(node) == 0
-        end(node)
+        node.end_pods("plain")
     finally:
         process.send_signal(signal.SIGCONT)
     assert spooled(node) == []
@@ -113,7 +105,7 @@ def test_a_pod_with_a_vf_waits_for_a_killed_agent_and_others_do_not(gated: Stage
     (gated.folder / "closed").unlink()
     assert interfaces(begin(gated)) == ["eth0"]
     assert status_of_network(gated) == 0
-    end(gated)
+    gated.end_pods("plain")
     assert spooled(gated) == []
     trainer = gated.pod("trainer")
     assert trainer is not None
@@ -121,7 +113,7 @@ def test_a_pod_with_a_vf_waits_for_a_killed_agent_and_others_do_not(gated: Stage
     gated.start_agent()
     assert interfaces(gated.await_pod("trainer")) == ["eth0", "net1"]
     gated.end("agent", signal.SIGKILL)
-    end(gated, "trainer")
+    gated.end_pods("trainer")
     assert spooled(gated) != []
     gated.start_agent()
     gated.await_ready()
@@ -135,7 +127,7 @@ def test_ordinary_pods_come_and_go_while_the_agent_dies_again_and_again(gated: S
         gated.start_agent()
         begin(gated, f"plain-{number}")
         gated.end("agent", signal.SIGKILL)
-        end(gated, f"plain-{number}")
+        gated.end_pods(f"plain-{number}")
     assert holders(gated) == ["default/trainer"]
     gated.start_agent()
     gated.await_ready()
@@ -164,9 +156,9 @@ def test_a_wrong_configuration_stops_no_pod_that_has_nothing(gated: Stage, fresh
 
     assert interfaces(begin(gated)) == ["eth0"]
     assert status_of_network(gated) == 0
-    end(gated)
+    gated.end_pods("plain")
     (gated.folder / "closed").unlink()
-    end(gated, "former")
+    gated.end_pods("former")
     assert spooled(gated) != []
     trainer = gated.pod("trainer")
     assert trainer is not None
