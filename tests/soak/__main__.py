@@ -24,7 +24,7 @@ from tests import sandbox
 from tests.soak import churn, crash
 from tests.soak.crash import Limits, Outcome
 from tests.soak.scenarios import SCENARIOS
-from tests.soak.state_machine import Nodes, life_on
+from tests.soak.state_machine import Counted, life_on
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FUZZER = CHECKOUT / "hack/fuzz-shim"
@@ -141,7 +141,7 @@ def _crash(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[s
 
 def _state_machine(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[str]]:
     """Play as many examples as time allows; after a failure, begin anew with another seed."""
-    nodes = Nodes()
+    nodes = Counted()
     failures: list[str] = []
     until = time.monotonic() + options.machine_seconds
     chosen = settings(

@@ -9,10 +9,8 @@ A third of the pods have their devices by DRA claims: VFs bound early or late, a
 
 from __future__ import annotations
 
-import json
 import random
 import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -77,14 +75,6 @@ class Sandbox:
     def concerns(self) -> str:
         """Tell what its history is about: the one VF that it names, or itself."""
         return str(self.conf.get("deviceID", self.container))
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Name the interface, and for a pod of the cluster the pod."""
-        if self.claim is None:
-            return {"CNI_IFNAME": "net1"}
-        pod = f"K8S_POD_NAMESPACE=default;K8S_POD_NAME={self.container};K8S_POD_UID={self.claim.pod_uid}"
-        return {"CNI_IFNAME": "eth0", "CNI_ARGS": f"IgnoreUnknown=1;{pod}"}
 
 
 class Churn:
@@ -217,13 +207,12 @@ class Churn:
     def _attach(self, sandbox: Sandbox) -> bool:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            done = self._relay("ADD", sandbox)
-            if done.returncode == 0:
+            status, error = self._call("ADD", sandbox)
+            if status == 0:
                 with self._guard:
                     self.figures.attached += 1
                 self._note(f"ADD of {sandbox.container} with {sandbox.concerns}", sandbox.concerns)
                 return True
-            error = json.loads(done.stdout)
             if error["code"] != TRY_AGAIN_LATER or time.monotonic() > deadline:
                 self._fail(sandbox.concerns, f"ADD of {sandbox.container} failed: {error}")
                 return False
@@ -240,21 +229,17 @@ class Churn:
             self._delete(sandbox, netns="")
 
     def _delete(self, sandbox: Sandbox, netns: str | None = None) -> None:
-        done = self._relay("DEL", sandbox, netns)
-        if done.returncode != 0:
-            self._fail(sandbox.concerns, f"DEL of {sandbox.container} failed: {done.stdout!r}")
+        status, error = self._call("DEL", sandbox, netns)
+        if status != 0:
+            self._fail(sandbox.concerns, f"DEL of {sandbox.container} failed: {error}")
 
-    def _relay(self, command: str, sandbox: Sandbox, netns: str | None = None) -> subprocess.CompletedProcess[bytes]:
-        env = {
-            **self._stage.relay_environment,
-            **sandbox.environment,
-            "CNI_COMMAND": command,
-            "CNI_CONTAINERID": sandbox.container,
-            "CNI_NETNS": str(sandbox.netns) if netns is None else netns,
-            "CNI_PATH": self._stage.cni_path,
-        }
-        document = {"cniVersion": "1.1.0", "name": "rails", "type": "nodefabric", **sandbox.conf}
-        return subprocess.run([RELAY], input=json.dumps(document).encode(), env=env, capture_output=True, check=False)
+    def _call(self, command: str, sandbox: Sandbox, netns: str | None = None) -> tuple[int, dict[str, Any]]:
+        """Name the interface, and for a pod of the cluster the pod."""
+        place = sandbox.netns if netns is None else netns
+        conf = {"name": "rails", **sandbox.conf}
+        if (claim := sandbox.claim) is None:
+            return self._stage.call(command, conf, sandbox.container, place)
+        return self._stage.call(command, conf, sandbox.container, place, "eth0", sandbox.container, claim.pod_uid)
 
     # ------------------------------------------------------------------- the end
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from tests.soak.node import Node
+from tests.soak.node import Nodes
 from tests.soak.points import Point, distinct
 from tests.soak.scenarios import BY_CLAIM, SCENARIOS, Play, Scenario, allocate, plain
 from tests.soak.world import Violation
 
-REST_SECONDS = 30.0
-RECONCILE_SECONDS = 0.5
 TRIES = 20
 
 
@@ -58,13 +54,8 @@ class CrashTest:
     def __init__(self, say: Callable[[str], None] = print) -> None:
         self._say = say
         self.outcome = Outcome()
-        self._node: Node | None = None
-
-    def close(self) -> None:
-        """End the node."""
-        if self._node is not None:
-            self._node.close()
-            self._node = None
+        self._nodes = Nodes()
+        self.close = self._nodes.close
 
     def find_points(self, scenario: Scenario) -> tuple[Point, ...]:
         """Play a scenario without a crash, and list its points."""
@@ -183,7 +174,7 @@ class CrashTest:
             node.delete(pod, conf)
             if str(pod.netns) in node.look().pods:
                 node.end_pod(pod)
-        return self._unprepare_all(play) or self._rest(node)
+        return self._unprepare_all(play) or node.rest()
 
     def _go_on_with_claims(self, play: Play, rng: random.Random) -> tuple[Violation, ...]:
         """Do what kubelet may do next: have claims prepared once more, and start their pods."""
@@ -215,44 +206,28 @@ class CrashTest:
             node.claims.unlist(pod)
         return node.wrong()
 
-    def _rest(self, node: Node) -> tuple[Violation, ...]:
-        """Let everything come to rest; return what is wrong then."""
-        deadline = time.monotonic() + REST_SECONDS
-        again = time.monotonic() + 0.1
-        while wrong := node.wrong(settled=True):
-            now = time.monotonic()
-            if now > deadline:
-                return wrong
-            if now > again:
-                again = now + RECONCILE_SECONDS
-                node.reconcile()
-            time.sleep(0.002)
-        return ()
-
     @contextmanager
     def _play(self, scenario: Scenario) -> Iterator[Play]:
-        if self._node is None:
-            self._node = Node(Path(tempfile.mkdtemp(prefix="nf-")))
-        play = Play(self._node)
+        node = self._nodes.take()
+        play = Play(node)
         scenario.prepare(play)
         if scenario.act is None:
-            self._node.kill_agent()
+            node.kill_agent()
         try:
             yield play
         except BaseException:
-            print("\n".join(self._node.history.all()), (self._node.folder / "agent.log").read_text()[-5000:], sep="\n")
+            print("\n".join(node.history.all()), (node.folder / "agent.log").read_text()[-5000:], sep="\n")
             raise
         if play.call is not None and play.call.answer is None:
             play.call.process.kill()
             play.call.finish()
-        if self._node is not None:
-            self._node.forget()
+        self._nodes.give_back()
 
     def _report(self, what: str, wrong: Iterable[Violation]) -> None:
         text = "\n".join([what, *map(str, wrong)])
         self.outcome.violations.append(text)
         self._say(f"VIOLATION: {text}")
-        self.close()  # what is wrong with this node must not be blamed on the next point
+        self.close()
 
 
 @dataclass(frozen=True)

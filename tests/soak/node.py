@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -45,6 +46,8 @@ if [ -e "ipam-fails-$CNI_COMMAND" ]; then
 fi
 exec {HOST_LOCAL}
 """
+REST_SECONDS = 30.0
+RECONCILE_SECONDS = 0.5
 KERNEL_SECONDS = 30.0
 """How long the kernel may take to end a namespace, which it does when it finds time."""
 
@@ -367,6 +370,17 @@ class Node:
     def _settings(self, device: str) -> Settings:
         return asdict(self.machine.vf_control.read(tiny_node.PF_NETDEV, self._order.index(device)))
 
+    def rest(self) -> tuple[Violation, ...]:
+        """Let everything come to rest; return what is wrong then."""
+        deadline = time.monotonic() + REST_SECONDS
+        again = time.monotonic() + 0.1
+        while (wrong := self.wrong(settled=True)) and (now := time.monotonic()) < deadline:
+            if now > again:
+                again = now + RECONCILE_SECONDS
+                self.reconcile()
+            time.sleep(0.002)
+        return wrong
+
     def forget(self) -> None:
         """Begin a new life: empty books, no lease, nothing spooled. Only for a node that is as it was."""
         self.kill_agent()
@@ -383,3 +397,27 @@ class Node:
         self.left_out.clear()
         self.void.clear()
         self.claims.forget()
+
+
+class Nodes:
+    """One node for all that is played: it is as it was after each, or is replaced."""
+
+    def __init__(self) -> None:
+        self._node: Node | None = None
+
+    def take(self) -> Node:
+        """Return a node on which nothing has happened yet."""
+        if self._node is None:
+            self._node = Node(Path(tempfile.mkdtemp(prefix="nf-")))
+        return self._node
+
+    def give_back(self) -> None:
+        """Let the next one have it, unless it was closed."""
+        if self._node is not None:
+            self._node.forget()
+
+    def close(self) -> None:
+        """End it: what is wrong with it must not be blamed on what is played next."""
+        if self._node is not None:
+            node, self._node = self._node, None
+            node.close()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 from hypothesis import note
@@ -18,14 +16,12 @@ from tests.soak.agent import Agent
 from tests.soak.calls import Answer, Call, Pod
 from tests.soak.configured import OF_GRANTED
 from tests.soak.kubelet import AWAY
-from tests.soak.node import Node
+from tests.soak.node import Nodes
 from tests.soak.scenarios import BY_CLAIM, CHAINED, SETTINGS
 
 T = TypeVar("T")
 
 MOST_PODS = 4
-REST_SECONDS = 30.0
-RECONCILE_SECONDS = 0.5
 TRY_AGAIN_LATER = 11
 TRIES = 60
 """An Unprepare waits 0.3 s for devices on their way back."""
@@ -38,41 +34,20 @@ POOLED = 80
 KINDS = st.sampled_from(["plain", "settings", "addresses", "everything", "everything"])
 
 
-class Nodes:
-    """One node for all examples: it is as it was after each, or is replaced."""
+class Counted(Nodes):
+    """The nodes, and what was played on them."""
 
-    def __init__(self) -> None:
-        self._node: Node | None = None
-        self.examples = 0
-        self.steps = 0
-
-    def take(self) -> Node:
-        """Return a node on which nothing has happened yet."""
-        self.examples += 1
-        if self._node is None:
-            self._node = Node(Path(tempfile.mkdtemp(prefix="nf-")))
-        return self._node
-
-    def give_back(self, *, is_clean: bool) -> None:
-        """Say whether the next example may have it."""
-        if self._node is not None and is_clean:
-            self._node.forget()
-        elif self._node is not None:
-            self.close()
-
-    def close(self) -> None:
-        """End it."""
-        if self._node is not None:
-            node, self._node = self._node, None
-            node.close()
+    examples = 0
+    steps = 0
 
 
 class Life(RuleBasedStateMachine):
     """What kubelet, the runtime, the hardware and fate do to an agent."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: Counted) -> None:
         super().__init__()
         self.nodes = nodes
+        self.nodes.examples += 1
         self.node = nodes.take()
         self.pods: list[Pod] = []
         """Alive: their namespaces are there."""
@@ -81,7 +56,6 @@ class Life(RuleBasedStateMachine):
         """Ended. DELs may come for them for ever."""
         self.claims: dict[str, Pod] = {}
         """All that were ever handed to kubelet."""
-        self.is_clean = False
 
     @initialize()
     def begin(self) -> None:
@@ -306,12 +280,12 @@ class Life(RuleBasedStateMachine):
         """End all pods, let everything come to rest: then each device must be free, clean and usable."""
         try:
             self._end()
-            self.is_clean = True
-        finally:
-            if not self.is_clean:
-                log = (self.node.folder / "agent.log").read_text(errors="replace")
-                note("\n".join([*self.node.history.all(), "--- the agents' log", log[-6000:]]))
-            self.nodes.give_back(is_clean=self.is_clean)
+        except BaseException:
+            log = (self.node.folder / "agent.log").read_text(errors="replace")
+            note("\n".join([*self.node.history.all(), "--- the agents' log", log[-6000:]]))
+            self.nodes.close()
+            raise
+        self.nodes.give_back()
 
     def _end(self) -> None:
         for device in sorted(self.node.unplugged):
@@ -336,12 +310,8 @@ class Life(RuleBasedStateMachine):
         self._rest()
 
     def _rest(self) -> None:
-        until = time.monotonic() + REST_SECONDS
-        while self.node.wrong(settled=True) and time.monotonic() < until:
-            self.node.reconcile()
-            if self.node.wrong(settled=True):
-                time.sleep(RECONCILE_SECONDS)
-        self._expect_nothing(settled=True)
+        wrong = self.node.rest()
+        assert not wrong, "\n".join(map(str, wrong))
 
     def _expect_nothing(self, *, settled: bool) -> None:
         wrong = self.node.wrong(settled=settled)
@@ -434,6 +404,6 @@ def _mac(number: int) -> str:
     return f"02:00:00:00:77:{number:02x}"
 
 
-def life_on(nodes: Nodes) -> type[Life]:
+def life_on(nodes: Counted) -> type[Life]:
     """Make the class that hypothesis wants: one that needs no argument."""
     return type("LifeOnThese", (Life,), {"__init__": lambda self: Life.__init__(self, nodes)})

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.soak.state_machine import Nodes, life_on
+from tests.soak.state_machine import Counted, life_on
 
 
 @pytest.mark.usefixtures("own_network")
 def test_no_order_of_events_loses_a_device_or_a_lease(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = Nodes()
+    nodes = Counted()
     chosen = settings(
         max_examples=10,
         stateful_step_count=25,
