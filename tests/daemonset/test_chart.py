@@ -153,6 +153,18 @@ def test_what_chains_and_what_removes_work_on_the_same_paths_for_the_same_instal
     assert install["env"][0]["name"] == "NODEFABRIC_INSTANCE"
 
 
+def test_pods_see_no_processes_of_the_host_and_what_has_removed_all_waits_without_any_right(kube: Kube) -> None:
+    removing = pod(kube.template({"remove": True}))
+    assert not any(spec.get("hostPID", False) for spec in (pod(kube.template()), removing))
+    assert container(removing, "done")["securityContext"] == {
+        "runAsUser": 65534,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
 def test_what_removes_takes_the_slices_of_the_node_that_it_runs_on(kube: Kube) -> None:
     uninstall = container(pod(kube.template({**SWITCHES["dra"], "remove": True})), "uninstall")
     options = _parser().parse_args(uninstall["args"])
