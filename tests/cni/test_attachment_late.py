@@ -53,14 +53,15 @@ def test_a_del_that_names_another_namespace_finds_the_vf_where_its_row_says(rig:
     assert (rig.found(), rig.ledger.quarantines()) == (before, ())
 
 
-def test_a_del_while_kubelet_is_asked_makes_the_add_undo_itself(rig: Rig) -> None:
+@pytest.mark.parametrize("leases", [True, False])
+def test_a_del_while_kubelet_is_asked_makes_the_add_undo_itself(rig: Rig, leases: bool) -> None:
     """The runtime has given the ADD up, and will not come again."""
     pod, before = rig.pod(), rig.found()
 
     def granted(of: PodRef) -> Sequence[GrantedDevice]:
         with rig.call("c1", pod, {}, "eth0") as call:
             attachments.delete(call)
-        return (GrantedDevice(vf(0), "rdma/vf", network({"ipam": rig.ipam()})),)
+        return (GrantedDevice(vf(0), "rdma/vf", network({"ipam": rig.ipam()} if leases else {})),)
 
     attachments = Attachments(Node(rig.machine, rig.ledger, Live(rig.machine.scan)), FixedGrants(answer=granted))
     try:

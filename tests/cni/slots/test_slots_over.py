@@ -36,7 +36,7 @@ MINE, OTHERS, NOBODY = {(POD.namespace, POD.name)}, {("kube-system", "kube-proxy
         (BINDING, MINE, {"c2"}, BINDING.since + 1, False, False),
         # Nobody answers; or it was bound since they were asked.
         (BINDING, None, None, LATER, False, False),
-        (BINDING, NOBODY, NOBODY, 10.0, False, False),
+        (BINDING, OTHERS, None, BINDING.since, False, False),
         # Its sandbox is not known, so it ends with its pod; or its pod is not known yet.
         (REBUILT, MINE, {"c2"}, LATER, False, False),
         (REBUILT, OTHERS, {"c2"}, LATER, False, True),
