@@ -24,6 +24,7 @@ from agent.model.device import PciDevice
 from agent.model.vf_identity import KnownDevice, is_left_over, is_strange, usual_name
 from cni import netconf
 from cni.call import NO_GRANTS, Call, Grants, Node, request_of
+from cni.modes.moving import EVERYBODY
 
 UNKNOWN = "?"
 """Stands for a container, an interface of a call and a network that nobody remembers: no request can name it."""
@@ -215,6 +216,8 @@ class Finder:
             allmulti=False,
             arp=True,
             multicast=True,
+            broadcast=EVERYBODY if len(link.broadcast) == len(EVERYBODY) else None,
+            link_mode=0,
             xdp=0,
         )
 

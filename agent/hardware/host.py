@@ -44,6 +44,10 @@ class Link:
     """Asks for its neighbours' addresses, and answers for its own (no IFF_NOARP)."""
     multicast: bool = True
     """Takes part in multicast, and so in IPv6's discovery of neighbours (IFF_MULTICAST)."""
+    broadcast: str = ""
+    """The hardware address that reaches everybody."""
+    link_mode: int = 0
+    """Whether carrier alone makes it usable (IF_LINK_MODE_*); 0 if it does."""
     xdp: int = 0
     """How an XDP program is attached (XDP_ATTACHED_*); 0 if none is."""
     master: int | None = None
@@ -74,6 +78,8 @@ class LinkChange:
     allmulti: bool | None = None
     arp: bool | None = None
     multicast: bool | None = None
+    broadcast: str | None = None
+    link_mode: int | None = None
     master: int | None = None
     """Index of the bond that it is to be a port of; it must be down."""
 

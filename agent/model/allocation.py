@@ -194,7 +194,7 @@ class VfSettings:
 NO_SETTINGS = VfSettings()
 
 
-_NO_LONGER_PUT_BACK = frozenset({"alias", "broadcast", "group", "limits", "link_mode", "tx_queue"})
+_NO_LONGER_PUT_BACK = frozenset({"alias", "group", "limits", "tx_queue"})
 """Stand in rows of earlier versions."""
 
 
@@ -225,6 +225,10 @@ class Undo:
     allmulti: bool | None = None
     arp: bool | None = None
     multicast: bool | None = None
+    broadcast: str | None = None
+    """The hardware address that reaches everybody; None on InfiniBand, where it changes with the partition."""
+    link_mode: int | None = None
+    """Whether carrier alone makes it usable (IF_LINK_MODE_*)."""
     xdp: int | None = None
     """How an XDP program was attached (XDP_ATTACHED_*), 0 for none."""
     tcx: tuple[int, ...] | None = None

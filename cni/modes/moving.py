@@ -1,7 +1,7 @@
 """An interface on its way into a pod's namespace and back, where it is made as it was and verified.
 
-What a move does not touch stays with the interface, and is put back: name, MAC, MTU, flags,
-alternative names, XDP and tcx programs. Addresses, routes and queueing disciplines, clsact among them, end with
+What a move does not touch stays with the interface, and is put back: name, MAC, MTU, broadcast address, link mode,
+flags, alternative names, XDP and tcx programs. Addresses, routes and queueing disciplines, clsact among them, end with
 the move (net/core/dev.c, __dev_change_net_namespace). The way back works from any point, and may be repeated.
 
 A program that is attached through a bpf_link cannot be detached: it stays for as long as a process has the link open
@@ -33,6 +33,8 @@ SETTLE_SECONDS = 2.0
 RETURN_SECONDS = 2.0
 """How long the kernel may take to bring back an interface from a namespace that went away."""
 POLL_SECONDS = 0.02
+EVERYBODY = "ff:ff:ff:ff:ff:ff"
+"""The broadcast address of Ethernet."""
 MAX_KEPT = 512
 """So many records are remembered: a pod waits for its VF's, and that says mostly what it said for the pod before."""
 MAC_REFUSED = frozenset((errno.EADDRNOTAVAIL, errno.EPERM, errno.EACCES))
@@ -95,6 +97,8 @@ def _record(link: Link, programs: tuple[TcxProgram, ...], mode: str) -> Undo:
         allmulti=link.allmulti,
         arp=link.arp,
         multicast=link.multicast,
+        broadcast=link.broadcast if len(link.broadcast) == len(EVERYBODY) else None,
+        link_mode=link.link_mode,
         xdp=link.xdp,
         tcx=tuple(found.program for found in programs),
         tcx_links=tuple(found.link for found in programs if found.link) or None,
@@ -361,7 +365,7 @@ def _differences(undo: Undo, link: Link) -> list[str]:
     return [f"{_WORDS.get(name, name)} {value}" + _instead(undo, name) for name, value in found.items()]
 
 
-_WORDS = {"mac": "MAC", "mtu": "MTU", "arp": "ARP"}
+_WORDS = {"mac": "MAC", "mtu": "MTU", "arp": "ARP", "broadcast": "broadcast address", "link_mode": "link mode"}
 
 
 def _instead(undo: Undo, name: str) -> str:

@@ -6,6 +6,7 @@ another in its place; so a DEL that comes late, or once more, finds nothing that
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -90,6 +91,8 @@ def _early(
 BUSY_SECONDS = 5.0
 """How long ADD waits for devices on their way back."""
 POLL_SECONDS = 0.05
+
+log = logging.getLogger(__name__)
 
 
 class Binder(Slots):

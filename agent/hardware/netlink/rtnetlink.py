@@ -44,8 +44,8 @@ from agent.model.device import is_pci_address
 
 RTM_NEWLINK = 16
 RTM_DELLINK = 17
-IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_LINK, IFLA_MASTER = 1, 3, 4, 5, 10
-IFLA_LINKINFO, IFLA_IFALIAS = 18, 20
+IFLA_ADDRESS, IFLA_BROADCAST, IFLA_IFNAME, IFLA_MTU, IFLA_LINK, IFLA_MASTER = 1, 2, 3, 4, 5, 10
+IFLA_LINKMODE, IFLA_LINKINFO, IFLA_IFALIAS = 17, 18, 20
 IFLA_NET_NS_FD, IFLA_EXT_MASK, IFLA_PHYS_PORT_NAME, IFLA_XDP = 28, 29, 38, 43
 IFLA_PROP_LIST, IFLA_ALT_IFNAME = 52, 53
 IFLA_PARENT_DEV_NAME, IFLA_PARENT_DEV_BUS_NAME = 56, 57
@@ -335,6 +335,10 @@ class LinkSocket:
             request += _text(IFLA_IFNAME, wanted.name)
         if wanted.mac is not None:
             request += attribute(IFLA_ADDRESS, bytes.fromhex(wanted.mac.replace(":", "")))
+        if wanted.broadcast is not None:
+            request += attribute(IFLA_BROADCAST, bytes.fromhex(wanted.broadcast.replace(":", "")))
+        if wanted.link_mode is not None:
+            request += attribute(IFLA_LINKMODE, bytes((wanted.link_mode,)))
         if wanted.mtu is not None:
             request += word(IFLA_MTU, wanted.mtu)
         if wanted.master is not None:

@@ -57,6 +57,8 @@ def flags(rig: Rig) -> set[str]:
         ("", "link set net1 allmulticast on"),
         ("", "link set net1 arp off"),
         ("", "link set net1 multicast off"),
+        ("", "link set net1 broadcast 02:00:00:00:00:98"),
+        ("", "link set net1 mode dormant"),
         ("", "link set net1 mtu 1234"),
         ("", "link set net1 address 02:00:00:00:00:99"),
         ("", "link set net1 down"),
