@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from agent.config.section import path_of
 from agent.errors import AgentError, ConfigError
@@ -40,6 +40,20 @@ FORMAT = 1
 _TOP_FOLDERS = frozenset({"sys", "proc", "dev"})
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _MAX_DEPTH = 40
+_MAX_VPD = 255
+
+
+def _as_label(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"must be a lower-case DNS label, is {text!r}")
+    return text
+
+
+def _as_keyword(text: str) -> str:
+    if len(text) > _MAX_VPD or not text.isascii():
+        raise ValueError(f"must be at most {_MAX_VPD} ASCII characters")
+    return text
+
 
 Tree = Mapping[str, Any]
 
@@ -50,13 +64,11 @@ class Node:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    name: Annotated[str, StringConstraints(pattern=f"^{_NAME.pattern}$")]
+    name: Annotated[str, AfterValidator(_as_label)]
     description: str
     tree: Tree
     gpus: tuple[Gpu, ...] = ()
-    vpd: Mapping[str, Annotated[str, StringConstraints(max_length=255, pattern=r"^[\x00-\x7f]*$")]] = field(
-        default_factory=dict
-    )
+    vpd: Mapping[str, Annotated[str, AfterValidator(_as_keyword)]] = field(default_factory=dict)
     """PCI address → keyword V3 of vital product data, which is binary."""
 
 
@@ -102,7 +114,9 @@ def parse(document: Any, source: str) -> Node:
     try:
         node = _NODE.validate_python({"description": "", **{k: v for k, v in document.items() if k != "format"}})
     except ValidationError as error:
-        raise ConfigError(source, [f"{path_of(line['loc'])}: {line['msg']}" for line in error.errors()]) from error
+        raise ConfigError(
+            source, [f"{path_of(line['loc'])}: {line['msg'].removeprefix('Value error, ')}" for line in error.errors()]
+        ) from error
     problems = [f"tree.{top}: must be sys, proc or dev" for top in node.tree if top not in _TOP_FOLDERS]
     problems += _tree_problems(node.tree, ())
     problems += [

@@ -84,7 +84,7 @@ def test_links_up_to_the_trees_top_are_fine() -> None:
     [
         ([], "must be a JSON object"),
         (document(format=2), "format: must be 1, is 2"),
-        (document(name="Bad Name"), "name: String should match pattern"),
+        (document(name="Bad Name"), "name: must be a lower-case DNS label, is 'Bad Name'"),
         (document(description=5), "description: Input should be a valid string"),
         (document(tree=[]), "tree: Input should be a valid dictionary"),
         (document(tree={"etc": {}}), "tree.etc: must be sys, proc or dev"),
