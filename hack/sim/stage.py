@@ -201,7 +201,7 @@ class Stage:
         former = self.code is not None and not (self.code / "hack/sim/agent.py").exists()
         program = "agent" if former else "hack.sim.agent"
         arguments = ["-m", program, "run", "--config", str(config), *self.host, "--log-format", "text", *options]
-        return self.spawn("agent", arguments, {"NODE_NAME": NODE, **(env or {})})
+        return self.spawn("agent", arguments, {"NODE_NAME": NODE, **(env or {})}, self.code)
 
     def restart_agent(self, number: int = signal.SIGTERM) -> None:
         """End the agent, start the next one, and wait until that is ready."""
@@ -222,11 +222,13 @@ class Stage:
         words = [text for key, value in arguments.items() for text in (f"--{key}", str(value))]
         return self.spawn("kubelet", ["-m", "hack.sim.kubelet", *words, *options], self.relay_environment)
 
-    def spawn(self, name: str, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start a Python process whose output goes to `<name>.log`."""
+    def spawn(
+        self, name: str, arguments: Sequence[str], env: Mapping[str, str], code: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a Python process whose output goes to `<name>.log`, with the modules of a checkout, or of this one."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, *arguments], cwd=self.code, env={**os.environ, **env}, stdout=log, stderr=log
+                [sys.executable, *arguments], cwd=code, env={**os.environ, **env}, stdout=log, stderr=log
             )
         self.processes[name] = process
         return process
