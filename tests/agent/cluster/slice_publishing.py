@@ -14,7 +14,7 @@ from agent.state import Latest
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.kinds import SLICE, Target
 from tests.awaiting import until
-from tests.reporting import new_report
+from tests.node import new_report
 
 OURS = Pool("nodefabric.io", "n")
 QUICK = SliceTimes(

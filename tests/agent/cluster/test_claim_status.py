@@ -16,7 +16,7 @@ from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 from hack.sim.cluster.dra import gates
 from hack.sim.cluster.dra.rights import Caller
 from tests.awaiting import until
-from tests.reporting import new_report
+from tests.node import new_report
 from tests.sim.cluster.dra_documents import SHARE, allocated
 
 DEVICE = {"driver": "nodefabric.io", "pool": "n", "device": "vf-1"}

@@ -33,9 +33,8 @@ from tests.agent.ledger.test_claims import claim
 from tests.awaiting import until
 from tests.deviceplugin.dra.preparing import KubeletStandIn, Others
 from tests.deviceplugin.dra.rig import channel
-from tests.node import POD, VF, attach, change, open_books, owner
+from tests.node import POD, VF, attach, change, new_report, open_books, owner
 from tests.node import node as machine
-from tests.reporting import new_report
 from tests.sim.cluster.dra_documents import resource_slice
 
 OFFERED = (Resource("rdma/vf", "vf", offer="dra"),)
