@@ -1,8 +1,8 @@
 """`GpuMonitor`: the newest reading of the GPUs, taken on a thread that may hang without anybody waiting.
 
 A call into the driver can hang for good (a GPU off the bus, a driver that deadlocks), and nothing can
-take it back. So readings are taken on one thread of their own, and events are waited for on another. Who asks gets
-the last reading at once, with a problem if the present one takes too long.
+take it back. So readings are taken on one thread of their own, events are waited for on another, a third
+notices when a reading takes too long; and who asks gets the last reading at once.
 Readings come on a timer, and soon after an event of the driver or of the PCI bus: not with each scan
 of the node, of which every pod causes some.
 """
@@ -228,6 +228,7 @@ class GpuMonitor:
             self._threads = [
                 threading.Thread(target=self._read_on, name="gpus", daemon=True),
                 threading.Thread(target=self._follow_events, name="gpu-events", daemon=True),
+                threading.Thread(target=self._look_for_hangs, name="gpu-hangs", daemon=True),
             ]
             for thread in self._threads:
                 thread.start()
@@ -256,20 +257,31 @@ class GpuMonitor:
                 self.let_go.wait(self._times.let_go)
             self._began = self._clock()
             reading = self._read(slow, bound, expected)
-            hung, self._began = self._is_overdue(), None
+            self._began = None
             if slow:
                 slow_at = self._clock() + self._times.slow
             before, self._reading = self._reading, reading
             self._read_once.set()
             with self._turn:
                 self._turn.notify_all()
-            if reading != before or paused or hung:
+            if reading != before or paused:
                 self._changed("GPUs changed")
             paused = False
             ended = self._clock()
             if self._asked.wait(self._pause(reading)):
                 self._ending.wait(max(self._times.settle, ended + self._times.apart - self._clock()))
         self._nvml.close()
+
+    def _look_for_hangs(self) -> None:
+        """Say once when a reading hangs, and when it no longer does: neither thread that calls the driver could."""
+        said = False
+        while not self._ending.wait(self._times.overdue / 5):
+            hung = self._is_overdue()
+            if hung != said:
+                said = hung
+                if hung:
+                    log.error("the NVIDIA driver does not answer: GPUs are kept as last seen")
+                self._changed("the GPU monitor hangs" if hung else "the GPU monitor works again")
 
     def _pause(self, reading: Reading) -> float:
         """Tell how long to wait for the next reading, unless somebody asks for one."""

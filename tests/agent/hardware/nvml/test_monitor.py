@@ -134,8 +134,8 @@ def test_a_driver_that_hangs_keeps_nobody_waiting_and_the_gpus_as_they_were(
     answer = impatient.until("latest", lambda r: r["problems"])
     assert ailments(answer) == {"GPU-aaaa": [], "GPU-bbbb": []}
     assert "does not answer; the GPUs are shown as they were last seen" in answer["problems"][0]["text"]
+    impatient.hear("changed", "hangs")
     driver.hang()
-    impatient.hear("changed", "GPUs changed")
     assert impatient.until("latest", lambda r: not r["problems"])["threads"] == answer["threads"]
 
 
