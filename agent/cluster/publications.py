@@ -129,6 +129,7 @@ class Republication:
         self._metrics = metrics
         self._conditions = conditions
         self._current: Publications | None = None
+        self._has_failed = False
 
     def make(self, topology: Topology) -> Publications:
         """Make the publications of a configuration, which are not run yet."""
@@ -141,10 +142,11 @@ class Republication:
 
     async def run(self) -> None:
         """Publish until cancelled. An error that nobody expected ends it; it may be run again."""
+        if self._has_failed:
+            self._conditions.set("publishing", None)
         while True:
             config = self._config.value
             topology = config.topology
-            self._conditions.set("publishing", None)
             self._current = self.make(topology)
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -153,5 +155,6 @@ class Republication:
                         config = await self._config.other_than(config)
                     running.cancel()
             except Exception:
+                self._has_failed = True
                 self._conditions.set("publishing", "failed unexpectedly, and is tried again in a minute: see the log")
                 raise
