@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,6 +29,8 @@ from cni.netconf import NetConf
 PASSTHRU = "passthru"
 ARPHRD_INFINIBAND = "32"
 BONDS = ("bond", "team")
+
+log = logging.getLogger(__name__)
 
 
 class ChildMode:
@@ -139,8 +142,8 @@ class Ipvlan(ChildMode):
 class Ipoib(ChildMode):
     """An IP-over-InfiniBand child of the pod's own upon an IPoIB interface of the host, in any partition.
 
-    Made in the pod's namespace at once, as every kernel does that makes IPoIB children over netlink (since Linux 3.7,
-    drivers/infiniband/ulp/ipoib/ipoib_netlink.c).
+    Made in the pod's namespace at once. Should a kernel refuse that, it is made in the host under a name of its own and
+    moved, as has long been done; the name follows from the row, so that a crash in between leaves nothing behind.
     """
 
     def plan(self, host: Host, snapshot: Snapshot, target: Target) -> Planned:
@@ -173,6 +176,42 @@ class Ipoib(ChildMode):
         found = _planned(target, parent, made, "")
         return replace(found, undo=replace(found.undo, extra={**found.undo.extra, "pkey": made.pkey}))
 
+    def enter(self, host: Host, planned: Planned, netns: int) -> InterfaceFacts:
+        """Make it in the namespace, or make it in the host and move it there."""
+        try:
+            return super().enter(host, planned, netns)
+        except NetlinkFailed as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+            log.info("no IPoIB child can be made in another namespace: %s", error)
+            return self._enter_by_moving(host, planned, netns, error)
+
+    def _enter_by_moving(self, host: Host, planned: Planned, netns: int, error: NetlinkFailed) -> InterfaceFacts:
+        made, parent = planned.child, planned.link
+        assert made is not None
+        assert parent is not None
+        name = temporary_name(planned.device)
+        try:
+            host.links.create(replace(made, name=name, up=False), parent, None)
+        except NetlinkFailed:
+            raise error from None  # refused for another reason, and that error says which
+        found = host.links.find(name)
+        if found is None:
+            raise HardwareError(f"ipoib interface {name} was made in the host but is not there")
+        host.links.move_in(found, netns, LinkChange(name=made.name, up=True))
+        moved = host.links.find(made.name, netns)
+        if moved is None:
+            raise HardwareError(f"ipoib interface {made.name} was moved into the pod but is not there")
+        return InterfaceFacts(moved.name, moved.mac, moved.mtu, None)
+
+    def leave(self, host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
+        """Remove it from the pod, or from the host if it did not get further, and verify that."""
+        super().leave(host, snapshot, attachment, netns)
+        left = host.links.find(temporary_name(attachment.device))
+        if left is not None and left.kind == "ipoib":
+            host.links.remove(left)
+        return ()
+
     def differences(self, host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
         """Tell what about it is not as it was made."""
         found = super().differences(host, attachment, netns, conf)
@@ -180,6 +219,11 @@ class Ipoib(ChildMode):
         if pkey is not None and not in_partition(folder / "device", port_of(folder), pkey):
             found.append(f"{attachment.undo.netdev} is not in partition {pkey:#06x} any more")
         return found
+
+
+def temporary_name(device: str) -> str:
+    """Name the interface in the host, from the row's key: no other has that name."""
+    return "nf" + hashlib.blake2b(device.encode(), digest_size=6).hexdigest()
 
 
 def _parent_of(host: Host, conf: NetConf) -> Link:

@@ -29,6 +29,7 @@ from agent.errors import (
 from agent.hardware.host import Child, Link, LinkChange
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.rtnetlink import LinkMessage
+from cni.modes import child
 from hack.sim.fabric import device_of
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
@@ -249,6 +250,28 @@ def test_a_partition_that_the_port_is_not_in_is_refused_with_what_to_do(
 def test_an_ethernet_parent_is_refused(rig: Rig, kernel: Kernel) -> None:
     with pytest.raises(HardwareError, match=f"{PF_NETDEV} is no IPoIB interface"):
         rig.add("c1", rig.pod(), mode="ipoib", deviceID=None, master=PF_NETDEV)
+
+
+def test_a_kernel_that_makes_no_child_elsewhere_makes_it_here_and_it_is_moved(
+    infiniband: None, rig: Rig, kernel: Kernel
+) -> None:
+    kernel.refuse_elsewhere = errno.EINVAL
+    pod = rig.pod()
+    rig.add("c1", pod, mode="ipoib", deviceID=None, master=PF_NETDEV)
+    assert kernel.made[0].name == child.temporary_name(f"{PF_NETDEV}/c1/net1")
+    assert rig.link(pod).up
+    assert kernel.find(kernel.made[0].name) is None
+
+
+def test_what_a_crash_left_in_the_host_is_removed(infiniband: None, rig: Rig, kernel: Kernel) -> None:
+    kernel.refuse_elsewhere = errno.EINVAL
+    pod = rig.pod()
+    rig.run_in(pod, "ip", "link", "add", "net1", "type", "veth", "peer", "name", "other")
+    with pytest.raises(NetlinkFailed):
+        rig.add("c1", pod, mode="ipoib", deviceID=None, master=PF_NETDEV)
+    assert kernel.find(kernel.made[0].name) is None
+    assert rig.ledger.attachments() == ()
+    assert rig.in_pod(pod) is not None
 
 
 BOND = "bond0"
