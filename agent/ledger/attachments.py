@@ -91,12 +91,12 @@ class AttachmentBook(ClaimsHeld):
                 for row in map(self._attaching, ids)
             ]
 
-        self._update_attachments(attached)
+        self._update_attachments(attached, "state", "result", "since")
 
     def note(self, facts: Mapping[int, Mapping[str, Any]]) -> None:
         """Write down what was found out of devices in their pods: attachment ID → what joins its request."""
         self._update_attachments(
-            lambda: [replace(r, request={**r.request, **facts[r.attachment_id]}) for r in self._rows(facts)],
+            lambda: [replace(r, request={**r.request, **facts[r.attachment_id]}) for r in self._rows(facts)], "request"
         )
 
     def begin_detach(self, attachment_ids: Iterable[int]) -> None:
@@ -107,7 +107,7 @@ class AttachmentBook(ClaimsHeld):
             now = self._clock()
             return [replace(row, state=AttachmentState.DETACHING, since=now) for row in self._rows(ids)]
 
-        self._update_attachments(leaving)
+        self._update_attachments(leaving, "state", "since")
 
     def finish_detach(self, row: Attachment, *, lease_owed: bool = False) -> None:
         """Drop the row of a device that is back, and end its quarantine.
@@ -172,12 +172,16 @@ class AttachmentBook(ClaimsHeld):
         self._write(write, durable, self._attachments.put)
         return row
 
-    def _update_attachments(self, changed: Callable[[], list[Attachment]]) -> None:
-        """Write what `changed` makes of rows that are there, looked up in the transaction."""
+    def _update_attachments(self, changed: Callable[[], list[Attachment]], *names: str) -> None:
+        """Write what `changed` makes of rows that are there, looked up in the transaction: the fields of these names.
+
+        A pod waits for it, and what such a row holds takes time to be spelt.
+        """
 
         def write() -> list[Attachment]:
             found = changed()
-            rows.update(self._db, "attachments", "attachment_id", map(rows.attachment_columns, found))
+            columns = (rows.cells(row, "attachment_id", *names) for row in found)
+            rows.update(self._db, "attachments", "attachment_id", columns)
             return found
 
         self._write(write, durable=False, then=self._attachments.put)

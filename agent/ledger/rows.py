@@ -50,7 +50,12 @@ def _value(kind: type[T], row: sqlite3.Row, **made: object) -> T:
 
 def _columns(value: DataclassInstance, *apart: str) -> dict[str, Any]:
     """Say a value as columns: each field, but for those that stand `apart`."""
-    return {field.name: _cell(getattr(value, field.name)) for field in fields(value) if field.name not in apart}
+    return cells(value, *(field.name for field in fields(value) if field.name not in apart))
+
+
+def cells(value: DataclassInstance, *names: str) -> dict[str, Any]:
+    """Say some fields as columns, each of which stands in the one of its name."""
+    return {name: _cell(getattr(value, name)) for name in names}
 
 
 def _cell(value: object) -> object:
