@@ -13,12 +13,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 
 from agent.edits import device_info
 from agent.errors import AgentError, DeviceBusy, Unavailable
 from agent.hardware import netns as namespaces
 from agent.model.allocation import Attachment, NetnsId, Withheld
+from agent.process.interpreter import Background
 from cni.call import BEGUN, Call, Node, with_path
 from cni.ipam.leases import LeaseBook, goes_first
 from cni.migrate import adopted_rows
@@ -126,59 +128,70 @@ class Leaving:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._threads: dict[int, tuple[threading.Thread, float]] = {}
-        """Row → who brings its device back, and since when, as time.monotonic tells."""
+        self._background = Background("detach")
+        self._under_way: dict[int, tuple[Future[None], float]] = {}
+        """Row → the work that brings its device back, and since when, as time.monotonic tells."""
         self._overdue: set[int] = set()
 
-    def start(self, row: Attachment, thread: threading.Thread) -> bool:
-        """Have a thread bring a device back, if none does, and note it: whoever finds it there may wait for it.
+    def start(self, row: Attachment, work: Callable[[], None]) -> Future[None] | None:
+        """Bring a device back by `work`, and note it: whoever finds it there may wait for it.
 
-        Raises Unavailable if no thread can be started.
+        Returns None if that is under way already. Raises Unavailable if no thread can be started.
         """
-        with self._guard:
-            if row.attachment_id in self._threads:
-                return False  # a repeated DEL
+        done: Future[None] = Future()
+
+        def run() -> None:
             try:
-                thread.start()
+                try:
+                    work()
+                finally:
+                    self._end(row)
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        with self._guard:
+            if row.attachment_id in self._under_way:
+                return None  # a repeated DEL
+            try:
+                self._background.start(run)
             except RuntimeError as error:
                 raise Unavailable(f"{row.device} is brought back later: {error}") from error
-            self._threads[row.attachment_id] = thread, time.monotonic()
-            return True
+            self._under_way[row.attachment_id] = done, time.monotonic()
+            return done
 
-    def end(self, row: Attachment) -> None:
-        """Note that nobody is at a row any more."""
+    def _end(self, row: Attachment) -> None:
         with self._guard:
-            self._threads.pop(row.attachment_id, None)
+            del self._under_way[row.attachment_id]
             self._overdue.discard(row.attachment_id)
 
     def __contains__(self, row: Attachment) -> bool:
-        return row.attachment_id in self._threads
+        return row.attachment_id in self._under_way
 
-    def wait(self, row: Attachment, seconds: float) -> None:
-        """Wait so long for the end of a row's thread, if it has one."""
-        found = self._threads.get(row.attachment_id)
-        if found is not None:
-            found[0].join(max(0.0, seconds))
+    def wait(self, rows: Iterable[Attachment], seconds: float) -> None:
+        """Wait so long for devices on their way back to be there."""
+        ids = {row.attachment_id for row in rows}
+        with self._guard:
+            found = [done for attachment_id, (done, _) in self._under_way.items() if attachment_id in ids]
+        wait(found, seconds)
 
     def wait_for_all(self, seconds: float) -> bool:
         """Wait so long for the end of all. Returns whether all have ended."""
-        deadline = time.monotonic() + seconds
         with self._guard:
-            threads = [thread for thread, _ in self._threads.values()]
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads)
+            found = [done for done, _ in self._under_way.values()]
+        return not wait(found, seconds).not_done
 
     def since(self, row: Attachment) -> float | None:
         """Return since when a row's device has been on its way; None if it is not, or is known to take too long."""
         with self._guard:
-            found = self._threads.get(row.attachment_id)
+            found = self._under_way.get(row.attachment_id)
             return found[1] if found is not None and row.attachment_id not in self._overdue else None
 
     def note_overdue(self, row: Attachment) -> None:
         """Note that a row's device takes too long."""
         with self._guard:
-            if row.attachment_id in self._threads:
+            if row.attachment_id in self._under_way:
                 self._overdue.add(row.attachment_id)
 
     @property
@@ -264,22 +277,21 @@ class Detacher:
                         self.undo(row, held)
             except (AgentError, OSError) as error:
                 log.error("%s is not back yet: %s", row.device, error)
+            except Exception:
+                log.exception("%s is not back yet", row.device)
             finally:
                 if held is not None:
                     os.close(held)
-                self.leaving.end(row)
 
         with ExitStack() as unless_started:
             if held is not None:
                 unless_started.callback(os.close, held)  # or its namespace would keep the device
-            if self.leaving.start(row, threading.Thread(target=leave, name="detach", daemon=True)):
+            if self.leaving.start(row, leave) is not None:
                 unless_started.pop_all()
 
     def await_detached(self, rows: Iterable[Attachment], seconds: float) -> tuple[Attachment, ...]:
         """Wait a bounded time for devices on their way back. Return the rows of those that are not back."""
-        deadline = time.monotonic() + seconds
-        for row in (rows := tuple(rows)):
-            self.leaving.wait(row, deadline - time.monotonic())
+        self.leaving.wait(rows := tuple(rows), seconds)
         left = {row.attachment_id for row in self._node.ledger.attachments()}
         return tuple(row for row in rows if row.attachment_id in left)
 

@@ -9,7 +9,6 @@ a pod whose namespace lives, or which kubelet or the runtime know, unless that i
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -155,25 +154,15 @@ class Healer:
     def _put_back_in_background(self, row: Attachment, lock: ExitStack, *, leases_later: bool) -> None:
         """Undo a row on a thread of its own, which lets go of the device's lock, and wait for it, but not for ever."""
 
-        done: Future[None] = Future()
-
         def work() -> None:
-            try:
-                try:
-                    with lock:
-                        self._detacher.undo(row, leases_later=leases_later)
-                finally:
-                    self._detacher.leaving.end(row)
-            except BaseException as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
+            with lock:
+                self._detacher.undo(row, leases_later=leases_later)
 
-        thread = threading.Thread(target=work, name="healing", daemon=True)
         seconds = min(self._seconds, OTHERS_SECONDS) if self._detacher.leaving.has_overdue else self._seconds
         with ExitStack() as unless_started:
             unless_started.enter_context(lock)  # which a DEL waits for that has come just now
-            if not self._detacher.leaving.start(row, thread):
+            done = self._detacher.leaving.start(row, work)
+            if done is None:
                 return
             unless_started.pop_all()
         if not wait([done], seconds).done:

@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -57,6 +58,36 @@ def test_who_gets_too_few_threads_leaves_none_behind() -> None:
     with no_thread_to_be_had(), pytest.raises(RuntimeError, match="can't start new thread"):
         interpreter.started_workers(3, "test")
     until(lambda: threading.active_count() == before)
+
+
+def test_all_work_in_the_background_goes_on_at_once_and_a_few_threads_stay_for_more() -> None:
+    before = threading.active_count()
+    background, go = interpreter.Background("test"), threading.Event()
+    here = threading.Barrier(2 * interpreter.SPARE_THREADS + 1)
+
+    def work() -> None:
+        here.wait(60)
+        go.wait(60)
+
+    for _ in range(2 * interpreter.SPARE_THREADS):
+        background.start(work)
+    here.wait(60)
+    go.set()
+    until(lambda: threading.active_count() == before + interpreter.SPARE_THREADS)
+    with no_thread_to_be_had():
+        done = [threading.Event() for _ in range(interpreter.SPARE_THREADS)]
+        go.clear()
+        for each in done:
+            background.start(partial(_told, each, go))
+        assert all(each.wait(60) for each in done)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            background.start(here.wait)
+        go.set()
+
+
+def _told(done: threading.Event, go: threading.Event) -> None:
+    done.set()
+    go.wait(60)
 
 
 def test_what_is_there_is_out_of_the_collectors_sight_afterwards() -> None:
