@@ -41,6 +41,8 @@ class HealthHistory:
         """Units (resource name, ID) whose containers kubelet would give another's device."""
         self._courses: dict[str, tuple[int, Course]] = {}
         """Subject → number of the look that saw it last, and its course."""
+        self.asked = 0
+        """How often something asked for a look: without that, and before one is due, another would see the same."""
         self._look = 0
         self._looked_at = 0.0
         self._troubles = NO_TROUBLES
@@ -109,5 +111,7 @@ class HealthHistory:
         return Patience(self.settings.value.down_seconds, self.settings.value.up_seconds)
 
     def _ask_for_a_look(self) -> None:
+        with self._guard:
+            self.asked += 1
         for listener in self._listeners:
             listener()

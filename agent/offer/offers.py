@@ -128,6 +128,12 @@ class Offers:
         self._new_until = 0.0
         """When the numbers of rails become final; it counts only if the agent saw the first settled ones."""
         self._resources: tuple[Resource, ...] = ()
+        self._ground: tuple[object, ...] = ()
+        """What devices were assigned by last, without regard to who has them."""
+        self._assignment = Assignment()
+        self._made_of: tuple[object, ...] = ()
+        self._made = Offer()
+        """What the hardware made of that, which is the same after most changes of the books: each grant is one."""
         self._units: Mapping[str, tuple[Unit, ...]] = {}
         """What was listed last."""
         self._missing = NOBODY_MISSED
@@ -137,20 +143,29 @@ class Offers:
         self, resources: tuple[Resource, ...], snapshot: Snapshot, books: Reading, named_rails: NamedRails = ()
     ) -> Offer:
         """Make the offer of this moment. `named_rails` are adapters as the configuration numbers them."""
-        now = self._clock()
+        now, asked = self._clock(), self._health.asked
         if self._resources != resources:
             # What a resource lost because it selects something else now is not missed.
             same = {resource.name for resource in resources if resource in self._resources}
             self._units = {name: units for name, units in self._units.items() if name in same}
             self._resources = resources
-        assignment = assign(resources, snapshot, books.host_names)
+        ground = resources, snapshot, books.host_names
+        if ground != self._ground:
+            self._ground, self._assignment = ground, assign(*ground)
+        assignment = self._assignment
         misplaced = misplaced_of(books, owners_of(assignment, resources, snapshot), resources)
         if misplaced:
             assignment = assign(resources, snapshot, books.host_names, misplaced)
-        policy, is_new = self._health.policy(), self._is_new(now)
-        made = make_offer(
-            Inputs(resources, snapshot, assignment, books, policy, misplaced, named_rails, self._rails, is_new)
+        inputs = Inputs(
+            *(resources, snapshot, assignment, books),
+            misplaced=misplaced,
+            named_rails=named_rails,
+            known_rails=self._rails,
+            is_new_node=self._is_new(now),
         )
+        if (inputs, asked) != self._made_of or self._health.seconds_to_look() == 0.0:
+            self._made_of, self._made = (inputs, asked), make_offer(replace(inputs, policy=self._health.policy()))
+        made = self._made
         self._rails, self._held = made.rails, books.holders
         kept = self._health.settings.value.gone_seconds
         self._missing = miss(
@@ -162,6 +177,7 @@ class Offers:
         for_claims = frozenset(unit.device for found in claimable.values() for unit in found)
         return replace(
             made,
+            snapshot=snapshot,
             units=MappingProxyType({name: units[name] for name in made.units}),
             claimable=MappingProxyType(claimable),
             granted=MappingProxyType({d: books.granted[d] for d in for_claims & books.granted.keys()}),

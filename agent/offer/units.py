@@ -56,23 +56,23 @@ NOTHING_HELD = Holdings()
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the books say at one moment."""
+    """What the books say at one moment. Two that are equal make the same units, whoever has them."""
 
     quarantined: Mapping[str, str] = field(default_factory=dict)
     """Device → reason."""
     whole_adapters: frozenset[str] = frozenset()
     """Adapters that pods have whole, mode nic: no other pod gets a VF of one."""
-    host_names: Mapping[str, str] = field(default_factory=dict)
+    host_names: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Device in a pod → name of its interface in the host; empty if nobody asks."""
-    holders: Mapping[str, str] = field(default_factory=dict)
+    holders: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Device in use → the resource that it was handed out under."""
-    attached: frozenset[str] = field(default=frozenset())
+    attached: frozenset[str] = field(default=frozenset(), compare=False)
     """Of these, the ones that are in a pod for certain."""
-    forms: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    forms: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False)
     """Device that one container may have → the resource that it was handed out under, and as what: see `form_of`."""
     held: Holdings = NOTHING_HELD
     """Slots in use."""
-    granted: Mapping[str, int] = field(default_factory=dict)
+    granted: Mapping[str, int] = field(default_factory=dict, compare=False)
     """Device → how many units of it kubelet has granted."""
     shares_claimed: Mapping[str, int] = field(default_factory=dict)
     """Adapter → how many of its shares claims have."""
@@ -87,14 +87,14 @@ NOTHING_READ = Reading()
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All that an offer is made of."""
+    """All that an offer is made of. Two that are equal make the same one, as long as health is the same."""
 
     resources: Sequence[Resource]
     snapshot: Snapshot
     assignment: Assignment
     """Which resource has each device."""
     books: Reading = NOTHING_READ
-    policy: HealthPolicy = PLAIN_POLICY
+    policy: HealthPolicy = field(default=PLAIN_POLICY, compare=False)
     """What of the facts counts."""
     misplaced: Collection[str] = ()
     """Slices of GPUs that pods hold under another name than they would be offered by."""
