@@ -125,11 +125,22 @@ class UnitSpecs:
 
         Lists the units of which they said something else. Raises Unavailable, LedgerError.
         """
-        with self._guard:
-            said = {g.unit_id: g.spec for g in self._ledger.grants() if g.spec is not None}
-            wrong = {unit_id: spec for unit_id, spec in said.items() if not self._is_written(unit_id, spec)}
+        if not (wrong := self._wrong()):
+            return []
+        with self._guard:  # one that is just being granted has its row first
+            wrong = self._wrong(wrong)
             self._write_all(wrong)
         return list(wrong)
+
+    def _wrong(self, of: Collection[str] | None = None) -> Mapping[str, UnitSpec]:
+        """Find the granted units of which files say something else, or are missing; among these, or all.
+
+        All takes long on a full node. So nobody who wants a grant waits for that while there is nothing to do.
+        """
+        said = {
+            g.unit_id: g.spec for g in self._ledger.grants() if g.spec is not None and (of is None or g.unit_id in of)
+        }
+        return {unit_id: spec for unit_id, spec in said.items() if not self._is_written(unit_id, spec)}
 
     def look(self) -> None:
         """See which units have a spec. What a killed process has half written is removed."""
