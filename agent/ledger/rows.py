@@ -5,6 +5,7 @@ A column is called as its field. What says more than one column can is in severa
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sqlite3
@@ -50,7 +51,12 @@ def _value(kind: type[T], row: sqlite3.Row, **made: object) -> T:
 
 def _columns(value: DataclassInstance, *apart: str) -> dict[str, Any]:
     """Say a value as columns: each field, but for those that stand `apart`."""
-    return cells(value, *(field.name for field in fields(value) if field.name not in apart))
+    return cells(value, *_names(type(value), apart))
+
+
+@functools.cache
+def _names(kind: type[DataclassInstance], apart: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name not in apart)
 
 
 def cells(value: DataclassInstance, *names: str) -> dict[str, Any]:
@@ -59,6 +65,8 @@ def cells(value: DataclassInstance, *names: str) -> dict[str, Any]:
 
 
 def _cell(value: object) -> object:
+    if value is None or isinstance(value, str | int | float):  # most of them, and quickly seen
+        return value
     if isinstance(value, Mapping):
         return json.dumps(dict(value))
     return json.dumps(value) if isinstance(value, tuple) else value
