@@ -9,6 +9,7 @@ never use (the `mtu` of sriov, the `pkey` of ib-sriov, which is for ib-kubernete
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -80,6 +81,7 @@ MAX_KEPT, MAX_KEPT_BYTES = 256, 4096
 """So many configurations are remembered as read, each of at most so many bytes: pods of a network come with the same
 one, or with one for each VF, and wait for it to be read."""
 MAX_KEPT_MAC = 32
+WHAT = "the network configuration"
 VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 """What GC must keep. The specification has called it both; libcni says both, others the one or the other."""
 OF_ONE_CALL = re.compile(rb"prevResult|CNIDeviceInfoFile|cni\.dev/(?:valid-)?attachments")
@@ -137,22 +139,33 @@ class NetConf(Setup):
 def parse(text: bytes, cni_args: Mapping[str, str] | None = None) -> NetConf:
     """Read the configuration of a CNI call. Raises RequestInvalid with the path of what is wrong."""
     mac = (cni_args or {}).get("MAC") or ""
-    # What is another for each call would only crowd out what comes again.
-    if len(text) > MAX_KEPT_BYTES or len(mac) > MAX_KEPT_MAC or OF_ONE_CALL.search(text):
+    if not OF_ONE_CALL.search(text):
         return _parsed(text, mac)
-    return _kept(text, mac)
+    document = decode(text, WHAT)
+    previous = document.get("prevResult") if isinstance(document, dict) and document.get("type") == OWN else None
+    if not isinstance(previous, dict):
+        return from_document(document, {"MAC": mac})
+    # All else is as in the network's other calls.
+    conf = _parsed(json.dumps({key: value for key, value in document.items() if value is not previous}).encode(), mac)
+    check_result(previous, "prevResult")
+    return replace(conf, prev_result=previous)
 
 
 def _parsed(text: bytes, mac: str) -> NetConf:
-    return from_document(decode(text, "the network configuration"), {"MAC": mac})
+    # What is another for each call would only crowd out what comes again.
+    if len(text) > MAX_KEPT_BYTES or len(mac) > MAX_KEPT_MAC or OF_ONE_CALL.search(text):
+        return from_document(decode(text, WHAT), {"MAC": mac})
+    return _kept(text, mac)
 
 
-_kept = functools.lru_cache(MAX_KEPT)(_parsed)
+@functools.lru_cache(MAX_KEPT)
+def _kept(text: bytes, mac: str) -> NetConf:
+    return from_document(decode(text, WHAT), {"MAC": mac})
 
 
 def version_in(text: bytes) -> str:
     """Read no more than the CNI version of a configuration. Raises RequestInvalid."""
-    document = decode(text, "the network configuration")
+    document = decode(text, WHAT)
     return _version(next((value for key, value in _folded(document) if key == "cniversion"), None))
 
 

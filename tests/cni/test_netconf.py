@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +201,21 @@ def test_the_same_configuration_is_read_once_and_each_pods_own_mac_counts() -> N
     assert plain is again
     macs = [netconf.parse(text, {"MAC": f"02:00:00:00:00:0{n}"}).mac for n in (1, 2, 1)]
     assert (plain.mac, macs) == (None, ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:01"])
+
+
+def test_what_came_before_is_each_calls_own_and_all_else_is_read_once() -> None:
+    def call(name: str) -> netconf.NetConf:
+        before = {"cniVersion": "1.0.0", "interfaces": [{"name": name}]}
+        document = {"cniVersion": "1.0.0", "name": "once", "type": "nodefabric", "vlan": 7, "prevResult": before}
+        return netconf.parse(json.dumps(document).encode())
+
+    first, second = call("eth0"), call("eth1")
+    assert [c.prev_result and c.prev_result["interfaces"] for c in (first, second)] == [
+        [{"name": "eth0"}],
+        [{"name": "eth1"}],
+    ]
+    assert first.settings is second.settings
+    assert replace(first, prev_result=None) == replace(second, prev_result=None)
 
 
 @pytest.mark.parametrize(
