@@ -17,7 +17,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -311,12 +311,15 @@ class _Family:
 
     def __init__(self, leader: int, mark: str) -> None:
         self._leader, self._mark = leader, mark
+        self._began = _started(_stat(leader))
         self._seen: dict[int, bytes] = {}
         """When each was started: a number may be another's later."""
 
     def alive(self) -> set[int]:
-        stats = {pid: words for pid in _numbers() if (words := _stat(pid)) and words[_STATE] not in (b"Z", b"X")}
-        found = _marked(self._mark)
+        every = {pid: words for pid in _numbers() if (words := _stat(pid))}
+        stats = {pid: words for pid, words in every.items() if words[_STATE] not in (b"Z", b"X")}
+        # To read all environments of a host takes longer than most programs.
+        found = _marked(self._mark, {pid for pid, words in every.items() if _started(words) < self._began})
         for pid, words in stats.items():
             if int(words[_GROUP]) == self._leader or self._seen.get(pid) == words[_STARTED]:
                 found.add(pid)
@@ -335,14 +338,20 @@ def _stat(pid: int) -> list[bytes]:
     return words if len(words) > _STARTED else []
 
 
+def _started(words: Sequence[bytes]) -> int:
+    """Return when a process was started, in ticks since the boot; 0 if that is not known."""
+    return int(words[_STARTED]) if words else 0
+
+
 def _numbers() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def _marked(beginning: str) -> set[int]:
+def _marked(beginning: str, passed_over: Collection[int] = ()) -> set[int]:
     """Find the processes whose mark begins so. One that is dead has no environment."""
     entry = f"\0{VARIABLE}={beginning}".encode()
-    return {pid for pid in _numbers() if entry in b"\0" + _content(f"/proc/{pid}/environ")}
+    numbers = (pid for pid in _numbers() if pid not in passed_over)
+    return {pid for pid in numbers if entry in b"\0" + _content(f"/proc/{pid}/environ")}
 
 
 def _own_bytes(pid: int) -> int:
