@@ -152,6 +152,7 @@ class Agent:
         defer = partial(asyncio.to_thread, attachments.leases.defer)
         yield Part("attachments", defer, close=partial(self._end, attachments.close))
         yield Part("clean-up", reconciler.begin)
+        yield Part("CDI specs", made.specs.look, made.specs.run)
         yield entered("memory", interpreter.set_aside(), interpreter.set_aside_later)
         conditions.set("starting", None)
         yield Part("heartbeat", run=self._heartbeat.run)
@@ -159,8 +160,8 @@ class Agent:
         # It loads what it needs when it is needed.
         from deviceplugin.dra.dra import Dra, OnNode
 
-        asker, reader = made.asker, made.claim_reader
-        claims = OnNode(node_name(), self._config, self._offer, ledger, asker, attachments, reader, made.leaves)
+        asker, specs, reader = made.asker, made.claim_specs, made.claim_reader
+        claims = OnNode(node_name(), self._config, self._offer, ledger, asker, attachments, specs, reader, made.leaves)
         dra, claims_due = Dra(claims, self._start.open_claims, self._report), asyncio.Event()
         yield Part("claims", run=partial(dra.run, claims_due), close=dra.close)
         yield Part("devices on their way back", close=partial(self._end, attachments.close))
@@ -172,7 +173,6 @@ class Agent:
         yield Part("operator's socket", partial(self._listen_to_operator, made, operators), close=operators.aclose)
         yield Part("usage", run=made.usage.run)
         yield Part("conditions", run=partial(self._watch_conditions, made, gpus))
-        yield Part("CDI specs", run=made.specs.run)
         yield Part("recent events", run=partial(supervised, overview.run, "recent events"))
 
         # Until then kubelet refuses every pod that asks for our devices, and all else takes time from that.

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from agent.config import Config
-from agent.edits import cdi, device_info
+from agent.edits import device_info
 from agent.edits.build import GpuFilesOf
 from agent.edits.claim_specs import ClaimSpecs
+from agent.edits.specs import Specs
 from agent.edits.unit_specs import UnitSpecs
 from agent.hardware.lldp import Neighbour
 from agent.kubelet.cri import ContainerRuntime
@@ -31,7 +32,7 @@ from cni.call import Node
 from cni.pod_devices import ClaimReader, HeldDevices, PodClaims, Sources
 from cni.server import CniServer
 from cni.slots.binder import Binder
-from cni.slots.bound import Bindings, BoundSlots
+from cni.slots.bound import BoundSlots, SlotHealer
 from cni.slots.spec_watch import SpecWatch
 from cni.spool import Spool
 from deviceplugin.allocation import Allocator
@@ -63,14 +64,16 @@ class Parts:
             pods_file.path_of(at_start.cni_socket), pods_file.kernel_boot_id(), ledger, config
         )
         self.settled.subscribe(self.holders.complete)
-        bound = BoundSlots(config, ledger, cdi.SlotSpecs(at_start.cdi_dir))
-        self.unit_specs = UnitSpecs(ledger, at_start.cdi_dir, self.settled)
+        specs = Specs(ledger, at_start.cdi_dir)
+        bound = BoundSlots(config, ledger, specs)
+        unit_specs = UnitSpecs(ledger, specs, self.settled)
+        self.claim_specs = ClaimSpecs(ledger, specs, at_start.cdi_dir)
         by_cdi = Latest(at_start.cdi_names)
         """Whether early units are handed out by CDI names."""
 
         # kubelet's door
         devinfo = device_info.GrantedFiles(host.root / device_info.FOLDER.relative_to("/"))
-        self.records = GrantRecords(ledger, devinfo, offer, node.scans, self.unit_specs, bound.forget)
+        self.records = GrantRecords(ledger, devinfo, offer, specs, unit_specs, bound.forget)
         allocator = Allocator(offer, self.records.grant, ledger.pod_of, by_cdi=by_cdi)
         ground = Ground(node.scans, ledger, report.health, GpuFilesOf(host.root).read)
         self.plugins = DevicePlugins(config, ground, allocator, self.records, report.metrics.observe)
@@ -79,14 +82,13 @@ class Parts:
         # the runtime's door
         self.runtime = ContainerRuntime(at_start.runtime_socket) if at_start.runtime_socket else None
         self.asker = KubeletAsker(kubelet, asyncio.get_running_loop(), self.runtime)
-        claim_specs = ClaimSpecs(at_start.cdi_dir)
         self.claim_reader: Latest[ClaimReader | None] = Latest(None)
         """Asks the API server for claims, while there may be any."""
         claims = PodClaims(config, node, self.asker, self.claim_reader)
         self.leaves: Latest[Mapping[str, Neighbour]] = Latest({})
         """Adapter → the switch port at the other end, as far as somebody listens."""
         rail_files = RailFiles(at_start.cdi_dir, offer, self.asker, self.leaves)
-        facts = FactsWriter(node, bound, claim_specs, self.unit_specs, rail_files)
+        facts = FactsWriter(node, specs, self.claim_specs.metadata, rail_files)
         sources = Sources(claims, allocator.verbs_nodes, facts)
         held = HeldDevices(config, node, self.asker, offer, self.holders, sources)
         places = Settings(
@@ -105,9 +107,9 @@ class Parts:
         # what heals
         replay = partial(Spool(at_start.spool_dir).replay, self.server.answer)
         outside = Outside(held, offer, self.runtime, replay, ledger, report)
-        healer = Claims(ledger, claim_specs, node.scans, outside, self.claim_reader)
-        units = Units(config, ledger, self.unit_specs, by_cdi, outside, self.settled)
-        self.specs = SpecWatch(at_start.cdi_dir, (bound, healer, units, facts, self.plugins.pool_specs), report)
-        others = (Bindings(ledger, bound, node.scans, outside), healer, units)
+        healer = Claims(ledger, self.claim_specs, node.scans, outside, self.claim_reader)
+        units = Units(config, ledger, unit_specs, by_cdi, outside, self.settled)
+        self.specs = SpecWatch(at_start.cdi_dir, (specs, self.claim_specs, facts, self.plugins.pool_specs), report)
+        others = (SlotHealer(ledger, bound, node.scans, outside), healer, units)
         self.reconciler = Reconciler(ledger, self.attachments, node.scans, outside, self.settled, others)
         self.owners = Owners(ledger, self.holders, outside)

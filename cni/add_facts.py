@@ -28,21 +28,21 @@ from agent.edits.add_facts import (
     paired,
     rails_document,
     wants_facts,
+    without_facts,
 )
 from agent.edits.cdi import SpecFiles
-from agent.edits.claim_specs import ClaimSpecs, requests_with_files
-from agent.edits.unit_specs import UnitSpecs
+from agent.edits.claim_specs import MetadataFiles, requests_with_files
+from agent.edits.specs import Specs
 from agent.errors import AgentError, HardwareError
 from agent.hardware.lldp import Neighbour
 from agent.hardware.sysfs.rdma import Gid, best_first, find_gids, roce_ports
 from agent.kubelet.podresources import AsksKubelet
-from agent.model.allocation import Attachment, AttachmentState, Claim, PodRef, UnitSpec, network_data
+from agent.model.allocation import Attachment, AttachmentState, Claim, Hold, PodRef, Spec, network_data
 from agent.model.device import LinkLayer, is_pci_address
 from agent.offer.offer import Offer
 from agent.state import Latest
 from cni.call import Node
 from cni.modes import rdma
-from cni.slots.bound import BoundSlots
 
 GID_SECONDS = 1.0
 """How long the kernel may take to enter an address into the table of GIDs."""
@@ -133,51 +133,43 @@ _START = "sandbox-"
 class FactsWriter:
     """Writes specs and files at ADD. Methods block, and may run on many threads at once."""
 
-    def __init__(self, node: Node, bound: BoundSlots, claims: ClaimSpecs, units: UnitSpecs, files: RailFiles) -> None:
+    def __init__(self, node: Node, specs: Specs, metadata: MetadataFiles, files: RailFiles) -> None:
         self._node = node
-        self._bound = bound
-        self._claims = claims
-        self._units = units
+        self._specs = specs
+        self._metadata = metadata
         self._files = files
         self._writing = threading.Lock()
         """Held from a look at a sandbox's rows until the specs say so: the last of two ADDs sees the rows of both."""
 
     def entered(self, row: Attachment, netns: int) -> None:
-        """Have the CDI specs of a row's claim, or units, name the character devices that its device has in its pod.
+        """Have the CDI specs of what a device came by name the character devices that it has in its pod.
 
         Containers are created later, so they get those that it has now. Raises HardwareError if it has none any more,
         Unavailable if a spec cannot be written.
         """
-        if row.claim_uid:
-            self._renumber_claim(row, netns)
-            return
-        changed = {}
-        specs = {g.unit_id: g.spec for g in self._node.ledger.grants_on(row.device) if g.spec is not None}
-        for unit_id, spec in specs.items():
+
+        while there := self._renumbered(row, netns):
+
+            def decide(there: Mapping[str, tuple[Spec, Spec]] = there) -> Mapping[str, Spec]:
+                now = {key: hold.spec for key in there if (hold := self._node.ledger.hold(key)) is not None}
+                return {key: new for key, (old, new) in there.items() if now.get(key) == old}
+
+            if self._specs.change(decide):
+                log.info("%s has other character devices in its pod: its CDI spec says so", row.device)
+
+    def _renumbered(self, row: Attachment, netns: int) -> Mapping[str, tuple[Spec, Spec]]:
+        """Map the holds whose specs name other devices to what these say, and what they should. Asks the kernel."""
+        found = {}
+        for hold in self._node.ledger.holds_on(row.device):
+            spec = hold.spec
+            if spec is None or hold.claim_uid != row.claim_uid:
+                continue
             mine = {"deviceNodes": spec.nodes[row.device]} if row.device in spec.nodes else spec.edits
             edits = rdma.renumbered(self._node.host, row, netns, mine)
-            if edits is not mine and spec.nodes:
-                changed[unit_id] = spec.with_nodes(row.device, edits["deviceNodes"])
-            elif edits is not mine:
-                changed[unit_id] = replace(spec, edits=edits)
-        if changed:
-            log.info("%s has other character devices in its pod: its CDI spec says so", row.device)
-            self._units.say(changed)
-
-    def _renumber_claim(self, row: Attachment, netns: int) -> None:
-        claim = self._node.ledger.claim(row.claim_uid)
-        if claim is None:
-            return  # unprepared meanwhile, and its spec is gone
-        changed = {}
-        for device in claim.devices:
-            if device.device == row.device and device.cdi_name and not device.admin:
-                edits = rdma.renumbered(self._node.host, row, netns, device.edits)
-                if edits is not device.edits:
-                    changed[device.cdi_name] = edits
-        if changed:
-            log.info("%s has other character devices in its pod: the CDI spec of its claim says so", row.device)
-            self._node.ledger.set_claim_edits(claim.ref.uid, changed)
-            self._claims.renew(partial(self._node.ledger.claim, claim.ref.uid))
+            if edits is not mine:
+                nodes = edits["deviceNodes"]
+                found[hold.key] = spec, spec.with_nodes(row.device, nodes) if spec.nodes else replace(spec, edits=edits)
+        return found
 
     def describe(self, rows: Sequence[Attachment], result: Mapping[str, Any]) -> None:
         """Have the files that describe claims' devices say what these are in the pod of some rows, as ADD is to answer.
@@ -189,7 +181,7 @@ class FactsWriter:
             claim = self._node.ledger.claim(uid)
             if claim is not None and requests_with_files(claim):
                 with self._writing:
-                    self._claims.metadata.add_networks(uid, self._networks(claim, rows, result))
+                    self._metadata.add_networks(uid, self._networks(claim, rows, result))
 
     def _networks(
         self, claim: Claim, rows: Sequence[Attachment], result: Mapping[str, Any]
@@ -213,7 +205,7 @@ class FactsWriter:
         Those that earlier ADDs have brought in for the same sandbox are written, too.
         """
         container_id, pod = rows[0].owner.container_id, rows[0].owner.pod
-        if not any(map(wants_facts, self._edits(container_id, pod))):
+        if not any(wants_facts(hold.edits) for hold in self._holds(container_id, pod)):
             return
         looked = {row.attachment_id: self._look(row, result, netns) for row in rows}
         self._node.ledger.note({i: {NOTED: found.document()} for i, found in looked.items() if found is not None})
@@ -222,7 +214,7 @@ class FactsWriter:
             nics = [Nic.of(row, result) for row in mine]
             files = self._files.write(container_id, pod, self._asked(container_id, pod), nics, self._sets(pod))
             facts = _PodFacts(nics, self._socket_ifname(mine, netns), files)
-            self._write(container_id, pod, facts)
+            self._specs.change(lambda: self._with_facts(container_id, pod, facts))
         for text in facts.left_out:
             self._node.observer.not_told(pod, text)
 
@@ -235,8 +227,14 @@ class FactsWriter:
             return
         self._files.remove(container_id)
         with self._writing:
-            if not any(row.owner.pod.names == pod.names for row in self._living()):  # else in another sandbox by now
-                self._units.add_facts({unit: {} for unit, spec in self._specs_of(pod).items() if spec.told})
+            if any(row.owner.pod.names == pod.names for row in self._living()):
+                return  # it is in another sandbox by now
+
+            def decide() -> Mapping[str, Spec]:
+                specs = {hold.key: hold.spec for hold in self._units_of(pod) if hold.spec is not None}
+                return {key: spec.with_added({}) for key, spec in specs.items() if spec.added}
+
+            self._specs.change(decide)
 
     def rewrite(self) -> Sequence[str]:
         """Write the files that are missing, remove those of nobody, and list the sandboxes. Raises Unavailable."""
@@ -265,34 +263,26 @@ class FactsWriter:
     def _rows(self, container_id: str) -> Sequence[Attachment]:
         return [row for row in self._living() if row.owner.container_id == container_id]
 
-    def _edits(self, container_id: str, pod: PodRef) -> Iterator[Mapping[str, Any]]:
-        """List what containers of a sandbox get."""
-        yield from (b.edits for b in self._node.ledger.bindings() if b.container_id == container_id)
-        yield from (spec.edits for spec in self._specs_of(pod).values())
-        for claim in self._claims_of(container_id):
-            yield from (device.edits for device in claim.devices)
+    def _holds(self, container_id: str, pod: PodRef) -> Sequence[Hold]:
+        """List what the containers of a sandbox have, and get something by CDI for."""
+        ledger = self._node.ledger
+        uids = dict.fromkeys(row.claim_uid for row in self._rows(container_id) if row.claim_uid)
+        claims = (claim for uid in uids if (claim := ledger.claim(uid)) is not None)
+        slots, units = ledger.bound_slots(container_id), self._units_of(pod)
+        return [hold for hold in (*slots, *units, *(h for c in claims for h in c.devices)) if hold.spec is not None]
 
     def _asked(self, container_id: str, pod: PodRef) -> frozenset[str]:
         """List the variables of a sandbox's containers that name files."""
-        return frozenset().union(*map(files_asked, self._edits(container_id, pod)))
+        return frozenset().union(*(files_asked(hold.edits) for hold in self._holds(container_id, pod)))
 
-    def _claims_of(self, container_id: str) -> Iterator[Claim]:
-        for uid in dict.fromkeys(row.claim_uid for row in self._rows(container_id) if row.claim_uid):
-            claim = self._node.ledger.claim(uid)
-            if claim is not None:
-                yield claim
-
-    def _specs_of(self, pod: PodRef) -> Mapping[str, UnitSpec]:
-        """Map a pod's units that were granted early to what is said of them."""
-        grants = self._node.ledger.grants()
-        return {
-            g.unit_id: g.spec for g in grants if g.spec is not None and g.pod is not None and g.pod.names == pod.names
-        }
+    def _units_of(self, pod: PodRef) -> Iterator[Hold]:
+        """List a pod's units whose devices were chosen at their grants."""
+        holds = (hold for hold in self._node.ledger.holds() if not hold.is_slot)
+        return (hold for hold in holds if hold.pod is not None and hold.pod.names == pod.names)
 
     def _sets(self, pod: PodRef) -> Sequence[Sequence[str]]:
         """List the devices of a pod's rails that have several NICs."""
-        grants = self._node.ledger.grants()
-        return [g.devices for g in grants if g.others and g.pod is not None and g.pod.names == pod.names]
+        return [hold.devices for hold in self._units_of(pod) if len(hold.devices) > 1]
 
     def _look(self, row: Attachment, result: Mapping[str, Any], netns: int) -> RdmaFacts | None:
         """Find out the RDMA device of a row in its pod, and its GID; None if it has none."""
@@ -325,30 +315,28 @@ class FactsWriter:
 
     # ---------------------------------------------------------------------------------------------- writing it
 
-    def _write(self, container_id: str, pod: PodRef, facts: _PodFacts) -> None:
-        """Write the facts: first into the books, then into the specs."""
-        bindings = [b for b in self._node.ledger.bindings() if b.container_id == container_id and wants_facts(b.edits)]
-        self._bound.set_edits(container_id, {b.unit_id: facts.of(b.edits).applied_to(b.edits) for b in bindings})
-        specs = {unit: spec for unit, spec in self._specs_of(pod).items() if wants_facts(spec.edits)}
-        said = {unit: facts.of(spec.edits).edits for unit, spec in specs.items()}
-        self._units.add_facts({unit: edits for unit, edits in said.items() if edits != specs[unit].told})
-        for claim in self._claims_of(container_id):
-            self._write_claim(claim, container_id, facts)
+    def _with_facts(self, container_id: str, pod: PodRef, facts: _PodFacts) -> Mapping[str, Spec]:
+        """Say the specs that are to have other facts than they have.
 
-    def _write_claim(self, claim: Claim, container_id: str, facts: _PodFacts) -> None:
-        """Write them into the claim's CDI spec.
-
-        All pods of a claim share that spec, so nothing pod-specific is written if there are several pods.
+        All pods of a claim share its spec, so nothing pod-specific is written if there are several pods.
         """
-        asking = {d.cdi_name: d.edits for d in claim.devices if d.cdi_name and wants_facts(d.edits)}
-        if any(r.claim_uid == claim.ref.uid and r.owner.container_id != container_id for r in self._living()):
-            facts.left_out[f"claim {claim.ref} is several pods', and its containers learn no pod's addresses"] = None
-            facts = _PodFacts()
-        said = {name: facts.of(edits).applied_to(edits) for name, edits in asking.items()}
-        changed = {name: edits for name, edits in said.items() if edits != asking[name]}
-        if changed:
-            self._node.ledger.set_claim_edits(claim.ref.uid, changed)
-            self._claims.renew(partial(self._node.ledger.claim, claim.ref.uid))
+        changed = {}
+        for hold in self._holds(container_id, pod):
+            if (spec := hold.spec) is None or not wants_facts(spec.edits):
+                continue
+            its = facts
+            if hold.claim_uid and self._is_of_others(hold.claim_uid, container_id):
+                claim = self._node.ledger.claim(hold.claim_uid)
+                name = claim.ref if claim is not None else hold.claim_uid
+                facts.left_out[f"claim {name} is several pods', and its containers learn no pod's addresses"] = None
+                its = _PodFacts(left_out=facts.left_out)
+            new = replace(spec, edits=without_facts(spec.edits)).with_added(its.of(spec.edits).edits)
+            if new != spec:
+                changed[hold.key] = new
+        return changed
+
+    def _is_of_others(self, claim_uid: str, container_id: str) -> bool:
+        return any(r.claim_uid == claim_uid and r.owner.container_id != container_id for r in self._living())
 
 
 @dataclass(frozen=True, slots=True)

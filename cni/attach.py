@@ -20,7 +20,6 @@ from agent.errors import AgentError, DeviceBusy, EnvironmentInvalid, RequestInva
 from agent.hardware import netns as namespaces
 from agent.hardware.netlink.announce import Announcer
 from agent.model.allocation import Attachment, AttachmentState, Owner
-from agent.model.unit_id import UnitId
 from cni import permission, result
 from cni.call import BEGUN, Call, Grants, LeasingNetwork, Node, request_of
 from cni.call_limits import NotWanted, Turns
@@ -268,17 +267,10 @@ class Attacher:
         """Raise HardwareError for a device with another verbs node than its container was promised.
 
         A mode sees to it for its own steps. But numbers change at other pods' moves and failed ADDs, too, and kubelet
-        keeps to what Allocate answered once, however often it makes the pod's sandbox again. What a slot was bound to
-        was chosen by a scan, which may be of before such a change.
+        keeps to what Allocate answered once, however often it makes the pod's sandbox again.
         """
         promised = self._grants.verbs_node(row.device)
-        binding = self._node.ledger.binding_on(row.device)
-        if binding is not None and binding.container_id == row.owner.container_id:
-            promised = rdma.node_of_edits(binding.edits)
-        elif promised is not None:
-            grants = self._node.ledger.grants_on(row.device)
-            promised = None if all(UnitId.parse(grant.unit_id).is_slot for grant in grants) else promised
-        if promised is not None:
+        if promised is not None and self._node.ledger.holds_on(row.device):
             rdma.require_node(self._node.host, row, netns, promised)
 
     def _undo_failed_add(self, row: Attachment, work: _Work) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from agent.errors import HardwareError, RequestInvalid
 from agent.model.allocation import Attachment, PodRef, is_place
+from agent.model.unit_id import UnitId
 from cni import check
 from cni.attach import BUSY_SECONDS, MAX_ADDING, Attacher
 from cni.call import NO_GRANTS, Call, Grants, Node, Slots
@@ -144,9 +145,9 @@ class Attachments:
         if not self._node.snapshot.rdma_exclusive:
             return conf.prev_result
         rows = ledger.attachments_of(call.container_id, call.ifname)
-        bound = ledger.binding_of(conf.device) if conf.device is not None else None
+        bound = ledger.hold(conf.device) if conf.device is not None and UnitId.parse(conf.device).is_slot else None
         named = None if conf.device is None or is_place(conf.device) else conf.device
-        device = bound.device if bound is not None else named
+        device = bound.device if bound is not None and bound.devices else named
         mine = [row for row in rows if device in (None, row.device)]
         if not mine:
             raise HardwareError(

@@ -169,7 +169,7 @@ class Finder:
         state: AttachmentState,
         resource_name: str = "",
     ) -> None:
-        resource_name = resource_name or self._node.ledger.granted_resource(device) or ""
+        resource_name = resource_name or self._node.ledger.resource_held(device) or ""
         network = self._grants.network_of(resource_name, device) if owner.container_id != UNKNOWN else None
         conf = netconf.from_document({})
         if network is not None:

@@ -177,25 +177,16 @@ class Permission:
     def _resource_of(self, devices: Iterable[str]) -> Mapping[str, str]:
         """Return which of some devices a resource offers, or was offered by until a pod got it, and which resource."""
         offered = self._grants.offered()
-        ledger = self._node.ledger
-        named = (
-            (device, offered.get(device) or ledger.granted_resource(device) or self._claimed_resource(device))
-            for device in devices
-        )
+        named = ((device, offered.get(device) or self._node.ledger.resource_held(device)) for device in devices)
         return {device: resource for device, resource in named if resource is not None}
-
-    def _claimed_resource(self, device: str) -> str | None:
-        """Name the resource of which a claim has a device alone, which may be configured no more."""
-        claim = self._node.ledger.claim_on(device)
-        return next((d.resource_name for d in claim.devices if d.device == device), None) if claim is not None else None
 
     def _holders(self, devices: Collection[str]) -> tuple[str, ...]:
         """List pods that have devices, as far as the books know: an adapter may have been shared out to many."""
-        grants = (grant for device in devices for grant in self._node.ledger.grants_on(device))
-        pods = {str(grant.pod) for grant in grants if grant.pod is not None}
-        claims = (claim for device in devices if (claim := self._node.ledger.claim_on(device)) is not None)
-        pods |= {str(pod) for claim in claims for pod in claim.pods}
-        return tuple(sorted(pods))[:MAX_HOLDERS]
+        ledger = self._node.ledger
+        holds = [hold for device in devices for hold in ledger.holds_on(device)]
+        claims = (ledger.claim(hold.claim_uid) for hold in holds)
+        pods = {hold.pod for hold in holds} | {pod for claim in claims if claim is not None for pod in claim.pods}
+        return tuple(sorted(str(pod) for pod in pods if pod is not None))[:MAX_HOLDERS]
 
 
 # -------------------------------------------------------------------------------------- what other pods have

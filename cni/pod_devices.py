@@ -18,7 +18,7 @@ from agent.config.template import filled
 from agent.errors import DeviceBusy, DeviceGone, Refused, RequestInvalid, Unavailable, UnknownUnit
 from agent.kubelet import checkpoint
 from agent.kubelet.podresources import AsksKubelet, HeldUnit, KubeletAsker, PodDevices, held_units
-from agent.model.allocation import NO_SETTINGS, Attachment, Claim, ClaimDevice, ClaimRef, ClaimState, PodRef, VfSettings
+from agent.model.allocation import NO_SETTINGS, Attachment, Claim, ClaimRef, ClaimState, Hold, PodRef, VfSettings
 from agent.model.device import is_pci_address
 from agent.model.fields import at, objects_at
 from agent.model.unit_id import UnitId
@@ -140,8 +140,8 @@ class HeldDevices(Grants):
         return frozenset(unit for entry in entries for unit in entry.unit_ids)
 
     def follows(self, device: str) -> bool:
-        """Return whether containers get the files that a unit's device has in its pod: it has a CDI name."""
-        return any(grant.spec is not None for grant in self._ledger.grants_on(device))
+        """Return whether containers get the files that a unit's or slot's device has in its pod: it has a CDI name."""
+        return any(hold.spec is not None and not hold.claim_uid for hold in self._ledger.holds_on(device))
 
     def entered(self, row: Attachment, netns: int) -> None:
         """Have the CDI specs of a row's claim, or units, name the character devices that its device has in its pod."""
@@ -183,9 +183,9 @@ class HeldDevices(Grants):
         """
         config = self._config  # one for all of it: kubelet is waited for in between
         wanted = {r.name: r.nic_kind for r in config.resources if r.joins_network}
-        granted = self._ledger.granted_devices(wanted)
+        granted = {h.key: h.devices for h in self._ledger.holds() if h.resource_name in wanted}
         if any(r.binding == "late" for r in config.resources):
-            granted = {unit: device for unit, device in granted.items() if not UnitId.parse(unit).is_slot}
+            granted = {key: devices for key, devices in granted.items() if not UnitId.parse(key).is_slot}
         strange = self._of_no_resource(pod)
         if not strange and (not wanted or (self.is_settled and not granted and pod.uid not in self._holders.noted)):
             return ()
@@ -216,12 +216,12 @@ class HeldDevices(Grants):
         """List resource name and unit of the network devices that may be the pod's, whose resource is gone."""
         names = {resource.name for resource in self._config.resources}
         return {
-            (grant.resource_name, grant.unit_id)
-            for grant in self._ledger.grants()
-            if grant.resource_name not in names
-            and any(is_pci_address(d) and may_be_nic(d, self._node.snapshot) for d in grant.devices)
-            and not (UnitId.parse(grant.unit_id).is_share or UnitId.parse(grant.unit_id).is_slot)
-            and (grant.pod is None or grant.pod.names == pod.names)
+            (hold.resource_name, hold.key)
+            for hold in self._ledger.holds()
+            if hold.resource_name not in names
+            and any(is_pci_address(d) and may_be_nic(d, self._node.snapshot) for d in hold.devices)
+            and not (UnitId.parse(hold.key).is_share or hold.is_slot)
+            and (hold.pod is None or hold.pod.names == pod.names)
         }
 
     def network_of(self, resource_name: str, device: str) -> Network | None:
@@ -245,8 +245,7 @@ class HeldDevices(Grants):
 
     def _beside(self, device: str) -> tuple[str, ...]:
         """List the NICs of a granted rail that this is one of, itself included; none where a unit is one device."""
-        sets = [grant.devices for grant in self._ledger.grants() if grant.others and device in grant.devices]
-        return sets[0] if sets else ()
+        return next((hold.devices for hold in self._ledger.holds_on(device) if len(hold.devices) > 1), ())
 
     def settled(self, found: GrantedDevice) -> GrantedDevice:
         """Fill in what a device's network, and its name, say of the place that it stands at. Raises RequestInvalid."""
@@ -274,7 +273,7 @@ class HeldDevices(Grants):
         # Units of a pool that stands for a number of containers are in no books. A resource that is configured no more
         # is in the pods that have it all the same.
         names = {r.name for r in self._config.resources if not isinstance(r.compat, SharedPool)}
-        names |= {grant.resource_name for grant in self._ledger.grants()}
+        names |= {hold.resource_name for hold in self._ledger.holds()}
         found: dict[tuple[PodRef, str, str], HeldUnit] = {}
         for held in told:
             offered = self._unit(held.unit_id)
@@ -307,14 +306,15 @@ class HeldDevices(Grants):
         """List the devices that a unit of a pod stands for."""
         if resource is not None and isinstance(resource.compat, SharedPool):
             return self.offer().adapters_of_pool(held.resource_name)
+        hold = self._ledger.hold(held.unit_id)
         if UnitId.parse(held.unit_id).is_slot:
-            bound = self._ledger.binding_of(held.unit_id)
-            mine = bound is not None and bound.pod.names == held.pod.names
-            return {bound.device} if bound is not None and mine else set()
-        granted = self._ledger.granted_devices([held.resource_name]).get(held.unit_id)
+            is_its = hold is not None and hold.pod is not None and hold.pod.names == held.pod.names
+            return hold.devices if hold is not None and is_its else ()
+        if hold is not None and hold.resource_name == held.resource_name and hold.devices:
+            return hold.devices
         offered = self._unit(held.unit_id)
         is_offered = offered is not None and offered.resource_name == held.resource_name
-        return granted or (offered.devices if offered is not None and is_offered else (held.unit_id,))
+        return offered.devices if offered is not None and is_offered else (held.unit_id,)
 
     def pod_devices(self, pod: PodRef) -> PodDevices | None:
         """Ask what a pod holds, of any resource; None if kubelet does not know it. Not on the loop.
@@ -460,7 +460,7 @@ class PodClaims:
 
     # -------------------------------------------------------------------------------------------------- what it brings
 
-    def _given(self, claim: Claim, device: ClaimDevice) -> GrantedDevice | None:
+    def _given(self, claim: Claim, device: Hold) -> GrantedDevice | None:
         """Return what a device of a claim is set up with in a pod's network; None if it does not join one."""
         if device.admin:
             return None
@@ -471,7 +471,7 @@ class PodClaims:
             device.device, device.resource_name, network, claim_uid=claim.ref.uid, ifname=device.ifname
         )
 
-    def _network(self, claim: Claim, device: ClaimDevice) -> Network | None:
+    def _network(self, claim: Claim, device: Hold) -> Network | None:
         if device.network:
             return network_of_keys(device.network).for_devices(device.kind)
         config = self._config.value

@@ -30,7 +30,7 @@ from agent.edits.cdi import write_whole
 from agent.errors import LedgerError
 from agent.kubelet import checkpoint
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, Binding, Claim, ClaimDevice, Devices, Grant, PodRef, all_of
+from agent.model.allocation import Attachment, Claim, Hold, PodRef
 from agent.model.device import is_pci_address
 from agent.model.unit_id import UnitId
 from agent.state import Latest
@@ -65,17 +65,18 @@ def kernel_boot_id() -> str:
         return ""
 
 
-def may_join(resource: Resource | None, unit_id: str, devices: Sequence[str]) -> bool:
-    """Return whether a unit may be of a device that comes into its pod's network.
+def may_join(resource: Resource | None, hold: Hold) -> bool:
+    """Return whether a hold may be of a device that comes into its pod's network.
 
     `resource` is None for one that is configured no more: then nobody knows what its devices were for. A slot stands
     for a device, whatever has become of its resource.
     """
-    if UnitId.parse(unit_id).is_slot:
-        return True
-    if resource is not None:
-        return resource.joins_network
-    return any(map(is_pci_address, devices)) and not UnitId.parse(unit_id).is_share
+    if hold.claim_uid:
+        is_share = hold.kind == "hca" and not hold.network
+        return not hold.admin and (not is_share or resource is None or resource.joins_network)
+    if hold.is_slot or resource is not None:
+        return hold.is_slot or (resource is not None and resource.joins_network)
+    return any(map(is_pci_address, hold.devices)) and not UnitId.parse(hold.key).is_share
 
 
 def noted_pods(config: Config) -> frozenset[str] | None:
@@ -96,17 +97,10 @@ def names_of_claim(claim: Claim, resources: Mapping[str, Resource]) -> tuple[str
 
     A pod of the claim's namespace that comes later may use it, too, unless that has an owner.
     """
-    if not any(claim_may_join(resources.get(device.resource_name), device) for device in claim.devices):
+    if not any(may_join(resources.get(hold.resource_name), hold) for hold in claim.devices):
         return ()
     pods = tuple(name_of(pod) for pod in claim.pods)
     return (*pods, claim.only_pod or f"{claim.ref.namespace}/")
-
-
-def claim_may_join(resource: Resource | None, device: ClaimDevice) -> bool:
-    """Return whether a claim's device may come into its pod's network. `resource` as in `may_join`."""
-    if device.admin:
-        return False
-    return device.kind != "hca" or bool(device.network) or resource is None or resource.joins_network
 
 
 def name_of(pod: PodRef | None, container_id: str = "") -> str | None:
@@ -169,25 +163,21 @@ class PodsFile:
         """So many grants are about to be written."""
         self._counting = threading.Lock()
         """Held for the next four alone; whoever holds it asks for no other."""
-        self._grants = {grant.unit_id: grant for grant in ledger.grants()}
+        self._holds = {hold.key: hold for hold in ledger.holds()}
         self._claims = {claim.ref.uid: claim for claim in ledger.claims()}
         self._counts: Counter[str | None] = Counter()
         """How many things each name has; None is somebody unknown."""
         self._is_changed = True
         """Since the file was brought up to date a name has come or gone."""
-        for grant in self._grants.values():
-            self._count((), self._of_grant(grant))
+        for hold in self._holds.values():
+            self._count((), self._of_hold(hold))
         for row in ledger.attachments():
             self._count((), _of_row(row))
-        for binding in ledger.bindings():
-            self._count((), _of_binding(binding))
-        ledger.watch_grants(self._grant_changed)
+        ledger.watch_holds(self._hold_changed)
         ledger.watch_attachments(self._attachment_changed)
-        ledger.watch_bindings(self._binding_changed)
         ledger.watch_claims(self._claim_changed)
         ledger.subscribe(self._follow)
-        ledger.guard_grants(self.granting)
-        ledger.guard_claims(self.preparing)
+        ledger.guard_holds(self.granting)
         # Before the lists change: until kubelet grants by the new configuration, the former file of pods holds.
         config.subscribe(self._reconfigure)
 
@@ -221,37 +211,20 @@ class PodsFile:
         resources = self._config.value.resources
         with self._guard:
             with self._counting:
-                before = [name for grant in self._grants.values() for name in self._of_grant(grant)]
+                before = [name for hold in self._holds.values() for name in self._of_hold(hold)]
                 self._resources = _by_name(resources)
-                self._count(before, [name for grant in self._grants.values() for name in self._of_grant(grant)])
+                self._count(before, [name for hold in self._holds.values() for name in self._of_hold(hold)])
             self._bring_up_to_date()
 
     @contextmanager
-    def granting(self, resource_name: str, units: Mapping[str, Devices]) -> Iterator[None]:
-        """Say that somebody unknown may have something, while units (ID → devices) are being granted.
+    def granting(self, holds: Sequence[Hold]) -> Iterator[None]:
+        """Say that somebody unknown may have something, while holds are being written.
 
         Raises LedgerError if the file would go on to say otherwise.
         """
-        resource = self._resources.get(resource_name)
-        if not any(may_join(resource, unit, all_of(devices)) for unit, devices in units.items()):
+        if not any(may_join(self._resources.get(hold.resource_name), hold) for hold in holds):
             yield
             return
-        with self._announced():
-            yield
-
-    @contextmanager
-    def preparing(self, claim: Claim) -> Iterator[None]:
-        """Say that somebody unknown may have something, while a claim is being prepared. Raises as `granting` does."""
-        if not names_of_claim(claim, self._resources):
-            yield
-            return
-        with self._announced():
-            yield
-        with self._guard:  # whose it is the claim itself tells
-            self._bring_up_to_date()
-
-    @contextmanager
-    def _announced(self) -> Iterator[None]:
         with self._guard:
             self._granting += 1
             self._bring_up_to_date()
@@ -264,31 +237,26 @@ class PodsFile:
                     " a writable folder there"
                 )
             yield
-        except BaseException:
-            with self._guard:
+        finally:
+            with self._guard:  # what was granted is somebody's unknown by itself now; whose a claim is, it tells
                 self._granting -= 1
                 self._bring_up_to_date()
-            raise
-        with self._guard:  # what was granted is somebody's unknown by itself now
-            self._granting -= 1
 
     # ------------------------------------------------------------------ changes
 
-    def _grant_changed(self, before: Grant | None, after: Grant | None) -> None:
+    def _hold_changed(self, before: Hold | None, after: Hold | None) -> None:
+        if (hold := after or before) is None or hold.claim_uid:
+            return
         with self._counting:
             if after is not None:
-                self._grants[after.unit_id] = after
-            elif before is not None:
-                self._grants.pop(before.unit_id, None)
-            self._count(self._of_grant(before), self._of_grant(after))
+                self._holds[hold.key] = after
+            else:
+                self._holds.pop(hold.key, None)
+            self._count(self._of_hold(before), self._of_hold(after))
 
     def _attachment_changed(self, before: Attachment | None, after: Attachment | None) -> None:
         with self._counting:
             self._count(_of_row(before), _of_row(after))
-
-    def _binding_changed(self, before: Binding | None, after: Binding | None) -> None:
-        with self._counting:
-            self._count(_of_binding(before), _of_binding(after))
 
     def _claim_changed(self, before: Claim | None, after: Claim | None) -> None:
         with self._counting:
@@ -315,10 +283,10 @@ class PodsFile:
             with self._guard:
                 self._bring_up_to_date()
 
-    def _of_grant(self, grant: Grant | None) -> tuple[str | None, ...]:
-        if grant is None or not may_join(self._resources.get(grant.resource_name), grant.unit_id, grant.devices):
+    def _of_hold(self, hold: Hold | None) -> tuple[str | None, ...]:
+        if hold is None or not may_join(self._resources.get(hold.resource_name), hold):
             return ()
-        return (name_of(grant.pod),)
+        return (name_of(hold.pod, hold.container_id),)
 
     # --------------------------------------------------------------------- file
 
@@ -357,10 +325,6 @@ class PodsFile:
 
 def _of_row(row: Attachment | None) -> tuple[str | None, ...]:
     return () if row is None else (name_of(row.owner.pod, row.owner.container_id),)
-
-
-def _of_binding(binding: Binding | None) -> tuple[str | None, ...]:
-    return () if binding is None else (name_of(binding.pod, binding.container_id),)
 
 
 def _by_name(resources: Sequence[Resource]) -> Mapping[str, Resource]:

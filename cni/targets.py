@@ -96,7 +96,7 @@ class Targets:
         share = call.conf.device
         if share is None or not UnitId.parse(share).is_share:
             return None
-        adapter = next((grant.device for grant in self._node.ledger.grants() if grant.unit_id == share), None)
+        adapter = hold.device if (hold := self._node.ledger.hold(share)) is not None else None
         if adapter is None and call.conf.master is None:
             raise RequestInvalid(f"deviceID {share} is a share that kubelet has given to no pod")
         return [Named(self._named_before(call, replace(call.conf, device=adapter)), call.ifname)]
@@ -209,8 +209,8 @@ class Targets:
         if resource_name is None:
             claimed = self._grants.claimed(call.pod, conf.device or device)
             claim_uid = claimed.claim_uid if claimed is not None else ""
-            of_claim = claimed.resource_name if claimed is not None else ""
-            resource_name = self._node.ledger.granted_resource(device) or of_claim
+            held = self._node.ledger.resource_held(device) or ""
+            resource_name = claimed.resource_name if claimed is not None else held
         if mode in ("vf", "vfio"):
             conf = self._limited(conf, resource_name)
         return Target(device, resource_name, call.container_id, named.ifname, mode, conf, claim_uid)
@@ -426,8 +426,7 @@ class Pool:
                 "of resources that kubelet gives",
                 {
                     *self._grants.offered(),
-                    *(device for g in self._node.ledger.grants() for device in g.devices),
-                    *self._node.ledger.claimed_devices(),
+                    *(a for a in pool if self._node.ledger.holds_on(a)),
                 },
             ),
             ("in quarantine", {entry.device for entry in self._node.ledger.quarantines()}),

@@ -15,12 +15,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from agent.config import Resource
 from agent.edits.build import NO_GPU_FILES, build, unit_specs
 from agent.edits.cdi import ContainerEdits
 from agent.errors import LedgerError, Unavailable, UnitUnhealthy, UnknownUnit
-from agent.model.allocation import NO_SPECS, Devices, PodRef, UnitSpec
+from agent.model.allocation import NO_SPECS, Hold, PodRef, Spec
 from agent.model.device import Snapshot
 from agent.model.health import HEALTHY
 from agent.model.unit_id import UnitId
@@ -34,8 +35,8 @@ LEDGER_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
-Record = Callable[[str, Mapping[str, Devices], Mapping[str, UnitSpec]], None]
-"""Records that kubelet was given units of a resource (unit ID → devices), and writes the CDI specs that some have.
+Record = Callable[[Sequence[Hold]], None]
+"""Records that kubelet was given units and slots of a resource, and writes the CDI specs that some have.
 Blocks; raises LedgerError, and Unavailable if a spec cannot be written."""
 
 
@@ -90,14 +91,20 @@ class Allocator:
         answers = self._answers(resource, wanted, offer.snapshot, specs)
         # A slot's new life begins without a device, whatever its former pod had.
         listed = [unit for units in wanted for unit in units if not unit.is_counted]
-        granted: dict[str, Devices] = {unit.unit_id: () if unit.is_slot else unit.devices for unit in listed}
-        if granted:
+        spec_of = {i: spec for of_one in specs for i, spec in of_one.items()}
+        holds = {
+            unit.unit_id: Hold(
+                unit.unit_id, resource_name, () if unit.is_slot else unit.devices, spec=spec_of.get(unit.unit_id)
+            )
+            for unit in listed
+        }
+        if holds:
             try:
-                await self._record(resource_name, granted, {i: spec for of_one in specs for i, spec in of_one.items()})
+                await self._record(tuple(holds.values()))
             except Unavailable as error:
                 log.error("units of %s are handed out by the paths of their files: %s", resource_name, error)
                 answers = self._answers(resource, wanted, offer.snapshot, [NO_SPECS for _ in wanted])
-                await self._record(resource_name, granted, NO_SPECS)
+                await self._record([replace(hold, spec=None) for hold in holds.values()])
             for units, answer in zip(wanted, answers, strict=True):
                 self._note_nodes(units, answer, offer.snapshot)
             self.preference.granted(resource, listed)
@@ -108,7 +115,7 @@ class Allocator:
         resource: Resource,
         wanted: Sequence[Sequence[Unit]],
         snapshot: Snapshot,
-        specs: Sequence[Mapping[str, UnitSpec]],
+        specs: Sequence[Mapping[str, Spec]],
     ) -> tuple[ContainerEdits, ...]:
         pairs = zip(wanted, specs, strict=True)
         return tuple(build(resource, units, snapshot, self.gpu_files, of_one) for units, of_one in pairs)
@@ -154,14 +161,14 @@ class Allocator:
             if len(nodes) == 1 and nodes[0] in paths:
                 self.verbs_nodes[address] = nodes[0]
 
-    async def _record(self, resource_name: str, granted: Mapping[str, Devices], specs: Mapping[str, UnitSpec]) -> None:
+    async def _record(self, holds: Sequence[Hold]) -> None:
         loop = asyncio.get_running_loop()
-        write = loop.run_in_executor(self._thread, self._write, resource_name, granted, specs)
+        write = loop.run_in_executor(self._thread, self._write, holds)
         try:
             async with asyncio.timeout(LEDGER_SECONDS):
                 await write
         except TimeoutError as error:
             raise LedgerError(
-                f"the ledger did not take the grant of {len(granted)} units of {resource_name} within"
+                f"the ledger did not take the grant of {len(holds)} units of {holds[0].resource_name} within"
                 f" {LEDGER_SECONDS:g} s: its disk is stuck or overloaded"
             ) from error

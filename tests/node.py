@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +15,16 @@ from agent.config import HealthSettings
 from agent.health_history import HealthHistory
 from agent.ledger import Ledger
 from agent.model.allocation import (
+    NO_SPECS,
     Attachment,
     Claim,
-    ClaimDevice,
     ClaimRef,
     ClaimState,
+    Hold,
     NetnsId,
     Owner,
     PodRef,
+    Spec,
     Undo,
 )
 from agent.model.device import CharDevice, Gpu, LinkLayer, Netdev, PciDevice, RdmaDevice, RdmaPort, Snapshot
@@ -179,15 +181,97 @@ def attach(books: Ledger, device: str = VF, who: Owner | None = None, **more: An
     return books.begin_attach(who, device=device, **{**plain, **more})
 
 
-def claimed_vf(device: str = VF, **more: Any) -> ClaimDevice:
+def granted(
+    resource_name: str, units: Mapping[str, str | Sequence[str]], specs: Mapping[str, Spec] = NO_SPECS
+) -> list[Hold]:
+    """Say that kubelet was given units (unit ID → device, or all NICs of a rail)."""
+    return [
+        Hold(key, resource_name, (its,) if its and isinstance(its, str) else tuple(its), spec=specs.get(key))
+        for key, its in units.items()
+    ]
+
+
+def unit_hold(
+    key: str,
+    resource_name: str,
+    device: str,
+    since: float,
+    pod: PodRef | None = None,
+    spec: Spec | None = None,
+    others: Sequence[str] = (),
+) -> Hold:
+    """Say that a pod has a unit, which may be of several devices."""
+    return Hold(key, resource_name, (device, *others) if device else (), since, pod, spec)
+
+
+def bound_slot(
+    key: str,
+    resource_name: str,
+    kind: str,
+    device: str,
+    container: str,
+    container_id: str,
+    cni_ifname: str,
+    pod: PodRef | None,
+    edits: Mapping[str, Any],
+    boot_id: str = "",
+    since: float = 0.0,
+) -> Hold:
+    """Say that a slot has a device, for a container of a sandbox."""
+    return Hold(
+        key,
+        resource_name,
+        (device,),
+        pod=pod,
+        spec=Spec(kind, edits),
+        kind=kind,
+        container=container,
+        container_id=container_id,
+        cni_ifname=cni_ifname,
+        bound_at=since,
+        boot_id=boot_id,
+    )
+
+
+def claimed(
+    request: str,
+    pool: str,
+    device_name: str,
+    resource_name: str,
+    kind: str,
+    device: str,
+    key: str,
+    share_id: str = "",
+    *,
+    edits: Mapping[str, Any] | None = None,
+    exclusive: bool = True,
+    **more: Any,
+) -> Hold:
+    """Say that a claim has a device for one of its requests."""
+    return Hold(
+        key,
+        resource_name,
+        (device,),
+        spec=Spec("claim", edits or {"env": ["NODEFABRIC_CLAIM=default/nics"]}),
+        kind=kind,
+        exclusive=exclusive,
+        request=request,
+        pool=pool,
+        device_name=device_name,
+        share_id=share_id,
+        **more,
+    )
+
+
+def claimed_vf(device: str = VF, **more: Any) -> Hold:
     """Say that a claim has a VF."""
-    return replace(ClaimDevice("nic", "node", "vf", "rdma/vf", "vf", device, f"name-{device}"), **more)
+    return replace(claimed("nic", "node", "vf", "rdma/vf", "vf", device, f"name-{device}"), **more)
 
 
 def prepare(
     books: Ledger,
     name: str = "nics",
-    *devices: ClaimDevice,
+    *devices: Hold,
     pod: PodRef = POD,
     state: ClaimState = ClaimState.PREPARED,
     **more: Any,

@@ -21,8 +21,8 @@ from agent.model.allocation import (
     Attachment,
     AttachmentState,
     Claim,
-    ClaimDevice,
     ClaimRef,
+    Hold,
     NetworkData,
     PodRef,
     network_data,
@@ -323,7 +323,7 @@ def attached(driver: str, claim: Claim, row: Attachment, snapshot: Snapshot) -> 
             yield _device(driver, device, row, snapshot)
 
 
-def _device(driver: str, device: ClaimDevice, row: Attachment, snapshot: Snapshot) -> AttachedDevice:
+def _device(driver: str, device: Hold, row: Attachment, snapshot: Snapshot) -> AttachedDevice:
     network = network_data(row.result or {}, row.ifname)
     return AttachedDevice(
         driver=driver,

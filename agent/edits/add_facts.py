@@ -80,13 +80,6 @@ class AddedEdits:
     edits: Mapping[str, Any]
     left_out: tuple[str, ...] = ()
 
-    def applied_to(self, edits: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Add them to some edits, in place of what an earlier ADD added."""
-        env = [f"{name}={value}" for name, value in _split(edits) if name not in DECIDED]
-        mounts = [mount for mount in edits.get("mounts", ()) if mount["containerPath"] not in FILES.values()]
-        said = {"env": [*env, *self.edits.get("env", ())], "mounts": [*mounts, *self.edits.get("mounts", ())]}
-        return {key: value for key, value in {**edits, **said}.items() if value}
-
 
 def added_edits(
     edits: Mapping[str, Any], nics: Sequence[Nic], socket_ifname: str = "", files: Mapping[str, str] | None = None
@@ -114,6 +107,13 @@ def added_edits(
     ]
     found = {"env": env, "mounts": mounts}
     return AddedEdits({key: value for key, value in found.items() if value}, tuple(left_out))
+
+
+def without_facts(edits: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out what an ADD has added: books of earlier versions have that among the edits of slots and claims."""
+    env = [f"{name}={value}" for name, value in _split(edits) if name not in DECIDED]
+    mounts = [mount for mount in edits.get("mounts", ()) if mount["containerPath"] not in FILES.values()]
+    return {key: value for key, value in {**edits, "env": env, "mounts": mounts}.items() if value}
 
 
 def wants_facts(edits: Mapping[str, Any]) -> bool:

@@ -45,7 +45,7 @@ from agent.edits.cdi import SPEC_FOLDERS, ContainerEdits, DeviceNode, SpecNames
 from agent.edits.compat import build_compat
 from agent.errors import UnitUnhealthy
 from agent.hardware.nvml.library import device_nodes, mig_minors
-from agent.model.allocation import NO_SPECS, UnitSpec
+from agent.model.allocation import NO_SPECS, Spec
 from agent.model.device import Gpu, MigDevice, PciDevice, RdmaDevice, Snapshot
 from agent.model.mounts import Mount
 from agent.model.unit_id import cdi_name
@@ -90,7 +90,7 @@ def build(
     units: Sequence[Unit],
     snapshot: Snapshot,
     gpu_files: GpuFiles = NO_GPU_FILES,
-    specs: Mapping[str, UnitSpec] = NO_SPECS,
+    specs: Mapping[str, Spec] = NO_SPECS,
 ) -> ContainerEdits:
     """Work out what a container gets for these units of one resource.
 
@@ -115,7 +115,7 @@ def build(
 
 
 def _edits_of_nics(
-    resource: Resource, units: Sequence[Unit], snapshot: Snapshot, specs: Mapping[str, UnitSpec]
+    resource: Resource, units: Sequence[Unit], snapshot: Snapshot, specs: Mapping[str, Spec]
 ) -> ContainerEdits:
     envs: tuple[tuple[str, str], ...] = ()
     if resource.kind in WHOLE:
@@ -209,7 +209,7 @@ def edits_by_device(
     return found
 
 
-def unit_specs(resource: Resource, units: Sequence[Unit], snapshot: Snapshot) -> Mapping[str, UnitSpec]:
+def unit_specs(resource: Resource, units: Sequence[Unit], snapshot: Snapshot) -> Mapping[str, Spec]:
     """Work out what the CDI specs say of the units that one container has of a resource: unit ID → spec.
 
     None has one whose container gets no file, or exactly what another project's plugin gives. Of a rail it tells the
@@ -232,9 +232,9 @@ def unit_specs(resource: Resource, units: Sequence[Unit], snapshot: Snapshot) ->
     return {unit_id: spec for unit_id, spec in specs.items() if spec.edits.get("deviceNodes")}
 
 
-def _spec(kind: str, beside: tuple[str, ...], unit: Unit, found: Mapping[str, Mapping[str, Any]]) -> UnitSpec:
+def _spec(kind: str, beside: tuple[str, ...], unit: Unit, found: Mapping[str, Mapping[str, Any]]) -> Spec:
     """Say the spec of a unit, by the edits of its devices, whose variables are alike."""
-    spec = UnitSpec(kind, beside, found[unit.device])
+    spec = Spec(kind, found[unit.device], beside=beside)
     for device in unit.devices if unit.further else ():
         spec = spec.with_nodes(device, found[device].get("deviceNodes", ()))
     return spec

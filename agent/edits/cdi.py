@@ -25,7 +25,6 @@ import yaml
 
 from agent.errors import Unavailable
 from agent.model.mounts import Mount
-from agent.model.unit_id import CDI_VENDOR, UnitId, cdi_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,56 +204,6 @@ Named = tuple[str, frozenset[str]]
 """A spec's kind, and the names of its devices."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SlotSpec:
-    """What the spec of a slot says."""
-
-    kind: str
-    """Of the slot's resource: vf, nic or hca."""
-    edits: Mapping[str, Any]
-    """containerEdits, as they stand there."""
-
-
-class SlotSpecs:
-    """One spec file for each bound slot. Methods block, briefly."""
-
-    def __init__(self, folder: Path = SPEC_FOLDERS[1]) -> None:
-        self.folder = folder
-        self._files = SpecFiles(folder, "slot-", "this slot")
-
-    def write(self, kind: str, slot: str, edits: Mapping[str, Any]) -> None:
-        """Write the spec of a slot, in place of an earlier one. Raises Unavailable."""
-        self._files.write(slot, _text(kind, slot, edits))
-
-    def remove(self, slot: str) -> None:
-        """Remove the spec of a slot. One that is not there is removed already. Raises Unavailable."""
-        self._files.remove(slot)
-
-    def is_written(self, kind: str, slot: str, edits: Mapping[str, Any]) -> bool:
-        """Tell whether the spec of a slot is there and says this."""
-        return self._files.says(slot, _text(kind, slot, edits))
-
-    def read(self, slot: str) -> SlotSpec | None:
-        """Read what the spec of a slot says; None if that is not to be understood."""
-        try:
-            document = json.loads(self._files.read(slot))
-            vendor, _, kind = document["kind"].partition("/")
-            found = [device["containerEdits"] for device in document["devices"] if device["name"] == slot]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("%s cannot be read: %s", self._files.path(slot), error)
-            return None
-        whole = vendor == CDI_VENDOR and kind and len(found) == 1 and isinstance(found[0], dict)
-        return SlotSpec(kind, found[0]) if whole else None
-
-    def slots(self) -> frozenset[str]:
-        """List the slots that have a spec of ours. What a killed process has half written is removed."""
-        return frozenset(name for name in self._files.names() if UnitId.parse(name).is_slot)
-
-
-def _text(kind: str, slot: str, edits: Mapping[str, Any]) -> str:
-    return text_of(cdi_kind(kind), [(slot, edits)])
 
 
 @dataclass

@@ -1,10 +1,7 @@
-"""The CDI specs of DRA claims: a file for each claim, with a device for each of its results.
+"""What lies beside the CDI spec of a DRA claim (`agent.edits.specs`): a copy of its rows, and files for containers.
 
-A container gets the devices of the requests that it names, and one that is named twice does what it does once: device
-files and mounts have their places, and a variable its value.
-
-Beside each spec stands a copy of the claim's rows. Both are gone after a reboot, when kubelet has its claims prepared
-anew. Within one boot it does not, so should the books be lost, the copy is what they are made of again.
+Spec and copy are gone after a reboot, when kubelet has its claims prepared anew. Within one boot it does not, so should
+the books be lost, the copy is what they are made of again.
 
 Files that describe the devices of a claim to containers (KEP-5304), one for each request, lie beside the spec, with
 another suffix so that no runtime takes them for specs. A container gets the file bound into it, and keeps the one that
@@ -17,15 +14,17 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agent.edits.cdi import SPEC_FOLDERS, SpecFiles, text_of
+from agent.edits.cdi import SpecFiles
+from agent.edits.specs import CLAIM, KIND_OF_CLAIMS, Specs
 from agent.errors import Unavailable
-from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
-from agent.model.unit_id import cdi_kind, cdi_name
+from agent.ledger import Ledger
+from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef, Spec
+from agent.model.unit_id import cdi_name
 
 API_VERSION = "metadata.resource.k8s.io/v1alpha1"
 IN_CONTAINERS = "/var/run/kubernetes.io/dra-device-attributes"
@@ -33,7 +32,7 @@ IN_CONTAINERS = "/var/run/kubernetes.io/dra-device-attributes"
 SUFFIX = ".metadata"
 
 _NUMBERING = threading.Lock()
-"""Held from reading a file until the next one is in its place: each has a number of its own."""
+"""Held from reading a file, or the books, until the next one is in its place: the last has seen the newest."""
 
 
 class MetadataFiles:
@@ -119,66 +118,63 @@ def requests_with_files(claim: Claim) -> frozenset[str]:
     )
 
 
-KIND = "claim"
-_START = f"{KIND}-"
 _WHOSE = "a pod of this claim"
-
-_CHANGING = threading.Lock()
-"""Held from a look into the books until a claim's spec says so: the last of several who write has seen the newest."""
 
 log = logging.getLogger(__name__)
 
 
 class ClaimSpecs:
-    """One spec file for each claim, `nodefabric-claim-<uid>.json`. Methods block, briefly."""
+    """What of each claim is on disk, `nodefabric-claim-<uid>.*`. Methods block, briefly."""
 
-    def __init__(self, folder: Path = SPEC_FOLDERS[1]) -> None:
-        self._files = SpecFiles(folder, _START, _WHOSE)
-        self._copies = SpecFiles(folder, _START, _WHOSE, ".claim", mode=0o600)
-        self.metadata = MetadataFiles(folder, _START)
+    def __init__(self, ledger: Ledger, specs: Specs, folder: Path) -> None:
+        self._ledger = ledger
+        self._specs = specs
+        self._copies = SpecFiles(folder, CLAIM, _WHOSE, ".claim", mode=0o600)
+        self.metadata = MetadataFiles(folder, CLAIM)
         """What tells containers of their devices, for claims that are to have it."""
 
-    def write(self, claim: Claim) -> None:
-        """Write the spec of a claim, in place of an earlier one; none if no device has a name. Raises Unavailable."""
-        name, text = _name(claim.ref.uid), _text(claim)
-        self._copies.write(name, json.dumps(asdict(claim)))
-        if text is None:
-            self._files.remove(name)
-        else:
-            self._files.write(name, text)
+    def rewrite(self) -> Sequence[str]:
+        """Have the copies of all claims say what the books do. No container waits for one. Raises Unavailable."""
+        for claim in self._ledger.claims():
+            self._write_copy(claim.ref.uid)
+        return ()
 
-    def renew(self, known: Callable[[], Claim | None]) -> bool:
-        """Have the spec of a claim say what the books do, and tell whether it did not. Raises Unavailable.
-
-        `known` looks into them at the moment of writing; None if nothing is to be written any more. Of a claim that is
-        being unprepared nothing is.
-        """
-        with _CHANGING:
-            claim = known()
-            if claim is None or claim.state is ClaimState.UNPREPARING or self.is_written(claim):
-                return False
-            self.write(claim)
-            return True
+    def write(self, uid: str) -> None:
+        """Have copy and spec of a claim say what the books do. Raises Unavailable."""
+        self._write_copy(uid)
+        self._specs.sync([_name(uid)])
 
     def remove(self, uid: str) -> None:
         """Remove the spec of a claim, and its files. What is not there is removed already. Raises Unavailable."""
-        with _CHANGING:
-            self._files.remove(_name(uid))
-            self.metadata.remove(uid)
+        with _NUMBERING:
             self._copies.remove(_name(uid))
+        self._specs.remove(_name(uid))
+        self.metadata.remove(uid)
 
-    def is_written(self, claim: Claim) -> bool:
-        """Tell whether the spec of a claim is there and says what the claim does."""
-        text = _text(claim)
-        return self._files.says(_name(claim.ref.uid), text) if text is not None else True
+    def is_written(self, uid: str) -> bool:
+        """Tell whether the spec of a claim says what the books do."""
+        return self._specs.is_written(_name(uid))
 
     def uids(self) -> frozenset[str]:
         """List the claims that have a spec or file of ours. What a killed process has half written is removed."""
-        specs = frozenset(name.removeprefix(_START) for name in self._files.names() | self._copies.names())
-        return specs | self.metadata.uids()
+        names = self._specs.names(CLAIM) | self._copies.names()
+        return frozenset(name.removeprefix(CLAIM) for name in names) | self.metadata.uids()
+
+    def _write_copy(self, uid: str) -> None:
+        """Write the copy of a claim unless it says what the books do. Raises Unavailable.
+
+        None is written where the spec is to stay as it is, either: the copy that comes last would outlive the claim.
+        """
+        with _NUMBERING:
+            claim = self._ledger.claim(uid)
+            if claim is None or claim.state is ClaimState.UNPREPARING or claim.boot_id != self._ledger.boot_id:
+                return
+            text = json.dumps(asdict(replace(claim, state=ClaimState.PREPARING, since=0.0)))
+            if not self._copies.says(_name(uid), text):
+                self._copies.write(_name(uid), text)
 
     def copies(self) -> tuple[Claim, ...]:
-        """Read the claims as they were when their specs were written, in the state in which they were then."""
+        """Read the claims as the books had them last, *preparing*."""
         found = (self._copy(name) for name in sorted(self._copies.names()))
         return tuple(claim for claim in found if claim is not None)
 
@@ -192,26 +188,27 @@ class ClaimSpecs:
 
 def qualified(name: str) -> str:
     """Name a claim's device as kubelet and the runtime do: nodefabric.io/claim=<name>."""
-    return cdi_name(KIND, name)
+    return cdi_name(KIND_OF_CLAIMS, name)
 
 
 def _of_document(document: Mapping[str, Any]) -> Claim:
     parts = {
         "ref": ClaimRef(**document["ref"]),
         "state": ClaimState(document["state"]),
-        "devices": tuple(ClaimDevice(**device) for device in document["devices"]),
+        "devices": tuple(_hold(each) for each in document["devices"]),
         "pods": tuple(PodRef(**pod) for pod in document["pods"]),
     }
     return Claim(**{**document, **parts})
 
 
+def _hold(document: Mapping[str, Any]) -> Hold:
+    spec = document["spec"]
+    parts = {
+        "devices": tuple(document["devices"]),
+        "spec": Spec(**{**spec, "beside": tuple(spec["beside"])}) if spec is not None else None,
+    }
+    return Hold(**{**document, **parts})
+
+
 def _name(uid: str) -> str:
-    return f"{_START}{uid}"
-
-
-def _text(claim: Claim) -> str | None:
-    """Spell the spec of a claim; None for one that needs none."""
-    # A runtime refuses a whole spec for one device without edits (CDI's SPEC.md), and its name is told all the same.
-    default = {"env": [f"NODEFABRIC_CLAIM={claim.ref}"]}
-    devices = [(found.cdi_name, found.edits or default) for found in claim.devices if found.cdi_name]
-    return text_of(cdi_kind(KIND), devices) if devices else None
+    return f"{CLAIM}{uid}"

@@ -1,170 +1,101 @@
-"""The CDI specs of granted units: what kubelet keeps of an Allocate answer are their names, and these stay true.
+"""What the CDI specs of granted units are to say: what the hardware is now.
 
 kubelet replays an answer for every later start of a container, also after a reboot, or when a driver was loaded anew
-and the numbers of device files are others. So an answer names CDI devices of ours. What such a name means is written
-when the unit is granted, and anew whenever that changes. A unit whose device is gone has no spec: the runtime then
-creates no container, which is better than one with another's device.
-
-The grant's row says what the spec does, and comes first.
+and the numbers of device files are others. So an answer names CDI devices of ours, and what such a name means is worked
+out anew whenever the hardware changes.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 from agent.config import Resource
 from agent.edits.build import unit_specs
-from agent.edits.cdi import SpecFiles, text_of
+from agent.edits.specs import UNIT, Specs, file_of
 from agent.errors import UnitUnhealthy
 from agent.kubelet.checkpoint import Entry, answer_of
 from agent.ledger import Ledger
-from agent.model.allocation import NO_SPECS, Devices, Grant, UnitSpec
+from agent.model.allocation import NO_SPECS, Hold, Spec
 from agent.model.device import PciDevice, Snapshot
 from agent.model.health import HEALTHY
-from agent.model.unit_id import UnitId, cdi_kind
 from agent.offer.offer import Offer, Unit
 from agent.offer.offers import differs_in_pods_only
 from agent.state import Latest
 
-_START = "unit-"
 REBOUND_MODES = ("infiniband",)
 
 
 class UnitSpecs:
-    """One spec file for each granted unit that has a spec, `nodefabric-unit-<ID>.json`.
+    """Keeps the specs of units true. Methods block, briefly, and may be called on many threads at once."""
 
-    Methods block, briefly, and may be called on many threads at once.
-    """
-
-    def __init__(self, ledger: Ledger, folder: Path, settled: Latest[bool]) -> None:
-        """`settled` says whether the grants have agreed with kubelet's word since the start: the books may be new."""
+    def __init__(self, ledger: Ledger, specs: Specs, settled: Latest[bool]) -> None:
+        """`settled` says whether the holds have agreed with kubelet's word since the start: the books may be new."""
         self._ledger = ledger
-        self._files = SpecFiles(folder, _START, "this unit")
+        self._specs = specs
         self._settled = settled
-        self._guard = threading.Lock()
-        """Held while rows and files change together."""
-        self._there: set[str] = set()
-        """Units that were seen to have a spec, or given one."""
         self._gone_by: tuple[Snapshot, Sequence[Resource]] | None = None
         """What specs were compared with last."""
         self._compared: dict[str, tuple[tuple[str, ...], float]] = {}
         """Unit that was → the devices and time of its grant."""
 
-    def grant(self, resource_name: str, units: Mapping[str, Devices], specs: Mapping[str, UnitSpec] = NO_SPECS) -> None:
-        """Record a grant (unit ID → devices), then write the specs of its units.
-
-        Raises LedgerError, and Unavailable if a spec cannot be written: the grant is on record then.
-        """
-        with self._guard:
-            self._ledger.grant(resource_name, units, specs)
-            self._write_all(specs)
-
-    def add_facts(self, told: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put containerEdits beside those of granted units' devices, in place of what was told before.
-
-        `told` maps unit IDs to them, as CDI has them (env, mounts …); what the device's own edits say may stand among
-        them. It stays until the unit is granted anew, or its device has other files. A unit without a spec is passed
-        over: its container gets what kubelet was answered. Raises LedgerError, and Unavailable if a spec cannot be
-        written.
-        """
-        with self._guard:
-            specs = {g.unit_id: g.spec for g in self._ledger.grants() if g.unit_id in told and g.spec is not None}
-            self._say({i: replace(spec, told=_beside(told[i], spec.edits)) for i, spec in specs.items()})
-
-    def say(self, specs: Mapping[str, UnitSpec]) -> None:
-        """Put specs of granted units into their rows, then into the files. Raises LedgerError, and Unavailable."""
-        with self._guard:
-            self._say(specs)
-
     def adopt(self, entries: Sequence[Entry], offer: Offer, resources: Sequence[Resource]) -> None:
-        """Give grants that came back into lost books their specs again. Raises LedgerError, and Unavailable.
+        """Give units that came back into lost books their specs again. Raises LedgerError, and Unavailable.
 
         `entries` are kubelet's, of containers that were answered CDI names of ours. Slots are passed over: what they
-        are bound to stands in another file (`agent.edits.cdi`), and with two of one name the runtime finds neither.
+        were bound to stands in their own files.
         """
         by_name = {resource.name: resource for resource in resources}
-        with self._guard:
-            grants = [g for g in self._ledger.grants() if g.spec is None]
-            bare = {g.unit_id: g.devices for g in grants if not UnitId.parse(g.unit_id).is_slot}
+
+        def decide() -> Mapping[str, Spec]:
+            bare = {hold.key: hold.devices for hold in self._ledger.holds() if hold.spec is None and not hold.is_slot}
+            news: dict[str, Spec] = {}
             for entry in entries:
                 mine = {i: bare[i] for i in entry.unit_ids if i in bare}
                 if mine and entry.resource_name in by_name:
                     found = _of_container(by_name[entry.resource_name], sorted(entry.unit_ids), mine, offer)
-                    self._say({i: found[i] for i in mine if i in found})
+                    news |= {i: found[i] for i in mine if i in found}
+            return news
+
+        self._specs.change(decide)
 
     def renew(self, offer: Offer, resources: Sequence[Resource]) -> Sequence[str]:
-        """Have rows and specs say what the hardware of an offer is; list the units of which they said something else.
+        """Have books and specs say what the hardware of an offer is; list the units of which they said something else.
 
         Looks only at what has changed since the last offer; an older one than that is passed over.
         Raises LedgerError, and Unavailable if a spec cannot be written or removed.
         """
         by_name = {resource.name: resource for resource in resources}
-        with self._guard:
+
+        def decide() -> Mapping[str, Spec]:
             if not self._goes_by(offer.snapshot, resources):
-                return ()
-            grants = {g.unit_id: g for g in self._ledger.grants() if g.spec is not None}
-            worked_out: dict[tuple[str, ...], Mapping[str, UnitSpec]] = {}
+                return NO_SPECS
+            holds = {hold.key: hold for hold in self._ledger.holds() if hold.spec is not None and not hold.is_slot}
+            worked_out: dict[tuple[str, ...], Mapping[str, Spec]] = {}
             news = {}
-            for unit_id, grant in grants.items():
-                if self._compared.get(unit_id) == (grant.devices, grant.granted_at):
+            for key, hold in holds.items():
+                if self._compared.get(key) == (hold.devices, hold.since):
                     continue
-                now = self._now(grant, grants, by_name.get(grant.resource_name), offer, worked_out)
-                if now != grant.spec:
-                    news[unit_id] = now
-            self._say(news)
-            self._compared = {i: (grant.devices, grant.granted_at) for i, grant in grants.items()}
-        return tuple(news)
+                now = self._now(hold, holds, by_name.get(hold.resource_name), offer, worked_out)
+                if now != hold.spec:
+                    news[key] = now
+            # Those that are said anew are looked at once more: the books may refuse them.
+            self._compared = {key: (hold.devices, hold.since) for key, hold in holds.items() if key not in news}
+            return news
 
-    def rewrite(self) -> Sequence[str]:
-        """Have the files say what the rows do: also those whose rows say nothing, and which a killed process has left.
-
-        Lists the units of which they said something else. Raises Unavailable, LedgerError.
-        """
-        if not (wrong := self._wrong()):
-            return []
-        with self._guard:  # one that is just being granted has its row first
-            wrong = self._wrong(wrong)
-            self._write_all(wrong)
-        return list(wrong)
-
-    def _wrong(self, of: Collection[str] | None = None) -> Mapping[str, UnitSpec]:
-        """Find the granted units of which files say something else, or are missing; among these, or all.
-
-        All takes long on a full node. So nobody who wants a grant waits for that while there is nothing to do.
-        """
-        said = {
-            g.unit_id: g.spec for g in self._ledger.grants() if g.spec is not None and (of is None or g.unit_id in of)
-        }
-        return {unit_id: spec for unit_id, spec in said.items() if not self._is_written(unit_id, spec)}
-
-    def look(self) -> None:
-        """See which units have a spec. What a killed process has half written is removed."""
-        with self._guard:
-            self._there = {name.removeprefix(_START) for name in self._files.names()}
+        return self._specs.change(decide)
 
     def tidy(self) -> Sequence[str]:
-        """Remove the specs of units that are granted no more; list these units. Raises Unavailable and LedgerError."""
+        """Remove the specs of units that are granted no more; list them. Raises Unavailable and LedgerError."""
         if not self._settled.value:
             return ()
-        with self._guard:
-            over = sorted(self._there - {grant.unit_id for grant in self._ledger.grants()}) if self._there else []
-            for unit_id in over:
-                self._files.remove(_file(unit_id))
-                self._there.discard(unit_id)
+        with self._specs.guard:  # one that is granted anew meanwhile would lose its new spec
+            over = sorted(self._specs.names(UNIT) - {file_of(hold) for hold in self._ledger.holds()})
+            for name in over:
+                self._specs.remove(name)
         return over
 
     # -------------------------------------------------------------------------------------------------- one spec
-
-    def _say(self, specs: Mapping[str, UnitSpec]) -> None:
-        """Put specs into the rows, then into the files. The caller holds the guard."""
-        if specs:
-            self._ledger.set_specs(specs)
-        self._write_all(specs)
 
     def _goes_by(self, snapshot: Snapshot, resources: Sequence[Resource]) -> bool:
         """Take a snapshot for the newest, unless it is older than that. What it may change is looked at anew."""
@@ -178,47 +109,31 @@ class UnitSpecs:
         self._compared.clear()
         return True
 
-    def _write_all(self, specs: Mapping[str, UnitSpec]) -> None:
-        """Have the files say this. First those go that say nothing: they may name another's device by now."""
-        for unit_id in (unit_id for unit_id, spec in specs.items() if not spec.edits):
-            self._files.remove(_file(unit_id))
-            self._there.discard(unit_id)
-        for unit_id, spec in specs.items():
-            if spec.edits:
-                self._there.add(unit_id)
-                self._files.write(_file(unit_id), _text(unit_id, spec))
-
-    def _is_written(self, unit_id: str, spec: UnitSpec) -> bool:
-        """Whether a spec is there and says this, or is not where there is nothing to say."""
-        if not spec.edits:
-            return not self._files.is_there(_file(unit_id))
-        return self._files.says(_file(unit_id), partial(_text, unit_id, spec), spec)
-
     def _now(
         self,
-        grant: Grant,
-        grants: Mapping[str, Grant],
+        hold: Hold,
+        holds: Mapping[str, Hold],
         resource: Resource | None,
         offer: Offer,
-        worked_out: dict[tuple[str, ...], Mapping[str, UnitSpec]],
-    ) -> UnitSpec:
+        worked_out: dict[tuple[str, ...], Mapping[str, Spec]],
+    ) -> Spec:
         """Tell what a unit's spec is to say now. `worked_out` is what was found of the same container's other units."""
-        spec = grant.spec
+        spec = hold.spec
         assert spec is not None
         if resource is None or resource.kind != spec.kind or resource.compat is not None:
             # Nobody knows any more what its container is to get, but what it must not.
             paths = (node.get("hostPath", node["path"]) for node in spec.edits.get("deviceNodes", ()))
-            is_wrong = stranger(paths, grant.devices, owners(offer.snapshot)) is not None
-            return replace(spec, edits={}, told={}, nodes={}) if is_wrong else spec
-        came = [device for device in grant.devices if self._has_come_by_add(device)]
-        if grant.devices and len(came) == len(grant.devices):
+            is_wrong = stranger(paths, hold.devices, owners(offer.snapshot)) is not None
+            return replace(spec, edits={}, added={}, nodes={}) if is_wrong else spec
+        came = [device for device in hold.devices if self._has_come_by_add(device)]
+        if hold.devices and len(came) == len(hold.devices):
             return spec
         if spec.beside not in worked_out:
-            devices = {i: grants[i].devices for i in spec.beside if i in grants}
+            devices = {i: holds[i].devices for i in spec.beside if i in holds}
             worked_out[spec.beside] = _of_container(resource, spec.beside, devices, offer)
-        found = worked_out[spec.beside].get(grant.unit_id)
+        found = worked_out[spec.beside].get(hold.key)
         if found is None:
-            return replace(spec, edits={}, told={}, nodes={})
+            return replace(spec, edits={}, added={}, nodes={})
         for device in came:
             found = found.with_nodes(device, spec.nodes.get(device, ()))
         return spec if (found.edits, found.nodes) == (spec.edits, spec.nodes) else found
@@ -233,7 +148,7 @@ class UnitSpecs:
 
 def _of_container(
     resource: Resource, unit_ids: Sequence[str], devices: Mapping[str, tuple[str, ...]], offer: Offer
-) -> Mapping[str, UnitSpec]:
+) -> Mapping[str, Spec]:
     """Work out the specs of the units that one container has, as far as their devices are there.
 
     `devices` are those that the books know of them.
@@ -273,20 +188,6 @@ def _unit(resource: Resource, unit_id: str, devices: tuple[str, ...], offer: Off
         for pci in found
     )
     return replace(first, further=tuple(further))
-
-
-def _beside(told: Mapping[str, Any], edits: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out of what is told what the device's own edits say."""
-    left = {key: [each for each in listed if each not in edits.get(key, ())] for key, listed in told.items()}
-    return {key: listed for key, listed in left.items() if listed}
-
-
-def _file(unit_id: str) -> str:
-    return f"{_START}{unit_id}"
-
-
-def _text(unit_id: str, spec: UnitSpec) -> str:
-    return text_of(cdi_kind(spec.kind), [(unit_id, spec.whole)])
 
 
 Owners = Mapping[str, frozenset[str]]

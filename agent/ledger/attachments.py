@@ -13,16 +13,16 @@ from typing import Any
 from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import rows
 from agent.ledger.database import Mirror
-from agent.ledger.grants import ClaimsHeld
+from agent.ledger.holds import HoldBook
 from agent.model.allocation import Attachment, AttachmentState, ClaimState, Owner, PodRef, Undo
 
 
-class AttachmentBook(ClaimsHeld):
+class AttachmentBook(HoldBook):
     """Which device is in which pod, and what undoes that."""
 
     def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
         super().__init__(path, boot_id, clock)
-        self._attachments: Mirror[int, Attachment] = Mirror(attrgetter("attachment_id"))
+        self._attachments: Mirror[int, Attachment] = Mirror(attrgetter("attachment_id"), lambda row: (row.device,))
         self._ids = itertools.count(1)
 
     def watch_attachments(self, watcher: Callable[[Attachment | None, Attachment | None], None]) -> None:
@@ -150,13 +150,13 @@ class AttachmentBook(ClaimsHeld):
         return found[0] if found else None
 
     def _refuse_unprepared(self, claim_uid: str) -> None:
-        claim = self._claimed.by_uid.get(claim_uid)
+        claim = self._claims.get(claim_uid)
         if claim_uid and (claim is None or claim.state is not ClaimState.PREPARED):
             what = f"claim {claim.ref} is {claim.state}" if claim is not None else f"claim {claim_uid} is gone"
             raise DeviceBusy(f"{what}, so nothing of it comes into a pod now")
 
     def _refuse_others_claim(self, device: str, pod: PodRef) -> None:
-        claim = self._claimed.alone.get(device)
+        claim = self.claim_on(device)
         if claim is not None and not claim.is_for(pod):
             raise DeviceBusy(f"{device} is prepared for claim {claim.ref}, which is not of pod {pod}")
 

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from agent.errors import LedgerDamaged, LedgerError, LedgerInUse
 from agent.ledger import rows, schema
-from agent.model.allocation import Attachment, Binding, Claim, Grant, OwedLease, Quarantine
+from agent.model.allocation import Attachment, Claim, Hold, OwedLease, Quarantine
 from agent.model.printable import one_line
 from agent.model.vf_identity import Rail
 from agent.state import Latest
@@ -335,26 +335,14 @@ class _Translated:
             raise LedgerError(f"{self._path}: {error}: free space or repair the disk; nothing was changed") from error
 
 
-class OfDevice(Protocol):
-    """What a mirror holds: something about a device."""
-
-    @property
-    def device(self) -> str:
-        """Its address."""
-
-
-def _its_device(value: OfDevice) -> tuple[str, ...]:
-    return (value.device,)
-
-
 K = TypeVar("K")
-V = TypeVar("V", bound=OfDevice)
+V = TypeVar("V")
 
 
 class Mirror(Generic[K, V]):
     """Values by key and by device, for any thread."""
 
-    def __init__(self, key: Callable[[V], K], devices: Callable[[V], Iterable[str]] = _its_device) -> None:
+    def __init__(self, key: Callable[[V], K], devices: Callable[[V], Iterable[str]]) -> None:
         """`devices` lists those that a value is about."""
         self._key = key
         self._devices = devices
@@ -423,12 +411,11 @@ READ_SECONDS = 5.0
 class Books:
     """All that the ledger held at one moment."""
 
-    grants: tuple[Grant, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    """By units and slots; those that were bound in an earlier boot are so still."""
     attachments: tuple[Attachment, ...] = ()
     quarantines: tuple[Quarantine, ...] = ()
     owed_leases: tuple[OwedLease, ...] = ()
-    bindings: tuple[Binding, ...] = ()
-    """Those of an earlier boot too."""
     claims: tuple[Claim, ...] = ()
 
 
@@ -440,16 +427,13 @@ def read_books(path: Path) -> Books:
     if not path.exists():
         return Books()
     with _copied(path) as copy:
+        holds, claims = rows.holds_and_claims(copy.execute)
         return Books(
-            tuple(map(rows.grant, copy.execute("SELECT * FROM grants ORDER BY granted_at, unit_id"))),
+            holds,
             tuple(map(rows.attachment, copy.execute("SELECT * FROM attachments ORDER BY attachment_id"))),
             tuple(map(rows.quarantine, copy.execute("SELECT * FROM quarantine ORDER BY device"))),
             tuple(map(rows.owed_lease, copy.execute("SELECT * FROM owed_leases ORDER BY lease_id"))),
-            tuple(map(rows.binding, copy.execute("SELECT * FROM bindings ORDER BY unit_id"))),
-            rows.claims(
-                copy.execute("SELECT * FROM claims ORDER BY namespace, name, claim_uid"),
-                copy.execute("SELECT * FROM claim_devices ORDER BY rowid"),
-            ),
+            claims,
         )
 
 

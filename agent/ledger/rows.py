@@ -5,31 +5,29 @@ A column is called as its field. What says more than one column can is in severa
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent.errors import LedgerError
 from agent.model.allocation import (
     Attachment,
     AttachmentState,
-    Binding,
     Claim,
-    ClaimDevice,
     ClaimRef,
     ClaimState,
-    Grant,
+    Hold,
     NetnsId,
     OwedLease,
     Owner,
     PodRef,
     Quarantine,
+    Spec,
     Undo,
-    UnitSpec,
 )
 from agent.model.vf_identity import KnownDevice, Rail
 
@@ -46,17 +44,17 @@ T = TypeVar("T", bound="DataclassInstance")
 
 def _value(kind: type[T], row: sqlite3.Row, **made: object) -> T:
     """Make a value of a row. `made` are the fields that are not in a column of their name as they are."""
-    return kind(**{field.name: row[field.name] for field in fields(kind) if field.name not in made}, **made)
+    return kind(**{name: row[name] for name in _names(kind) if name not in made}, **made)
 
 
 def _columns(value: DataclassInstance, *apart: str) -> dict[str, Any]:
     """Say a value as columns: each field, but for those that stand `apart`."""
-    return cells(value, *_names(type(value), apart))
+    return cells(value, *(name for name in _names(type(value)) if name not in apart))
 
 
-@functools.cache
-def _names(kind: type[DataclassInstance], apart: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if field.name not in apart)
+@cache
+def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def cells(value: DataclassInstance, *names: str) -> dict[str, Any]:
@@ -67,9 +65,7 @@ def cells(value: DataclassInstance, *names: str) -> dict[str, Any]:
 def _cell(value: object) -> object:
     if value is None or isinstance(value, str | int | float):  # most of them, and quickly seen
         return value
-    if isinstance(value, Mapping):
-        return json.dumps(dict(value))
-    return json.dumps(value) if isinstance(value, tuple) else value
+    return json.dumps(dict(value) if isinstance(value, Mapping) else value)
 
 
 def _pod(row: sqlite3.Row) -> PodRef:
@@ -80,24 +76,48 @@ def _pod_columns(pod: PodRef | None) -> dict[str, Any]:
     return {f"pod_{name}": getattr(pod, name, None) for name in ("namespace", "name", "uid")}
 
 
-def grant(row: sqlite3.Row) -> Grant:
-    """Read a row of `grants`."""
-    pod = _pod(row) if row["pod_name"] is not None else None
-    said = json.loads(row["spec"]) if row["spec"] is not None else None
-    spec = UnitSpec(**{**said, "beside": tuple(said["beside"])}) if said is not None else None
-    return _value(Grant, row, pod=pod, spec=spec, others=tuple(json.loads(row["others"])))
+def holds_and_claims(read: Callable[[str], Iterable[sqlite3.Row]]) -> tuple[tuple[Hold, ...], tuple[Claim, ...]]:
+    """Read what units and slots there are, oldest first, and claims with theirs. `read` asks the file."""
+    devices: dict[str, list[str]] = {}
+    for row in read("SELECT * FROM hold_devices ORDER BY key, position"):
+        devices.setdefault(row["key"], []).append(row["device"])
+    found = [_hold(row, devices.get(row["key"], ())) for row in read("SELECT * FROM holds ORDER BY since, rowid")]
+    of_claims: dict[str, list[Hold]] = {}
+    for hold in found:
+        of_claims.setdefault(hold.claim_uid, []).append(hold)
+    claims = [
+        _claim(row, of_claims.get(row["claim_uid"], ()))
+        for row in read("SELECT * FROM claims ORDER BY namespace, name, claim_uid")
+    ]
+    return tuple(of_claims.get("", ())), tuple(claims)
 
 
-def grant_columns(grant: Grant) -> dict[str, Any]:
-    """Say a grant as a row of `grants`."""
-    return {**_columns(grant, "pod", "spec"), **_pod_columns(grant.pod), "spec": _spec_column(grant.spec)}
+def _hold(row: sqlite3.Row, devices: Iterable[str]) -> Hold:
+    spec = json.loads(row["spec"]) if row["spec"] is not None else None
+    return _value(
+        Hold,
+        row,
+        devices=tuple(devices),
+        pod=_pod(row) if row["pod_name"] is not None else None,
+        spec=Spec(**{**spec, "beside": tuple(spec["beside"])}) if spec is not None else None,
+        exclusive=bool(row["exclusive"]),
+        admin=bool(row["admin"]),
+        network=json.loads(row["network"]),
+    )
 
 
-def _spec_column(spec: UnitSpec | None) -> str | None:
-    if spec is None:
-        return None
-    said = {"kind": spec.kind, "beside": spec.beside, "edits": dict(spec.edits), "told": dict(spec.told)}
-    return json.dumps({**said, "nodes": dict(spec.nodes)})
+def hold_columns(hold: Hold) -> dict[str, Any]:
+    """Say a hold as a row of `holds`."""
+    spec = json.dumps({name: getattr(hold.spec, name) for name in _names(Spec)}) if hold.spec is not None else None
+    return {**_columns(hold, "devices", "pod", "spec"), **_pod_columns(hold.pod), "spec": spec}
+
+
+def device_columns(hold: Hold) -> list[dict[str, Any]]:
+    """Say the devices of a hold as rows of `hold_devices`."""
+    alone = hold.is_slot or (hold.exclusive and not hold.admin)
+    return [
+        {"key": hold.key, "position": i, "device": device, "exclusive": alone} for i, device in enumerate(hold.devices)
+    ]
 
 
 def attachment(row: sqlite3.Row) -> Attachment:
@@ -135,31 +155,14 @@ def attachment_columns(row: Attachment) -> dict[str, Any]:
     }
 
 
-def binding(row: sqlite3.Row) -> Binding:
-    """Read a row of `bindings`."""
-    return _value(Binding, row, pod=_pod(row), edits=json.loads(row["edits"]))
-
-
-def binding_columns(binding: Binding) -> dict[str, Any]:
-    """Say a binding as a row of `bindings`."""
-    return {**_columns(binding, "pod"), **_pod_columns(binding.pod)}
-
-
-def claims(of_claims: Iterable[sqlite3.Row], of_devices: Iterable[sqlite3.Row]) -> tuple[Claim, ...]:
-    """Read the rows of `claims`, each with its rows of `claim_devices`, in the order in which both come."""
-    devices: dict[str, list[ClaimDevice]] = {}
-    for row in of_devices:
-        devices.setdefault(row["claim_uid"], []).append(_claim_device(row))
-    return tuple(
-        _value(
-            Claim,
-            row,
-            ref=ClaimRef(row["claim_uid"], row["namespace"], row["name"]),
-            state=ClaimState(row["state"]),
-            devices=tuple(devices.get(row["claim_uid"], ())),
-            pods=tuple(PodRef(**pod) for pod in json.loads(row["pods"])),
-        )
-        for row in of_claims
+def _claim(row: sqlite3.Row, devices: Iterable[Hold]) -> Claim:
+    return _value(
+        Claim,
+        row,
+        ref=ClaimRef(row["claim_uid"], row["namespace"], row["name"]),
+        state=ClaimState(row["state"]),
+        devices=tuple(devices),
+        pods=tuple(PodRef(**pod) for pod in json.loads(row["pods"])),
     )
 
 
@@ -169,41 +172,33 @@ def claim_columns(claim: Claim) -> dict[str, Any]:
     return {**_columns(claim, "ref", "devices", "pods"), **ref, "pods": json.dumps([asdict(pod) for pod in claim.pods])}
 
 
-def _claim_device(row: sqlite3.Row) -> ClaimDevice:
-    return _value(
-        ClaimDevice,
-        row,
-        exclusive=bool(row["exclusive"]),
-        admin=bool(row["admin"]),
-        network=json.loads(row["network"]),
-        edits=json.loads(row["edits"]),
-    )
-
-
-def claim_device_columns(claim: Claim) -> list[dict[str, Any]]:
-    """Say the devices of a claim as rows of `claim_devices`."""
-    return [{"claim_uid": claim.ref.uid, **_columns(found)} for found in claim.devices]
-
-
 def insert(db: sqlite3.Connection, table: str, columns: Iterable[Mapping[str, Any]], *, replace: bool = False) -> None:
-    """Write rows as their columns; with `replace` in place of those with the same key.
+    """Write rows as their columns; with `replace` in place of those with the same key, which keep their places.
 
     All rows have the same columns. Raises sqlite3.Error, IntegrityError for one that is there already.
     """
-    found = list(columns)
-    if not found:
-        return
-    names, values = ", ".join(found[0]), ", ".join(f":{name}" for name in found[0])
-    how = "INSERT OR REPLACE" if replace else "INSERT"
-    db.executemany(f"{how} INTO {table} ({names}) VALUES ({values})", found)
+    if found := list(columns):
+        db.executemany(_insertion(table, tuple(found[0]), replace), found)
 
 
 def update(db: sqlite3.Connection, table: str, key: str, columns: Iterable[Mapping[str, Any]]) -> None:
     """Write rows that are there in place of what they said. All have the same columns. Raises sqlite3.Error."""
-    found = list(columns)
-    if found:
-        said = ", ".join(f"{name} = :{name}" for name in found[0] if name != key)
-        db.executemany(f"UPDATE {table} SET {said} WHERE {key} = :{key}", found)  # noqa: S608 -- our own names
+    if found := list(columns):
+        db.executemany(_change(table, key, tuple(found[0])), found)
+
+
+@cache
+def _insertion(table: str, names: tuple[str, ...], replace: bool) -> str:
+    values = ", ".join(f":{name}" for name in names)
+    said = ", ".join(f"{name} = excluded.{name}" for name in names)
+    instead = f" ON CONFLICT DO UPDATE SET {said}" if replace else ""
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({values}){instead}"  # noqa: S608 -- our own names
+
+
+@cache
+def _change(table: str, key: str, names: tuple[str, ...]) -> str:
+    said = ", ".join(f"{name} = :{name}" for name in names if name != key)
+    return f"UPDATE {table} SET {said} WHERE {key} = :{key}"  # noqa: S608 -- our own names
 
 
 def quarantine(row: sqlite3.Row) -> Quarantine:

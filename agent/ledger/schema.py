@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from agent.errors import LedgerError
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 STEPS: Mapping[int, str] = MappingProxyType(
     {
         1: """
@@ -122,6 +122,78 @@ STEPS: Mapping[int, str] = MappingProxyType(
         ) STRICT;
         INSERT INTO rails SELECT number, 0, device, identity, netdev, is_named, 1 FROM rails_before_planes;
         DROP TABLE rails_before_planes;
+        """,
+        # Units, slots and the results of claims become rows of one table. What a slot was bound to comes with it.
+        9: """
+        CREATE TABLE holds (
+            key            TEXT PRIMARY KEY,
+            resource_name  TEXT NOT NULL,
+            since          REAL NOT NULL,
+            pod_namespace  TEXT,
+            pod_name       TEXT,
+            pod_uid        TEXT,
+            spec           TEXT,
+            kind           TEXT NOT NULL,
+            exclusive      INTEGER NOT NULL,
+            container      TEXT NOT NULL,
+            container_id   TEXT NOT NULL,
+            cni_ifname     TEXT NOT NULL,
+            bound_at       REAL NOT NULL,
+            boot_id        TEXT NOT NULL,
+            claim_uid      TEXT NOT NULL,
+            request        TEXT NOT NULL,
+            pool           TEXT NOT NULL,
+            device_name    TEXT NOT NULL,
+            share_id       TEXT NOT NULL,
+            admin          INTEGER NOT NULL,
+            identity       TEXT NOT NULL,
+            network        TEXT NOT NULL,
+            ifname         TEXT NOT NULL,
+            shares         INTEGER NOT NULL
+        ) STRICT;
+        CREATE TABLE hold_devices (
+            key        TEXT NOT NULL,
+            position   INTEGER NOT NULL,
+            device     TEXT NOT NULL,
+            exclusive  INTEGER NOT NULL,
+            PRIMARY KEY (key, position)
+        ) STRICT;
+        CREATE UNIQUE INDEX hold_devices_exclusive ON hold_devices (device) WHERE exclusive;
+        INSERT INTO holds SELECT g.unit_id, g.resource_name, g.granted_at, g.pod_namespace, g.pod_name, g.pod_uid,
+            CASE WHEN g.spec IS NULL THEN NULL ELSE json_object('kind', json_extract(g.spec, '$.kind'),
+                'edits', json(coalesce(json_extract(g.spec, '$.edits'), '{}')),
+                'added', json(coalesce(json_extract(g.spec, '$.told'), '{}')),
+                'beside', json(coalesce(json_extract(g.spec, '$.beside'), '[]')),
+                'nodes', json(coalesce(json_extract(g.spec, '$.nodes'), '{}'))) END,
+            '', 0, '', '', '', 0, '', '', '', '', '', '', 0, '', '{}', '', 1
+            FROM grants g WHERE g.unit_id NOT IN (SELECT unit_id FROM bindings) ORDER BY g.granted_at, g.unit_id;
+        INSERT INTO hold_devices SELECT unit_id, 0, device, 0 FROM grants
+            WHERE device <> '' AND unit_id NOT IN (SELECT unit_id FROM bindings);
+        INSERT INTO hold_devices SELECT g.unit_id, o.key + 1, o.value, 0 FROM grants g, json_each(g.others) o;
+        INSERT INTO holds SELECT b.unit_id, CASE b.resource_name WHEN '' THEN coalesce(g.resource_name, '')
+                ELSE b.resource_name END, coalesce(g.granted_at, b.since),
+            iif(b.pod_name = '', NULL, b.pod_namespace), nullif(b.pod_name, ''), iif(b.pod_name = '', NULL, b.pod_uid),
+            json_object('kind', b.kind, 'edits', json(b.edits), 'added', json('{}'), 'beside', json('[]'),
+                'nodes', json('{}')),
+            b.kind, 0, b.container, b.container_id, b.cni_ifname, b.since, b.boot_id,
+            '', '', '', '', '', 0, '', '{}', '', 1
+            FROM bindings b LEFT JOIN grants g ON g.unit_id = b.unit_id ORDER BY b.since, b.unit_id;
+        INSERT INTO hold_devices SELECT unit_id, 0, device, 1 FROM bindings;
+        CREATE TEMP TABLE named AS SELECT d.*, d.rowid AS number,
+            iif(d.cdi_name = '', d.claim_uid || '-' || d.rowid, d.cdi_name) AS key,
+            iif(d.edits = '{}', json_object('env', json_array('NODEFABRIC_CLAIM=' || c.namespace || '/' || c.name)),
+                json(d.edits)) AS said
+            FROM claim_devices d JOIN claims c ON c.claim_uid = d.claim_uid;
+        INSERT INTO holds SELECT key, resource_name, 0, NULL, NULL, NULL,
+            iif(cdi_name = '', NULL, json_object('kind', 'claim', 'edits', json(said), 'added', json('{}'),
+                'beside', json('[]'), 'nodes', json('{}'))),
+            kind, exclusive, '', '', '', 0, '', claim_uid, request, pool, device_name, share_id, admin, identity,
+            network, ifname, shares FROM named ORDER BY number;
+        INSERT INTO hold_devices SELECT key, 0, device, exclusive AND NOT admin FROM named;
+        DROP TABLE named;
+        DROP TABLE grants;
+        DROP TABLE bindings;
+        DROP TABLE claim_devices;
         """,
     }
 )

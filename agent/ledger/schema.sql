@@ -1,16 +1,43 @@
 -- The ledger's tables. Times are seconds since the epoch; JSON columns hold objects.
 
-CREATE TABLE grants (
-    unit_id        TEXT PRIMARY KEY,
+-- What kubelet gave to pods: units, slots, and the results of claims. What is of one of these alone is empty elsewhere.
+CREATE TABLE holds (
+    key            TEXT PRIMARY KEY,
     resource_name  TEXT NOT NULL,
-    device         TEXT NOT NULL,
-    granted_at     REAL NOT NULL,
+    since          REAL NOT NULL,
     pod_namespace  TEXT,
     pod_name       TEXT,
     pod_uid        TEXT,
     spec           TEXT,
-    others         TEXT NOT NULL DEFAULT '[]'
+    kind           TEXT NOT NULL,
+    exclusive      INTEGER NOT NULL,
+    container      TEXT NOT NULL,
+    container_id   TEXT NOT NULL,
+    cni_ifname     TEXT NOT NULL,
+    bound_at       REAL NOT NULL,
+    boot_id        TEXT NOT NULL,
+    claim_uid      TEXT NOT NULL,
+    request        TEXT NOT NULL,
+    pool           TEXT NOT NULL,
+    device_name    TEXT NOT NULL,
+    share_id       TEXT NOT NULL,
+    admin          INTEGER NOT NULL,
+    identity       TEXT NOT NULL,
+    network        TEXT NOT NULL,
+    ifname         TEXT NOT NULL,
+    shares         INTEGER NOT NULL
 ) STRICT;
+
+CREATE TABLE hold_devices (
+    key        TEXT NOT NULL,
+    position   INTEGER NOT NULL,
+    device     TEXT NOT NULL,
+    exclusive  INTEGER NOT NULL,
+    PRIMARY KEY (key, position)
+) STRICT;
+
+-- Two slots or claims that have one device alone cannot exist, whatever the code above believes.
+CREATE UNIQUE INDEX hold_devices_exclusive ON hold_devices (device) WHERE exclusive;
 
 CREATE TABLE attachments (
     attachment_id  INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -79,23 +106,6 @@ CREATE TABLE rails (
     PRIMARY KEY (number, plane)
 ) STRICT;
 
--- Which device was chosen for a slot, and for whom. Void in another boot.
-CREATE TABLE bindings (
-    unit_id        TEXT PRIMARY KEY,
-    resource_name  TEXT NOT NULL,
-    kind           TEXT NOT NULL,
-    device         TEXT NOT NULL UNIQUE,
-    container      TEXT NOT NULL,
-    container_id   TEXT NOT NULL,
-    cni_ifname     TEXT NOT NULL,
-    pod_namespace  TEXT NOT NULL,
-    pod_name       TEXT NOT NULL,
-    pod_uid        TEXT NOT NULL,
-    edits          TEXT NOT NULL,
-    boot_id        TEXT NOT NULL,
-    since          REAL NOT NULL
-) STRICT;
-
 -- DRA claims that kubelet gave to this node, and the devices of each. Reboots leave them.
 CREATE TABLE claims (
     claim_uid  TEXT PRIMARY KEY,
@@ -107,26 +117,3 @@ CREATE TABLE claims (
     boot_id    TEXT NOT NULL,
     since      REAL NOT NULL
 ) STRICT;
-
-CREATE TABLE claim_devices (
-    claim_uid      TEXT NOT NULL,
-    request        TEXT NOT NULL,
-    pool           TEXT NOT NULL,
-    device_name    TEXT NOT NULL,
-    share_id       TEXT NOT NULL,
-    resource_name  TEXT NOT NULL,
-    kind           TEXT NOT NULL,
-    device         TEXT NOT NULL,
-    identity       TEXT NOT NULL,
-    exclusive      INTEGER NOT NULL,
-    admin          INTEGER NOT NULL,
-    network        TEXT NOT NULL,
-    ifname         TEXT NOT NULL,
-    cdi_name       TEXT NOT NULL,
-    edits          TEXT NOT NULL,
-    shares         INTEGER NOT NULL DEFAULT 1,
-    PRIMARY KEY (claim_uid, request, device_name, share_id)
-) STRICT;
-
--- Two claims that have one device alone cannot exist, whatever the code above believes.
-CREATE UNIQUE INDEX claim_devices_exclusive ON claim_devices (device) WHERE exclusive AND NOT admin;

@@ -1,6 +1,6 @@
-"""Who holds what: grants, owners, attachments, and the legal steps between their states.
+"""Who holds what: holds, claims, attachments, and the legal steps between their states.
 
-grant (kubelet Allocate) → bind (pod known) → attach (device in the pod) → detach → release.
+hold (Allocate, or a prepared claim) → pod known → attach (device in the pod) → detach → release.
 """
 
 from __future__ import annotations
@@ -12,101 +12,143 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-Devices = str | tuple[str, ...]
-"""What a unit stands for: one device, or all NICs of a rail."""
-
-
-def all_of(devices: Devices) -> tuple[str, ...]:
-    """List the devices of a unit; none for a slot that is not bound yet."""
-    return tuple(each for each in (devices if isinstance(devices, tuple) else (devices,)) if each != "")
+from agent.model.unit_id import UnitId
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """A unit that kubelet gave to some container. kubelet never says which, nor takes it back."""
-
-    unit_id: str
-    resource_name: str
-    device: str
-    """PCI address of the device behind the unit, or the GPU's UUID; empty for a slot that is not bound yet. Of a rail
-    its first NIC."""
-    granted_at: float
-    """Seconds since the epoch."""
-    pod: PodRef | None = None
-    """Known once CNI ADD or PodResources told."""
-    spec: UnitSpec | None = None
-    """What its container gets by CDI; None where the answer to kubelet named files, or there is nothing to get."""
-    others: tuple[str, ...] = ()
-    """PCI addresses of a rail's NICs but the first."""
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """All that the unit brings, but a rail's GPU: nobody else may have any of it alone."""
-        return all_of((self.device, *self.others))
-
-
-@dataclass(frozen=True, slots=True)
-class UnitSpec:
-    """What the CDI spec of a granted unit says, and what that is made of."""
+class Spec:
+    """What the CDI spec of a hold says to its container, and what that is made of."""
 
     kind: str
-    """Of the unit's resource: hca, vf, nic, accelerator or rail."""
-    beside: tuple[str, ...]
-    """The units that its container was granted with it, itself included: variables name the devices of all."""
-    edits: Mapping[str, Any]
+    """Of the CDI name: that of the unit's resource (hca, vf, nic, accelerator or rail), or `claim`."""
+    edits: Mapping[str, Any] = field(default_factory=dict)
     """containerEdits that follow from the hardware; empty while the device is gone: there is no spec then."""
-    told: Mapping[str, Any] = field(default_factory=dict)
+    added: Mapping[str, Any] = field(default_factory=dict)
     """containerEdits that follow from what became of the device in its pod's network."""
+    beside: tuple[str, ...] = ()
+    """The units that its container was granted with it, itself included: variables name the devices of all."""
     nodes: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Of a unit with several devices: PCI address → the deviceNodes among the edits that are this device's."""
 
-    def with_nodes(self, device: str, nodes: Sequence[Mapping[str, Any]]) -> UnitSpec:
+    def with_nodes(self, device: str, nodes: Sequence[Mapping[str, Any]]) -> Spec:
         """Say it with other deviceNodes of one of its devices."""
         of_each = {**self.nodes, device: list(nodes)}
         by_path = {node["path"]: node for mine in of_each.values() for node in mine}
         return replace(self, nodes=of_each, edits={**self.edits, "deviceNodes": list(by_path.values())})
 
+    def with_added(self, added: Mapping[str, Any]) -> Spec:
+        """Add containerEdits in place of those that were added before. What the device's own say is left out."""
+        left = {key: [each for each in listed if each not in self.edits.get(key, ())] for key, listed in added.items()}
+        return replace(self, added={key: listed for key, listed in left.items() if listed})
+
     @property
     def whole(self) -> Mapping[str, Any]:
-        """Both together. Of a variable that both have, what is told counts."""
-        if not self.edits or not self.told:
+        """Both together. Of a variable that both have, what was added counts."""
+        if not self.edits or not self.added:
             return self.edits
-        names = {_variable(each) for each in self.told.get("env", ())}
+        names = {_variable(each) for each in self.added.get("env", ())}
         env = [each for each in self.edits.get("env", ()) if _variable(each) not in names]
-        both = {key: [*self.edits.get(key, ()), *self.told.get(key, ())] for key in {**self.edits, **self.told}}
-        return {**both, "env": [*env, *self.told.get("env", ())]}
+        both = {key: [*self.edits.get(key, ()), *self.added.get(key, ())] for key in {**self.edits, **self.added}}
+        return {**both, "env": [*env, *self.added.get("env", ())]}
+
+
+NO_SPECS: Mapping[str, Spec] = MappingProxyType({})
 
 
 def _variable(text: str) -> str:
     return text.partition("=")[0]
 
 
-NO_SPECS: Mapping[str, UnitSpec] = MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
-class Binding:
-    """The device that was chosen for a granted slot, for as long as one sandbox of a pod lives."""
+class Hold:
+    """What kubelet gave to a pod, and the devices that stand for it: a unit, a slot, or one result of a claim.
 
-    unit_id: str
-    """The slot."""
+    A slot gets its device at ADD, for as long as one sandbox lives and within one boot.
+    """
+
+    key: str
+    """The unit's ID; of a claim the name of this result in the claim's CDI spec."""
     resource_name: str
-    kind: str
-    """Of the resource: vf or nic."""
-    device: str
-    """PCI address. No other binding has it."""
-    container: str
-    """Name of the pod's container that uses the slot."""
-    container_id: str
-    """The sandbox, as its runtime calls it."""
-    cni_ifname: str
-    """CNI_IFNAME of the call that it was bound for."""
-    pod: PodRef
-    edits: Mapping[str, Any]
-    """What the container gets: containerEdits of the slot's CDI spec."""
-    boot_id: str = ""
+    devices: tuple[str, ...] = ()
+    """PCI addresses, or a GPU's UUID. None for a slot that is not bound, several for a rail."""
     since: float = 0.0
-    """Seconds since the epoch."""
+    """Seconds since the epoch. That of a claim stands there."""
+    pod: PodRef | None = None
+    """Known once CNI ADD or PodResources told. Those of a claim stand there, too."""
+    spec: Spec | None = None
+    """What its container gets by CDI; None where the answer to kubelet named files, or there is nothing to get."""
+    kind: str = ""
+    """vf, nic or hca, of a bound slot and of a claim."""
+    exclusive: bool = False
+    """Of claims: nobody else may have the device. A slot's is no other slot's."""
+
+    # Of a slot that is bound.
+    container: str = ""
+    """Name of the pod's container that uses it."""
+    container_id: str = ""
+    """The sandbox, as its runtime calls it."""
+    cni_ifname: str = ""
+    """CNI_IFNAME of the call that it was bound for."""
+    bound_at: float = 0.0
+    boot_id: str = ""
+
+    # Of a claim.
+    claim_uid: str = ""
+    request: str = ""
+    """As kubelet knows it: without its sub-request."""
+    pool: str = ""
+    device_name: str = ""
+    """In the ResourceSlice."""
+    share_id: str = ""
+    """Where the device may be allocated several times."""
+    admin: bool = False
+    """Admin access: it is looked at, and stays where it is."""
+    identity: str = ""
+    """What finds the device again when a reboot has moved it (`agent.model.vf_identity`); empty if nothing does."""
+    network: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Keys of a network (as in the configuration's `networks`, but for the name) that the device is set up with."""
+    ifname: str = ""
+    """Name of its interface in the pod, with %d where a number is to be; empty for the next free one."""
+    shares: int = 1
+    """How many of an adapter's shares it takes up."""
+
+    @property
+    def device(self) -> str:
+        """The device, or the first of a rail's NICs; empty for a slot that is not bound."""
+        return self.devices[0] if self.devices else ""
+
+    @property
+    def edits(self) -> Mapping[str, Any]:
+        """containerEdits that follow from the hardware."""
+        return self.spec.edits if self.spec is not None else {}
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a part of a device by a claim, of which others may have parts, too."""
+        return bool(self.claim_uid) and not self.exclusive
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it is a slot that has a device."""
+        return bool(self.devices) and self.is_slot
+
+    @property
+    def is_slot(self) -> bool:
+        """Whether its device is chosen at ADD."""
+        return UnitId.parse(self.key).is_slot and not self.claim_uid
+
+    def is_bound_as(self, other: Hold) -> bool:
+        """Tell whether a slot has the same device, for the same sandbox and interface."""
+        mine, its = ((hold.container_id, hold.cni_ifname, hold.devices) for hold in (self, other))
+        return mine == its
+
+    def excludes(self, other: Hold) -> bool:
+        """Tell whether two holds cannot have one device. kubelet is believed in what it gives out twice as units."""
+        if self.admin or other.admin or (self.claim_uid and self.claim_uid == other.claim_uid):
+            return False
+        if self.claim_uid or other.claim_uid:
+            return any(hold.claim_uid and hold.exclusive for hold in (self, other))
+        return self.is_slot and other.is_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,46 +403,13 @@ class ClaimRef:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimDevice:
-    """One result of a claim's allocation, and what stands for it on this node."""
-
-    request: str
-    """As kubelet knows it: without its sub-request."""
-    pool: str
-    device_name: str
-    """In the ResourceSlice."""
-    resource_name: str
-    kind: str
-    """hca, vf or nic."""
-    device: str
-    """PCI address, in the boot of the claim's row."""
-    cdi_name: str
-    """Name of the device in the claim's CDI spec."""
-    share_id: str = ""
-    """Where the device may be allocated several times."""
-    exclusive: bool = True
-    """Nobody else may have the device."""
-    admin: bool = False
-    """Admin access: it is looked at, and stays where it is."""
-    identity: str = ""
-    """What finds the device again when a reboot has moved it (`agent.model.vf_identity`); empty if nothing does."""
-    network: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Keys of a network (as in the configuration's `networks`, but for the name) that the device is set up with."""
-    ifname: str = ""
-    """Name of its interface in the pod, with %d where a number is to be; empty for the next free one."""
-    edits: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """containerEdits, as they stand in the CDI spec."""
-    shares: int = 1
-    """How many of an adapter's shares it takes up."""
-
-
-@dataclass(frozen=True, slots=True)
 class Claim:
     """A claim that kubelet has given to us to prepare."""
 
     ref: ClaimRef
     state: ClaimState
-    devices: tuple[ClaimDevice, ...] = ()
+    devices: tuple[Hold, ...] = ()
+    """One for each result of its allocation, in their order."""
     pods: tuple[PodRef, ...] = ()
     """Those that the claim was reserved for when it was last read."""
     only_pod: str = ""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from agent.config import Resource, SharedPool
 from agent.health_history import HealthHistory
 from agent.ledger import Ledger
-from agent.model.allocation import Grant
+from agent.model.allocation import Hold
 from agent.model.device import Snapshot, is_pci_address
 from agent.model.device_health import judge_missing
 from agent.model.health import Health, Reason, unhealthy
@@ -29,7 +29,7 @@ def read(books: Ledger, *, with_names: bool, with_slots: bool) -> Reading:
 
     Raises LedgerError.
     """
-    attached, grants = books.attachments(), books.grants()
+    attached, holds = books.attachments(), books.holds()
     claimed = [found for claim in books.claims() for found in claim.devices if not found.admin]
     shares: Counter[str] = Counter()
     for found in claimed:
@@ -40,29 +40,29 @@ def read(books: Ledger, *, with_names: bool, with_slots: bool) -> Reading:
         quarantined={q.device: q.reason for q in books.quarantines()},
         whole_adapters=frozenset(a.device for a in attached if a.undo.mode == "nic"),
         host_names={a.device: a.undo.netdev for a in attached} if with_names else {},
-        holders={device: g.resource_name for g in grants for device in _devices_of(g)}
+        holders={device: hold.resource_name for hold in holds for device in _devices_of(hold)}
         | {found.device: found.resource_name for found in claimed}
         | ours,
         attached=frozenset(ours),
-        forms={d: (g.resource_name, form) for g in grants if (form := _form(g)) for d in _devices_of(g)}
+        forms={d: (hold.resource_name, form) for hold in holds if (form := _form(hold)) for d in _devices_of(hold)}
         | {found.device: (found.resource_name, _CLAIM) for found in claimed if found.exclusive},
-        granted=Counter(device for g in grants for device in _devices_of(g)),
+        granted=Counter(device for hold in holds for device in _devices_of(hold)),
         shares_claimed=shares,
-        shares_granted=frozenset(g.unit_id for g in grants if g.device in shares and UnitId.parse(g.unit_id).is_share),
-        kept={g.unit_id: g.devices for g in grants if UnitId.parse(g.unit_id).is_rail},
+        shares_granted=frozenset(h.key for h in holds if h.device in shares and UnitId.parse(h.key).is_share),
+        kept={hold.key: hold.devices for hold in holds if UnitId.parse(hold.key).is_rail},
         held=Holdings(
-            frozenset(g.unit_id for g in grants if UnitId.parse(g.unit_id).is_slot),
-            {b.unit_id: b.device for b in books.bindings()},
+            frozenset(hold.key for hold in holds if hold.is_slot),
+            {hold.key: hold.device for hold in holds if hold.is_bound},
         )
         if with_slots
         else NOTHING_HELD,
     )
 
 
-def _devices_of(grant: Grant) -> Iterator[str]:
+def _devices_of(hold: Hold) -> Iterator[str]:
     """List what a unit brings. A rail is called by its GPU, and its row names its NICs."""
-    yield from grant.devices
-    unit = UnitId.parse(grant.unit_id)
+    yield from hold.devices
+    unit = UnitId.parse(hold.key)
     if unit.is_rail:
         yield unit.device
 
@@ -103,14 +103,14 @@ def form_of(resource: Resource) -> str:
     return "slot" if resource.has_slots else "rail" if resource.kind == "rail" else "itself"
 
 
-def _form(grant: Grant) -> str:
+def _form(hold: Hold) -> str:
     """Tell as what a device was handed out; empty if it is shared, or not known yet."""
-    unit = UnitId.parse(grant.unit_id)
+    unit = UnitId.parse(hold.key)
     if unit.is_slot:
-        return "slot" if grant.device else ""
+        return "slot" if hold.device else ""
     if unit.is_rail:
         return "rail"
-    return "itself" if grant.device and not unit.is_share and unit.device == grant.device else ""
+    return "itself" if hold.device and not unit.is_share and unit.device == hold.device else ""
 
 
 NEW_SECONDS = 600.0

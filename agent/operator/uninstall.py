@@ -118,7 +118,7 @@ def uninstall(
     resource_names: set[str] = set()
     try:
         books = read_books(state / LEDGER)
-        resource_names = {grant.resource_name for grant in books.grants}
+        resource_names = {hold.resource_name for hold in books.holds}
         # A reboot has taken every device back from its pod, but kubelet still asks for its claims to be unprepared.
         held = [f"{a.device} in {a.owner.pod}" for a in books.attachments if folders.boot_id in ("", a.boot_id)]
         claims = [str(claim.ref) for claim in books.claims]

@@ -50,13 +50,11 @@ def _names(books: Books, noted: Sequence[checkpoint.Entry]) -> Iterator[str | No
     """Name the pods as `pods_file` does; None stands for one that is not known."""
     uids = {unit: entry.pod_uid for entry in noted for unit in entry.unit_ids if _is_of_adapter(unit)}
     yield from uids.values()
-    for grant in books.grants:
-        if _is_of_adapter(grant.unit_id) or any(map(is_pci_address, grant.devices)):
-            yield pods_file.name_of(grant.pod) or uids.get(grant.unit_id)
+    for hold in books.holds:
+        if _is_of_adapter(hold.key) or any(map(is_pci_address, hold.devices)):
+            yield pods_file.name_of(hold.pod, hold.container_id) or uids.get(hold.key)
     for row in books.attachments:
         yield pods_file.name_of(row.owner.pod, row.owner.container_id)
-    for binding in books.bindings:
-        yield pods_file.name_of(binding.pod, binding.container_id)
     for claim in books.claims:
         yield from pods_file.names_of_claim(claim, {})
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import ClaimConflict, Refused, Unavailable
@@ -87,7 +86,9 @@ class Claims:
                     continue
                 log.warning("claim %s was lost with the books, and is in them again", copy.ref)
                 self._outside.count("claim-adopt", "books-lost")
-            if known.state is ClaimState.PREPARING and self._specs.is_written(known):  # also what was put back half
+            if known.state is ClaimState.PREPARING and self._specs.is_written(
+                copy.ref.uid
+            ):  # also what was put back half
                 self._ledger.set_claim_state(copy.ref.uid, ClaimState.PREPARED)
         self._is_restored = True
 
@@ -105,7 +106,7 @@ class Claims:
             self._outside.count("claim-move", "renumbered")
 
     def _mend_specs(self) -> None:
-        """Have a spec for each claim that is prepared, and no other of ours.
+        """Have specs of claims that are in the books, and no other of ours.
 
         One of an earlier boot would name what may be another's now: it comes back when kubelet has the claim prepared,
         which it does before it makes a container.
@@ -114,19 +115,6 @@ class Claims:
         for uid in sorted(written - {claim.ref.uid for claim in self._ledger.claims()}):
             self._specs.remove(uid)
             self._outside.count("spec-remove", "claim-gone")
-        for _ in self.rewrite():
-            self._outside.count("spec-write", "mended")
-
-    def rewrite(self) -> Sequence[str]:
-        """Write the specs that are missing or say something else, and list their claims. Raises Unavailable."""
-        claims = self._ledger.claims()
-        return [str(claim.ref) for claim in claims if self._specs.renew(partial(self._kept, claim.ref.uid))]
-
-    def _kept(self, uid: str) -> Claim | None:
-        """Return a claim that is to have a spec as it is now; None for one that is not, or not any more."""
-        claim = self._ledger.claim(uid)
-        is_kept = claim is not None and claim.state is ClaimState.PREPARED and claim.boot_id == self._ledger.boot_id
-        return claim if is_kept else None
 
     # -------------------------------------------------------------------------------------------------- of nobody
 
@@ -210,7 +198,9 @@ def moved(claims: Iterable[Claim], snapshot: Snapshot) -> tuple[Claim, ...]:
     there = [
         replace(
             claim,
-            devices=tuple(replace(device, device=now.get(device.identity, device.device)) for device in claim.devices),
+            devices=tuple(
+                replace(hold, devices=tuple(now.get(hold.identity, d) for d in hold.devices)) for hold in claim.devices
+            ),
         )
         for claim in before
     ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from agent.errors import AgentError, ClaimConflict
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
-from agent.model.allocation import Devices, Grant, PodRef, all_of
+from agent.model.allocation import Hold, PodRef
 from agent.model.unit_id import UnitId
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
@@ -94,9 +94,9 @@ class EndedPods:
 
     def looked(self) -> None:
         """Take note that kubelet was asked. Who holds nothing, or was asked about often enough, is forgotten."""
-        grants, now = self._ledger.grants(), self._uptime()
-        holders = {(grant.pod.namespace, grant.pod.name) for grant in grants if grant.pod is not None}
-        any_unknown = any(grant.pod is None for grant in grants)
+        holds, now = self._ledger.holds(), self._uptime()
+        holders = {hold.pod.names for hold in holds if hold.pod is not None}
+        any_unknown = any(hold.pod is None for hold in holds)
         with self._guard:
             for pod, waiting in tuple(self._waiting.items()):
                 if waiting.due > now:
@@ -117,7 +117,7 @@ class TakeOver:
     """A pod has a unit that is not in the books."""
 
     held: HeldUnit
-    devices: Devices
+    devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,12 @@ class Move:
     """The unit stands for a device that has another address now."""
 
     unit_id: str
-    devices: Devices
+    devices: tuple[str, ...]
     reason: str
 
 
+Offered = Mapping[str, tuple[str, ...]]
+"""Unit ID → devices."""
 Action = TakeOver | Bind | Release | Move
 Moved = Mapping[str, str] | None
 """Where the VFs of the last boot are now: old address → new; None until worked out."""
@@ -186,11 +188,11 @@ class Grants:
             if offered is not None:
                 self._settled.set(True)
 
-    def _settle(self, view: View, held_units: Sequence[HeldUnit], offered: Mapping[str, Devices] | None) -> None:
+    def _settle(self, view: View, held_units: Sequence[HeldUnit], offered: Offered | None) -> None:
         self._date_again()
-        grants = self._ledger.grants()
+        holds = self._ledger.holds()
         for action in decide(
-            grants,
+            holds,
             held_units,
             offered=offered,
             attached={row.device for row in self._ledger.attachments()},
@@ -198,7 +200,7 @@ class Grants:
             asked_at=view.asked_at,
             unclaimed_before=view.asked_at - UNCLAIMED_SECONDS,
             ended=self._ended.pods(),
-            noted=self._outside.noted_units() if any(_is_nameless(g) for g in grants) else (),
+            noted=self._outside.noted_units() if any(map(_is_nameless, holds)) else (),
         ):
             self._carry_out(action, view.asked_at)
 
@@ -208,18 +210,16 @@ class Grants:
         Until that time kubelet's word on it would be taken for older than the grant.
         """
         latest = self._outside.now() + UNCLAIMED_SECONDS
-        for grant in self._ledger.grants():
-            if grant.granted_at > latest:
-                log.warning("the clock was set back since %s was granted", grant.unit_id)
-                self._ledger.grant(grant.resource_name, {grant.unit_id: grant.devices})
-                if grant.pod is not None:
-                    self._ledger.bind([grant.unit_id], grant.pod)
+        for hold in self._ledger.holds():
+            if hold.since > latest:
+                log.warning("the clock was set back since %s was granted", hold.key)
+                self._ledger.date_again(hold.key)
 
     def _carry_out(self, action: Action, asked_at: float) -> None:
         match action:
             case TakeOver(held, devices):
                 try:
-                    self._ledger.grant(held.resource_name, {held.unit_id: devices})
+                    self._ledger.grant([Hold(held.unit_id, held.resource_name, devices)])
                 except ClaimConflict as error:
                     log.error("kubelet counts %s to pod %s, and %s", held.unit_id, held.pod, error)
                     return
@@ -234,16 +234,16 @@ class Grants:
                 self._ledger.release([unit_id], granted_before=asked_at)
                 self._outside.count("grant-release", "unclaimed")
             case Move(unit_id, devices, reason):
-                log.warning("unit %s stands for %s now: %s", unit_id, ", ".join(all_of(devices)), reason)
-                self._ledger.move_grants({unit_id: devices})
+                log.warning("unit %s stands for %s now: %s", unit_id, ", ".join(devices), reason)
+                self._ledger.move({unit_id: devices})
                 self._outside.count("grant-move", reason)
 
 
 def decide(
-    grants: Sequence[Grant],
+    holds: Sequence[Hold],
     held_units: Sequence[HeldUnit],
     *,
-    offered: Mapping[str, Devices] | None,
+    offered: Offered | None,
     attached: Collection[str],
     moved: Mapping[str, str],
     asked_at: float,
@@ -251,81 +251,82 @@ def decide(
     ended: Sequence[Ended] = (),
     noted: Collection[str] = (),
 ) -> tuple[Action, ...]:
-    """Compare the grants with kubelet's word, which is the authority on who holds a unit.
+    """Compare units and slots with kubelet's word, which is the authority on who holds a unit.
 
     `offered` maps unit IDs to devices, None before the first offer; `attached` are devices in pods, whose
-    grants stay whatever kubelet has forgotten: one that has restarted while the API server is away knows
+    holds stay whatever kubelet has forgotten: one that has restarted while the API server is away knows
     no pods, though they run. `moved` maps addresses of the last boot to where those VFs are now. Kubelet was asked
     at `asked_at`: of what was granted since it has said nothing. What it does not count to a pod any more is free if
     the grant is old, or known to be that of a pod that has `ended`: of a new one kubelet may tell late. Of init
-    containers it never tells: what they alone have stays, with its CDI spec, while its checkpoint has it (`noted`).
+    containers it never tells: what they alone have stays, with its CDI spec, while its checkpoint has it (`noted`). A
+    slot that is bound is its sandbox's, whatever kubelet says, until that is over.
     """
-    granted = {grant.unit_id: grant for grant in grants}
+    granted = {hold.key: hold for hold in holds}
     actions: list[Action] = []
     for held in held_units:
-        grant = granted.get(held.unit_id)
-        if grant is not None and grant.granted_at >= asked_at:
+        hold = granted.get(held.unit_id)
+        if hold is not None and (hold.since >= asked_at or hold.is_bound):
             continue
-        if grant is None and offered is not None and held.unit_id in offered:
-            actions.append(TakeOver(held, offered[held.unit_id]))
-        elif grant is not None and (grant.pod is None or _differs(grant.pod, held.pod)):
+        if hold is None and offered is not None and held.unit_id in offered:
+            actions.append(TakeOver(held, () if UnitId.parse(held.unit_id).is_slot else offered[held.unit_id]))
+        elif hold is not None and (hold.pod is None or hold.pod.names != held.pod.names):
             actions.append(Bind(held))
     claimed = {held.unit_id for held in held_units}
     gone = {
-        grant.unit_id
-        for grant in grants
-        if grant.unit_id not in claimed
-        and not any(device in attached for device in grant.devices)
-        and not (_is_nameless(grant) and grant.unit_id in noted)
-        and (grant.granted_at < unclaimed_before or any(_is_of(grant, one, asked_at) for one in ended))
+        hold.key
+        for hold in holds
+        if hold.key not in claimed
+        and not hold.is_bound
+        and not any(device in attached for device in hold.devices)
+        and not (_is_nameless(hold) and hold.key in noted)
+        and (hold.since < unclaimed_before or any(_is_of(hold, one, asked_at) for one in ended))
     }
     actions += [Release(unit) for unit in sorted(gone)]
     if offered is not None:
-        kept = [g for g in grants if g.unit_id not in gone and not any(device in attached for device in g.devices)]
+        kept = [h for h in holds if h.key not in gone and not any(device in attached for device in h.devices)]
         actions += _moves(kept, held_units, offered, moved)
     return tuple(actions)
 
 
-def _is_nameless(grant: Grant) -> bool:
+def _is_nameless(hold: Hold) -> bool:
     """Tell whether nobody has said which pod has a unit whose container needs its CDI spec for each start."""
-    return grant.pod is None and grant.spec is not None
+    return hold.pod is None and hold.spec is not None
 
 
 def _moves(
-    grants: Sequence[Grant], held_units: Sequence[HeldUnit], offered: Mapping[str, Devices], moved: Mapping[str, str]
+    holds: Sequence[Hold],
+    held_units: Sequence[HeldUnit],
+    offered: Offered,
+    moved: Mapping[str, str],
 ) -> list[Move]:
-    """List the grants whose device is elsewhere.
+    """List the units whose device is elsewhere. A slot's is chosen for its pod, and void in another boot.
 
     A unit that is offered is what kubelet takes it for, whatever was there in the last boot: the container
     was told this address. One that is not offered any more, since its address is gone, follows its VF to
     where that is now, unless somebody else was given that.
     """
     moves = []
-    known = {*(c.unit_id for c in held_units), *(g.unit_id for g in grants)} & offered.keys()
-    taken = {device for unit_id in known for device in all_of(offered[unit_id])}
-    for grant in grants:
-        if grant.unit_id in offered:
-            # A slot's device is chosen for its pod; an offer only repeats it, a moment later.
-            if all_of(offered[grant.unit_id]) != grant.devices and not UnitId.parse(grant.unit_id).is_slot:
-                moves.append(Move(grant.unit_id, offered[grant.unit_id], "offered-elsewhere"))
+    known = {*(c.unit_id for c in held_units), *(hold.key for hold in holds)} & offered.keys()
+    taken = {device for key in known for device in offered[key]}
+    for hold in holds:
+        if hold.is_slot:
             continue
-        targets = tuple(moved.get(device, device) for device in grant.devices)
-        if targets != grant.devices and taken.isdisjoint(moved[device] for device in grant.devices if device in moved):
+        if hold.key in offered:
+            if offered[hold.key] != hold.devices:
+                moves.append(Move(hold.key, offered[hold.key], "offered-elsewhere"))
+            continue
+        targets = tuple(moved.get(device, device) for device in hold.devices)
+        if targets != hold.devices and taken.isdisjoint(moved[device] for device in hold.devices if device in moved):
             taken.update(targets)
-            moves.append(Move(grant.unit_id, targets, "renumbered"))
+            moves.append(Move(hold.key, targets, "renumbered"))
     return moves
 
 
-def _is_of(grant: Grant, ended: Ended, asked_at: float) -> bool:
-    """Tell whether a grant was a pod's that ended before kubelet was asked. Its name may be another pod's by now."""
-    if grant.pod is None or _differs(grant.pod, ended.pod) or not grant.granted_at < ended.at <= asked_at:
+def _is_of(hold: Hold, ended: Ended, asked_at: float) -> bool:
+    """Tell whether a unit was a pod's that ended before kubelet was asked. Its name may be another pod's by now."""
+    if hold.pod is None or hold.pod.names != ended.pod.names or not hold.since < ended.at <= asked_at:
         return False
-    return "" in (grant.pod.uid, ended.pod.uid) or grant.pod.uid == ended.pod.uid
-
-
-def _differs(known: PodRef, claimed: PodRef) -> bool:
-    """PodResources knows no UID, so only names can be compared."""
-    return (known.namespace, known.name) != (claimed.namespace, claimed.name)
+    return "" in (hold.pod.uid, ended.pod.uid) or hold.pod.uid == ended.pod.uid
 
 
 OWNER_PAUSES = (0.1, 0.3, 1.0)
@@ -371,7 +372,7 @@ class Owners:
         """Name the pods that hold granted units. What else there is to settle is left to the reconciler."""
         units: dict[PodRef, list[str]] = {}
         for action in decide(
-            self._ledger.grants(),
+            self._ledger.holds(),
             held_units,
             offered=None,
             attached=(),

@@ -61,24 +61,17 @@ class Units:
         self._by_cdi.set(config.cdi_names and resolves and not drops)
         if entries is not None:
             self._compare(entries, offer, view)
-        self._specs.look()
         by_name = [entry for entry, answer in answers.items() if answer is not None and answer.names_ours]
         self._specs.adopt(by_name, offer, config.resources)
         for _ in self._specs.renew(offer, config.resources):
             self._outside.count("spec-write", "renumbered")
-        for _ in self._specs.rewrite():
-            self._outside.count("spec-write", "mended")
         for _ in self._specs.tidy():
             self._outside.count("spec-remove", "grant-gone")
-
-    def rewrite(self) -> Sequence[str]:
-        """Write the specs that are missing or say something else, and list their units. Raises AgentError."""
-        return self._specs.rewrite()
 
     def _compare(self, entries: Sequence[Entry], offer: Offer, view: View) -> None:
         """Withhold the units of containers that would get another's device."""
         names = {resource.name for resource in self._config.value.resources}
-        granted = {grant.unit_id: grant.devices for grant in self._ledger.grants()}
+        granted = {hold.key: hold.devices for hold in self._ledger.holds()}
         found = misled([e for e in entries if not self._is_over(e, granted, view)], granted, names, offer)
         units = frozenset((one.entry.resource_name, unit_id) for one in found for unit_id in one.entry.unit_ids)
         sentences = [_sentence(one, self._pod(one.entry, view)) for one in found]
@@ -102,7 +95,11 @@ class Units:
 
     def _drops_names(self, answers: Mapping[Entry, Answer | None]) -> bool:
         """Tell whether kubelet has kept an answer of ours without the CDI names that were all of it (before 1.29)."""
-        by_name = {g.unit_id for g in self._ledger.grants() if g.spec is not None and g.pod is not None}
+        by_name = {
+            hold.key
+            for hold in self._ledger.holds()
+            if hold.spec is not None and hold.pod is not None and not hold.is_slot
+        }
         return any(answer == Answer() and not by_name.isdisjoint(entry.unit_ids) for entry, answer in answers.items())
 
 

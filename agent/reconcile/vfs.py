@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from agent.errors import AgentError
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef, Quarantine, all_of
+from agent.model.allocation import PodRef, Quarantine
 from agent.model.device import PciDevice, Snapshot, is_pci_address
 from agent.model.vf_identity import KnownDevice, identities, is_strange, may_be_strange, moved, usual_name
 from agent.reconcile.grants import Moved
@@ -101,17 +101,14 @@ class Vfs:
         if not missing or not self._rows.retries.is_due(SEARCH):
             return
         self._replaced.adopt()  # a replaced plugin that still has its name knows more of them than the search finds out
-        units, bindings = self._outside.devices_of_units() or {}, self._ledger.bindings()
-        held_units = [
-            (held, d) for held in view.held_units or () for d in all_of(units.get(held.unit_id, held.unit_id))
-        ]
-        pods: dict[str, PodRef] = {d: grant.pod for grant in self._ledger.grants() if grant.pod for d in grant.devices}
-        pods |= {device: held.pod for held, device in held_units}
-        pods |= {b.device: b.pod for b in bindings if b.pod.name}
+        units, holds = self._outside.devices_of_units() or {}, self._ledger.holds()
+        held_units = [(held, d) for held in view.held_units or () for d in units.get(held.unit_id, (held.unit_id,))]
+        pods: dict[str, PodRef] = {device: held.pod for held, device in held_units}
+        pods |= {device: hold.pod for hold in holds if hold.pod is not None for device in hold.devices}
         live = [s for s in view.sandboxes or () if s.ready]
         containers = {(s.pod.namespace, s.pod.name): s.sandbox_id for s in live}
         resources = {device: held.resource_name for held, device in held_units}
-        resources |= {b.device: b.resource_name for b in bindings}
+        resources |= {slot.device: slot.resource_name for slot in self._ledger.bound_slots()}
         for claim in self._ledger.claims():
             alone = [device for device in claim.devices if device.exclusive and not device.admin]
             pods |= {device.device: claim.pods[0] for device in alone if len(claim.pods) == 1}

@@ -10,7 +10,7 @@ from typing import Protocol
 from agent.kubelet.cri import ContainerRuntime, Sandbox
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, Devices
+from agent.model.allocation import Attachment
 from agent.model.health import Reason
 from agent.offer.offer import Offer
 from agent.report.report import Report
@@ -61,7 +61,7 @@ class Outside:
         """Return the newest offer; before the first one, what it would say."""
         return self._held.offer()
 
-    def devices_of_units(self) -> Mapping[str, Devices] | None:
+    def devices_of_units(self) -> Mapping[str, tuple[str, ...]] | None:
         """Map the IDs of the offered units to their devices; None before the first offer."""
         offer = self._offer.value
         if not offer.snapshot.generation:

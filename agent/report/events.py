@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimRef, ClaimState, Grant
+from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimRef, ClaimState, Hold
 from agent.offer.offer import Units, health_changes
 
 MOST_EVENTS = 200
@@ -76,8 +76,10 @@ class Events:
 
     # ------------------------------------------------------ what others tell
 
-    def grant_changed(self, before: Grant | None, after: Grant | None) -> None:
-        """Note what became of a grant; None where there is none."""
+    def hold_changed(self, before: Hold | None, after: Hold | None) -> None:
+        """Note what became of a unit or slot; None where there is none."""
+        if (hold := after or before) is None or hold.claim_uid:
+            return  # a claim is told of as a whole
         if after is None:
             if before is not None:
                 whose = f" of {before.pod}" if before.pod is not None else ""
@@ -85,7 +87,7 @@ class Events:
         elif after.pod is not None:
             if before is None or before.pod != after.pod or before.devices != after.devices:
                 self.note("grant", _unit(after), f"{after.resource_name} to {after.pod}")
-        elif before is None or before.granted_at != after.granted_at:
+        elif before is None or before.since != after.since:
             self.note("grant", _unit(after), f"{after.resource_name} to kubelet")
 
     def attachment_changed(self, before: Attachment | None, after: Attachment | None) -> None:
@@ -145,8 +147,8 @@ def _first(devices: Sequence[str]) -> str:
     return f"{devices[0]} and {others} more" if others else devices[0]
 
 
-def _unit(grant: Grant) -> str:
-    return ", ".join(grant.devices) or grant.unit_id
+def _unit(hold: Hold) -> str:
+    return ", ".join(hold.devices) or hold.key
 
 
 def _is_same(last: Event, event: Event) -> bool:

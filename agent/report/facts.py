@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.model.allocation import Attachment, Claim, Grant, OwedLease, Quarantine
+from agent.model.allocation import Attachment, Claim, Hold, OwedLease, Quarantine
 from agent.model.device import Snapshot
 from agent.model.vf_identity import RailKey
 from agent.offer.offer import Unit
@@ -38,7 +38,7 @@ class Facts:
     snapshot: Snapshot
     units: Mapping[str, Sequence[Unit]] = field(default_factory=dict)
     """Resource name → its units, also for a resource that has none."""
-    grants: tuple[Grant, ...] = ()
+    holds: tuple[Hold, ...] = ()
     attachments: tuple[Attachment, ...] = ()
     quarantines: tuple[Quarantine, ...] = ()
     scan_milliseconds: float = 0.0
@@ -63,4 +63,4 @@ class Facts:
         claimed = {(found.resource_name, found.device) for claim in self.claims for found in claim.devices}
         offered = (unit for units in self.units.values() for unit in units) if claimed else ()
         by_claim = {unit.unit_id: unit.device for unit in offered if (unit.resource_name, unit.device) in claimed}
-        return by_claim | {grant.unit_id: grant.device for grant in self.grants}
+        return by_claim | {hold.key: hold.device for hold in self.holds}

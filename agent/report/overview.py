@@ -58,7 +58,7 @@ class Overview:
     def follow(self, ledger: Ledger) -> None:
         """Hear of each change in the books."""
         ledger.subscribe(self._changed)
-        ledger.watch_grants(self._noting(self.events.grant_changed))
+        ledger.watch_holds(self._noting(self.events.hold_changed))
         ledger.watch_attachments(self._noting(self.events.attachment_changed))
         ledger.watch_claims(self._noting(self.events.claim_changed))
 
@@ -138,7 +138,7 @@ class NodeFacts:
         return Facts(
             self.snapshot.value,
             offer.offered,
-            ledger.grants(),
+            ledger.holds(),
             ledger.attachments(),
             ledger.quarantines(),
             self._inventory.scan_seconds * 1000,
@@ -169,6 +169,6 @@ class NodeFacts:
         ledger = self._ledger.value
         held: frozenset[str] = frozenset()
         if ledger is not None:
-            granted = (device for grant in ledger.grants() for device in grant.devices)
+            granted = (device for hold in ledger.holds() for device in hold.devices)
             held = frozenset((*granted, *(row.device for row in ledger.attachments())))
         return host.counters(self.snapshot.value, held)

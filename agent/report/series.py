@@ -146,14 +146,14 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
 def _allocations(facts: Facts) -> Iterator[tuple[str, ...]]:
     """List which pod has which unit, whether a resource still offers it or not, and which device without one."""
     offered = {unit.unit_id: unit for units in facts.units.values() for unit in units}
-    for grant in facts.grants:
-        if (pod := grant.pod) is not None:
-            unit = offered.get(grant.unit_id)
-            numa_node = unit.numa_node if unit is not None else _numa_node(facts.snapshot, grant.device)
-            where = pod.namespace, pod.name, facts.containers.get(grant.unit_id, "")
-            for device in grant.devices or ("",):
-                yield (*where, grant.resource_name, grant.unit_id, device, str(numa_node))
-    granted = {device for grant in facts.grants for device in grant.devices}
+    for hold in facts.holds:
+        if (pod := hold.pod) is not None:
+            unit = offered.get(hold.key)
+            numa_node = unit.numa_node if unit is not None else _numa_node(facts.snapshot, hold.device)
+            where = pod.namespace, pod.name, facts.containers.get(hold.key, "")
+            for device in hold.devices or ("",):
+                yield (*where, hold.resource_name, hold.key, device, str(numa_node))
+    granted = {device for hold in facts.holds for device in hold.devices}
     for named, resource, device in dict.fromkeys(_without_units(facts)):
         if is_pci_address(device) and device not in granted:
             numa_node = _numa_node(facts.snapshot, device)
@@ -185,8 +185,8 @@ def _pod_devices(facts: Facts) -> Metric:
         labels=("pciAddr", "dev_type", "pod", "namespace", "container"),
     )
     found = [
-        (device, g.resource_name, g.pod.name, g.pod.namespace, facts.containers.get(g.unit_id, ""))
-        for g in facts.grants
+        (device, g.resource_name, g.pod.name, g.pod.namespace, facts.containers.get(g.key, ""))
+        for g in facts.holds
         for device in g.devices
         if g.pod is not None and is_pci_address(device)
     ]

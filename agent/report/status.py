@@ -28,9 +28,8 @@ from agent.model.allocation import (
     Attachment,
     AttachmentState,
     Claim,
-    ClaimDevice,
     ClaimState,
-    Grant,
+    Hold,
     OwedLease,
     Quarantine,
 )
@@ -99,9 +98,7 @@ def build(
         "offers": _offers(facts.units, kinds, granted),
         "notOffered": [each.document() for each in left_out],
         "slots": _slots(facts.units, granted),
-        "grants": [
-            _grant(grant, facts.containers.get(grant.unit_id), rails.get(grant.unit_id, "")) for grant in facts.grants
-        ],
+        "grants": [_hold(hold, facts.containers.get(hold.key), rails.get(hold.key, "")) for hold in facts.holds],
         "attachments": [_attachment(row) for row in facts.attachments],
         **claims_part(facts.driver, facts.claims, facts.attachments),
         **_held_back(facts.quarantines, facts.owed_leases),
@@ -127,7 +124,7 @@ def without_agent(found: Books, *, node: str, version: str, problem: str) -> dic
         "offers": [],
         "notOffered": [],
         "slots": [],
-        "grants": [_grant(grant) for grant in found.grants],
+        "grants": [_hold(hold) for hold in found.holds],
         "attachments": [_attachment(row) for row in found.attachments],
         **claims_part(None, found.claims, found.attachments),
         **_held_back(found.quarantines, found.owed_leases),
@@ -224,15 +221,15 @@ def _held_back(quarantines: Sequence[Quarantine], owed_leases: Sequence[OwedLeas
     }
 
 
-def _grant(grant: Grant, container: str | None = None, gpu: str = "") -> dict[str, Any]:
+def _hold(hold: Hold, container: str | None = None, gpu: str = "") -> dict[str, Any]:
     return {
-        "unit": grant.unit_id,
-        "resource": grant.resource_name,
-        "device": grant.device,
-        "pod": str(grant.pod) if grant.pod else None,
+        "unit": hold.key,
+        "resource": hold.resource_name,
+        "device": hold.device,
+        "pod": str(hold.pod) if hold.pod else None,
         "container": container,
-        "since": grant.granted_at,
-        **({"devices": list(grant.devices)} if grant.others else {}),
+        "since": hold.since,
+        **({"devices": list(hold.devices)} if len(hold.devices) > 1 else {}),
         **({"gpu": gpu} if gpu else {}),
     }
 
@@ -385,7 +382,7 @@ def claims_part(
     return found
 
 
-def state_of(claim: Claim, device: ClaimDevice, rows: Iterable[Attachment]) -> str:
+def state_of(claim: Claim, device: Hold, rows: Iterable[Attachment]) -> str:
     """Name the state of a claim's device: that of its move if it is in a pod or on its way, else the claim's."""
     states = {row.state for row in rows if not device.admin and row.parent == device.device}
     if states and claim.state is not ClaimState.UNPREPARING:
@@ -405,7 +402,7 @@ def _claim(claim: Claim, rows: Sequence[Attachment]) -> dict[str, Any]:
     }
 
 
-def _device(claim: Claim, device: ClaimDevice, rows: Sequence[Attachment]) -> dict[str, Any]:
+def _device(claim: Claim, device: Hold, rows: Sequence[Attachment]) -> dict[str, Any]:
     return {
         "request": device.request,
         "name": device.device_name,

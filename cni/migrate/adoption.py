@@ -178,7 +178,7 @@ class Adopter:
                 Owner(record.container_id, record.ifname, record.pod, netns),
                 record.ifname,
                 record.device,
-                self._node.ledger.granted_resource(record.device) or "",
+                self._node.ledger.resource_held(record.device) or "",
                 AttachmentState.ATTACHED,
                 undo,
                 BEFORE if is_past else self._node.ledger.boot_id,

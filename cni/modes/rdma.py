@@ -166,13 +166,6 @@ def _at(node: Mapping[str, Any], new: Mapping[str, str]) -> Mapping[str, Any]:
     return {**node, "path": path, **({"hostPath": path} if "hostPath" in node else {})}
 
 
-def node_of_edits(edits: Mapping[str, Any]) -> str | None:
-    """Name the verbs node of the host that a slot's CDI spec promises; None if it is not one."""
-    files = (str(each.get("hostPath") or each.get("path", "")) for each in edits.get("deviceNodes", ()))
-    found = [file for file in files if file.startswith("/dev/infiniband/uverbs")]
-    return found[0] if len(found) == 1 else None
-
-
 def node(host: Host, device: RdmaLink, netns: int | None = None) -> str | None:
     """Name the device's verbs node, None if it has none (ib_uverbs is not loaded)."""
     try:

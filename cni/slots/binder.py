@@ -1,7 +1,7 @@
 """Binds slots: asks kubelet what a pod has, chooses devices, and writes books and CDI specs.
 
-A binding belongs to one sandbox. The next one of the pod, or the next pod that kubelet gives the slot to, makes
-another in its place; so a DEL that comes late, or once more, finds nothing that is its own.
+A slot is bound for one sandbox. The next one of the pod, or the next pod that kubelet gives the slot to, binds it anew;
+so a DEL that comes late, or once more, finds nothing that is its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent.kubelet import checkpoint
 from agent.kubelet.checkpoint import Held
 from agent.kubelet.podresources import PodDevices
 from agent.ledger import Ledger
-from agent.model.allocation import Binding, PodRef
+from agent.model.allocation import Hold, PodRef, Spec
 from agent.model.device import Snapshot
 from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer, Unit
@@ -144,16 +144,16 @@ class Binder(Slots):
 
     # ------------------------------------------------------------------ binding
 
-    def _bound_before(self, call: Call) -> tuple[Binding, ...]:
+    def _bound_before(self, call: Call) -> tuple[Hold, ...]:
         """List what an earlier call for this sandbox has bound; the slot that this call is about becomes its own."""
-        own = [b for b in self._of(call) if b.unit_id == call.conf.device and not b.cni_ifname]
+        own = [slot for slot in self._of(call) if slot.key == call.conf.device and not slot.cni_ifname]
         if own:
             with self._bound.guard:
-                self._ledger.bind_slots([replace(b, cni_ifname=call.ifname) for b in own])
+                self._ledger.bind_slots([replace(slot, cni_ifname=call.ifname) for slot in own])
         return self._of(call)
 
-    def _of(self, call: Call) -> tuple[Binding, ...]:
-        return tuple(b for b in self._ledger.bindings() if b.container_id == call.container_id)
+    def _of(self, call: Call) -> tuple[Hold, ...]:
+        return self._ledger.bound_slots(call.container_id)
 
     def _containers(self, pod: PodRef, late: Collection[str]) -> tuple[Held, ...]:
         """Ask what a pod's containers have. kubelet is not asked where books and checkpoint tell of no slots."""
@@ -161,7 +161,7 @@ class Binder(Slots):
             return ()
         # The grant of what only an init container has may have ended: nobody tells the reconciler whose it is.
         noted = checkpoint.containers_of(self._config.value.kubelet_dir, pod.uid) if pod.uid else ()
-        is_granted = any(UnitId.parse(grant.unit_id).is_slot for grant in self._ledger.grants())
+        is_granted = any(hold.is_slot for hold in self._ledger.holds())
         if not is_granted and not _slots_of(noted) and (not late or self._grants.is_settled):
             return ()
         found = self._grants.pod_devices(pod)
@@ -171,13 +171,14 @@ class Binder(Slots):
     def _init_containers(self, pod: PodRef, known: Sequence[Held], noted: Sequence[Held]) -> tuple[Held, ...]:
         """List the containers that PodResources does not tell of, if they have slots that nobody has else."""
         names = {held.container for held in known}
-        others = {b.unit_id for b in self._ledger.bindings() if b.pod.uid not in ("", pod.uid)}
+        bound = self._ledger.bound_slots()
+        others = {slot.key for slot in bound if slot.pod is not None and slot.pod.uid not in ("", pod.uid)}
         had = _slots_of(known) | others
         return tuple(held for held in noted if held.container not in names and _slots_of([held]) - had)
 
     def _bind(
         self, call: Call, asked: Sequence[Wish], containers: Sequence[Held], wanted: Callable[[], bool]
-    ) -> tuple[Binding, ...]:
+    ) -> tuple[Hold, ...]:
         deadline = time.monotonic() + self._busy_seconds
         while True:
             with self._bound.guard:
@@ -223,23 +224,17 @@ class Binder(Slots):
 
     def _free(self, pool: Sequence[Unit], slots: Collection[str]) -> list[Unit]:
         """List the healthy devices that nobody has. What these slots were bound to before does not count as had."""
-        bound = {b.device for b in self._ledger.bindings() if b.unit_id not in slots}
         return [
             unit
             for unit in pool
             if unit.health.healthy
-            and unit.device not in bound
             and self._ledger.attachment_on(unit.device) is None
-            and not self._granted_early(unit.device)
-            and self._ledger.claim_on(unit.device) is None
+            and all(hold.key in slots or hold.is_share for hold in self._ledger.holds_on(unit.device))
         ]
 
-    def _granted_early(self, device: str) -> bool:
-        """Return whether a pod has the device under its own name, from before its resource was bound late."""
-        return any(not UnitId.parse(grant.unit_id).is_slot for grant in self._ledger.grants_on(device))
-
     def _load(self, distances: Distances) -> Mapping[str, int]:
-        devices = {row.device for row in self._ledger.attachments()} | {b.device for b in self._ledger.bindings()}
+        attached = (row.device for row in self._ledger.attachments())
+        devices = {*attached, *(slot.device for slot in self._ledger.bound_slots())}
         return Counter(distances.port(device) for device in devices)
 
     def _shortage(self, name: str, count: int, free: Sequence[Unit], pool: Sequence[Unit]) -> str:
@@ -253,26 +248,26 @@ class Binder(Slots):
     def _write(self, call: Call, given: Sequence[Given], late: Mapping[str, Resource]) -> None:
         """Write books and specs, in this order."""
         made = [
-            Binding(
-                unit_id=each.slot,
-                resource_name=each.wish.resource_name,
+            Hold(
+                each.slot,
+                each.wish.resource_name,
+                (each.device,),
+                pod=call.pod,
+                spec=Spec(late[each.wish.resource_name].kind, each.edits),
                 kind=late[each.wish.resource_name].kind,
-                device=each.device,
                 container=each.wish.container,
                 container_id=call.container_id,
                 # What a call of Multus's is not about gets its name from the call that is.
                 cni_ifname=call.ifname if call.conf.device in (None, each.slot) else "",
-                pod=call.pod,
-                edits=each.edits,
             )
             for each in given
         ]
         self._bound.bind(made)
 
 
-def _granted(bound: Binding, network: Network | None) -> GrantedDevice:
-    files_only = bound.kind == "hca" and network is None
-    return GrantedDevice(bound.device, bound.resource_name, network, bound.unit_id, files_only=files_only)
+def _granted(slot: Hold, network: Network | None) -> GrantedDevice:
+    files_only = slot.kind == "hca" and network is None
+    return GrantedDevice(slot.device, slot.resource_name, network, slot.key, files_only=files_only)
 
 
 def _late_of(resources: Sequence[Resource]) -> Mapping[str, Resource]:

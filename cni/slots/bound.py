@@ -1,33 +1,32 @@
-"""Bindings and their CDI specs, kept together: made, let go, healed, and rebuilt where the books have lost them.
+"""What slots are bound to, in books and CDI specs: made, let go, healed, and rebuilt where the books have lost it.
 
 Lost ones are rebuilt from what specs, kubelet and runtime say. A spec names the devices of a container, and kubelet who
 has the slot: PodResources app containers, its checkpoint (by pod UID) init containers, too. A slot's own device is the
 one whose files its spec names; one without files (a VF that is only an interface) is any of its container's: these are
 let go together.
 
-The books come first: a binding without its spec is completed by the reconciler, and a spec without a binding is one
-that the books have lost, or nobody's. In between the runtime knows no such device, and creates no container.
+The books come first: a bound slot without its spec is completed by the reconciler, and a spec without one is what the
+books have lost, or nobody's. In between the runtime knows no such device, and creates no container.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 from agent.config import Config
-from agent.edits.cdi import SlotSpec, SlotSpecs
+from agent.edits.specs import Specs
 from agent.edits.unit_specs import files_of
 from agent.errors import Unavailable
 from agent.kubelet import checkpoint
 from agent.kubelet.checkpoint import Entry
 from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, Binding, PodRef
+from agent.model.allocation import Attachment, Hold, PodRef, Spec
 from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
 from agent.model.unit_id import UnitId
 from agent.reconcile.view import Outside, View
@@ -37,14 +36,13 @@ SANDBOX_SECONDS = 240.0
 """How long a runtime may take from the ADD until it lists the sandbox: kubelet gives it as long to make one (twice its
 runtimeRequestTimeout). containerd lists a sandbox when all of it stands."""
 PCIDEVICE = "PCIDEVICE_"
-NOBODY = PodRef("", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
     """Who has a slot. Empty where that cannot be told now."""
 
-    pod: PodRef = NOBODY
+    pod: PodRef | None = None
     container: str = ""
     resource_name: str = ""
     sandbox: str = ""
@@ -74,7 +72,7 @@ def slot_holders(slots: Collection[str], view: View, noted: Sequence[Entry] | No
                 found[slot] = Holder()
             continue
         if view.sandboxes is None:
-            found[slot] = Holder(pod if pod.name else NOBODY, container, resource_name)
+            found[slot] = Holder(pod if pod.name else None, container, resource_name)
         elif mine:
             sandbox = _running_first(mine)
             found[slot] = Holder(sandbox.pod, container, resource_name, sandbox.sandbox_id)
@@ -82,7 +80,7 @@ def slot_holders(slots: Collection[str], view: View, noted: Sequence[Entry] | No
 
 
 def slot_devices(
-    specs: Mapping[str, SlotSpec], snapshot: Snapshot, taken: Collection[str], attached: Collection[str]
+    specs: Mapping[str, Spec], snapshot: Snapshot, taken: Collection[str], attached: Collection[str]
 ) -> Mapping[str, str]:
     """Find the device of each slot: slot → PCI address. A slot is missing if nothing is left for it.
 
@@ -109,22 +107,17 @@ def slot_devices(
     return found
 
 
-def bare_binding(slot: str, device: str, spec: SlotSpec) -> Binding:
-    """Make the binding that a spec tells of, without its holder."""
-    return Binding(slot, "", spec.kind, device, "", "", "", NOBODY, spec.edits)
-
-
-def with_holder(binding: Binding, holder: Holder, resource_name: str) -> Binding:
-    """Put what is known of a slot's holder into its binding; what is not stays as it is.
+def with_holder(slot: Hold, holder: Holder, resource_name: str) -> Hold:
+    """Put what is known of a slot's holder into it; what is not stays as it is.
 
     `resource_name` is what the slot's name says, for want of a better witness.
     """
     return replace(
-        binding,
-        resource_name=holder.resource_name or binding.resource_name or resource_name,
-        container=holder.container or binding.container,
+        slot,
+        resource_name=holder.resource_name or slot.resource_name or resource_name,
+        container=holder.container or slot.container,
         container_id=holder.sandbox,
-        pod=holder.pod if holder.pod.name else binding.pod,
+        pod=holder.pod or slot.pod,
     )
 
 
@@ -133,7 +126,7 @@ def _running_first(sandboxes: Sequence[Sandbox]) -> Sandbox:
     return max(sandboxes, key=lambda sandbox: sandbox.ready)
 
 
-def _variable(spec: SlotSpec) -> str:
+def _variable(spec: Spec) -> str:
     """Return the variable that lists the addresses of the container's devices, with its name."""
     env = spec.edits.get("env")
     texts = (text for text in env if isinstance(text, str)) if isinstance(env, list) else iter(())
@@ -144,7 +137,7 @@ def _first(variable: str) -> str:
     return variable.partition("=")[2].partition(",")[0]
 
 
-def _files(spec: SlotSpec) -> frozenset[str]:
+def _files(spec: Spec) -> frozenset[str]:
     nodes = spec.edits.get("deviceNodes")
     listed = (node for node in nodes if isinstance(node, dict)) if isinstance(nodes, list) else iter(())
     return frozenset(str(node.get("hostPath") or node.get("path")) for node in listed)
@@ -162,129 +155,112 @@ log = logging.getLogger(__name__)
 class BoundSlots:
     """What slots are bound to. Methods block and may run on many threads at once."""
 
-    def __init__(self, config: Latest[Config], ledger: Ledger, specs: SlotSpecs) -> None:
+    def __init__(self, config: Latest[Config], ledger: Ledger, specs: Specs) -> None:
         self._config = config
         self._ledger = ledger
         self._specs = specs
         self.guard = threading.Lock()
-        """Held while bindings and specs change."""
-        self.had_slots = any(UnitId.parse(grant.unit_id).is_slot for grant in ledger.grants())
+        """Held while slots and their specs change."""
+        self.had_slots = any(hold.is_slot for hold in ledger.holds())
         """Whether a pod may have slots of a resource that the configuration does not bind late any more."""
         self._reported: frozenset[str] = frozenset()
         """Slots of which it was said that nobody can tell their device."""
 
     def unbind(self, container_id: str, ifname: str) -> None:
         """Let go of what was chosen for a sandbox in calls for this interface, and of what no call has used."""
-        if any(b.container_id == container_id for b in self._ledger.bindings()):
+        if self._ledger.bound_slots(container_id):
             with self.guard:
-                mine = [b for b in self._ledger.bindings() if b.container_id == container_id]
-                self._let_go([b for b in mine if b.cni_ifname in ("", ifname)])
+                mine = self._ledger.bound_slots(container_id)
+                self._let_go([slot for slot in mine if slot.cni_ifname in ("", ifname)])
 
-    def bind(self, made: Sequence[Binding]) -> None:
+    def bind(self, made: Sequence[Hold]) -> None:
         """Write books and specs, in this order. The caller holds the guard."""
-        bound = self._ledger.bind_slots(made)
-        try:
-            for binding in bound:
-                self._specs.write(binding.kind, binding.unit_id, binding.edits)
-        except Unavailable:
-            self._let_go(bound)
-            raise
-        for b in bound:
-            log.info("%s is bound to %s for container %s of pod %s", b.unit_id, b.device, b.container, b.pod)
-
-    def set_edits(self, container_id: str, edits: Mapping[str, Mapping[str, Any]]) -> None:
-        """Have containers of a sandbox get something else for some slots: slot → containerEdits. Raises Unavailable."""
-        with self.guard:
-            known = [b for b in self._ledger.bindings() if b.container_id == container_id]
-            changed = [replace(b, edits=edits[b.unit_id]) for b in known if edits.get(b.unit_id, b.edits) != b.edits]
-            for binding in self._ledger.bind_slots(changed) if changed else ():
-                self._specs.write(binding.kind, binding.unit_id, binding.edits)
+        with self._specs.guard:
+            bound = self._ledger.bind_slots(made)
+            try:
+                self._specs.sync(slot.key for slot in bound)
+            except Unavailable:
+                self._let_go(bound)
+                raise
+        for slot in bound:
+            log.info("%s is bound to %s for container %s of pod %s", slot.key, slot.device, slot.container, slot.pod)
 
     def forget(self, slots: Collection[str]) -> None:
         """Let go of what some slots were bound to: kubelet gives them to another pod. Not even a stray spec stays."""
         self.had_slots = True
         with self.guard:
-            self._let_go([b for b in self._ledger.bindings() if b.unit_id in slots])
-            for slot in slots:
-                self._remove_spec(slot)
+            self._let_go([slot for slot in self._ledger.bound_slots() if slot.key in slots])
+            for key in slots:
+                self._remove_spec(key)
 
-    def release(self, is_over: Callable[[Binding], bool]) -> tuple[Binding, ...]:
-        """Let go of bindings whose time is over, and return them."""
-        over = [binding for binding in self._ledger.bindings() if is_over(binding)]
+    def release(self, is_over: Callable[[Hold], bool]) -> tuple[Hold, ...]:
+        """Let go of slots whose sandbox is over, and return them."""
+        over = [slot for slot in self._ledger.bound_slots() if is_over(slot)]
         if not over:
             return ()
         with self.guard:
             return self._let_go(over)
 
-    def is_noted(self, binding: Binding) -> bool:
+    def is_noted(self, slot: Hold) -> bool:
         """Whether kubelet's checkpoint counts a slot to the pod that it is bound for. True if it cannot be read."""
         noted = checkpoint.entries(self._config.value.kubelet_dir)
         if noted is None:
             return (self._config.value.kubelet_dir / checkpoint.FILE).exists()
-        return any(binding.unit_id in entry.unit_ids and binding.pod.uid in ("", entry.pod_uid) for entry in noted)
+        uid = slot.pod.uid if slot.pod is not None else ""
+        return any(slot.key in entry.unit_ids and uid in ("", entry.pod_uid) for entry in noted)
 
     def mend(self, view: View, snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
-        """Write the specs that are missing or say something else, and settle those that no binding stands behind.
+        """Settle the specs of slots that the books do not know to be bound.
 
         Such a spec was written before the books were lost. Its container has the device files still, and may start
         again: so its device is bound again to whoever has the slot, held for the slot while nobody can tell who that
         is, and free once nobody has it. Returns what was done: (action, slot). Raises Unavailable and LedgerError.
         """
         with self.guard:
-            bound = {binding.unit_id: binding for binding in self._ledger.bindings()}
-            done = [("spec-write", slot) for slot in self._rewrite(bound.values())]
-            unsure = (self._specs.slots() - bound.keys()) | {b.unit_id for b in bound.values() if not b.container_id}
-            if unsure:
-                done += self._settle(unsure, bound, view, snapshot)
+            bound = {slot.key: slot for slot in self._ledger.bound_slots()}
+            there = {name for name in self._specs.names() if UnitId.parse(name).is_slot}
+            unsure = (there - bound.keys()) | {slot.key for slot in bound.values() if not slot.container_id}
+            done = self._settle(unsure, bound, view, snapshot) if unsure else []
             self._reported &= unsure
         return tuple(done)
 
-    def rewrite(self) -> Sequence[str]:
-        """Write the specs that are missing or say something else; list their slots. Raises Unavailable and LedgerError.
-
-        That much of `mend` needs nobody's word.
-        """
-        with self.guard:
-            return self._rewrite(self._ledger.bindings())
-
-    def _rewrite(self, bound: Collection[Binding]) -> list[str]:
-        missing = [b for b in bound if not self._specs.is_written(b.kind, b.unit_id, b.edits)]
-        for binding in missing:
-            self._specs.write(binding.kind, binding.unit_id, binding.edits)
-        return [binding.unit_id for binding in missing]
-
     def _settle(
-        self, unsure: Collection[str], bound: Mapping[str, Binding], view: View, snapshot: Snapshot
+        self, unsure: Collection[str], bound: Mapping[str, Hold], view: View, snapshot: Snapshot
     ) -> list[tuple[str, str]]:
         """Find out who has some slots, and go by it. The caller holds the guard."""
         done = []
         holders = slot_holders(unsure, view, checkpoint.entries(self._config.value.kubelet_dir))
         strays = holders.keys() - bound.keys()
         specs = {slot: spec for slot in sorted(strays) if (spec := self._specs.read(slot)) is not None}
-        taken = {binding.device for binding in bound.values()}
+        taken = {slot.device for slot in bound.values()}
         found = slot_devices(specs, snapshot, taken, {row.device for row in self._ledger.attachments()})
         self._report_unknown(strays - found.keys())
-        before = {slot: binding for slot, binding in bound.items() if slot in holders}
-        before |= {slot: bare_binding(slot, device, specs[slot]) for slot, device in found.items()}
-        now = {slot: with_holder(binding, holders[slot], self._resource_of(slot)) for slot, binding in before.items()}
-        made = [binding for slot, binding in sorted(now.items()) if bound.get(slot) != binding]
+        before = {key: slot for key, slot in bound.items() if key in holders}
+        before |= {key: self._bare(key, device, specs[key]) for key, device in found.items()}
+        now = {key: with_holder(slot, holders[key], self._resource_of(key)) for key, slot in before.items()}
+        made = [slot for key, slot in sorted(now.items()) if bound.get(key) != slot]
         if made:
             self._ledger.bind_slots(made)
-        for binding in made:
-            slot, device = binding.unit_id, binding.device
-            if binding.pod.name:
-                log.warning("%s was in no books: it is bound to %s again, for pod %s", slot, device, binding.pod)
-                done.append(("slot-rebind", slot))
+        for slot in made:
+            if slot.pod is not None:
+                log.warning("%s was in no books: it is bound to %s again, for pod %s", slot.key, slot.device, slot.pod)
+                done.append(("slot-rebind", slot.key))
             else:
-                log.warning("%s was in no books, and whose it is cannot be told yet: %s is held for it", slot, device)
-                done.append(("slot-hold", slot))
-        for slot in sorted(set(unsure) - holders.keys()):
-            if slot in bound:
-                self._let_go([bound[slot]])
+                held = "%s was in no books, and whose it is cannot be told yet: %s is held for it"
+                log.warning(held, slot.key, slot.device)
+                done.append(("slot-hold", slot.key))
+        for key in sorted(set(unsure) - holders.keys()):
+            if key in bound:
+                self._let_go([bound[key]])
             else:
-                self._specs.remove(slot)
-            done.append(("spec-remove", slot))
+                self._specs.remove(key)
+            done.append(("spec-remove", key))
         return done
+
+    def _bare(self, key: str, device: str, spec: Spec) -> Hold:
+        """Make the bound slot that a spec tells of, without its holder."""
+        known = self._ledger.hold(key) or Hold(key, "")
+        return replace(known, devices=(device,), spec=spec, kind=spec.kind)
 
     def _resource_of(self, slot: str) -> str:
         names = (resource.name for resource in self._config.value.resources)
@@ -299,26 +275,28 @@ class BoundSlots:
             )
         self._reported |= frozenset(slots)
 
-    def _let_go(self, bindings: Sequence[Binding]) -> tuple[Binding, ...]:
-        """Remove specs and bindings, but none that is another sandbox's by now. The caller holds the guard."""
-        mine = [b for b in bindings if (known := self._ledger.binding_of(b.unit_id)) is not None and _same(known, b)]
-        for binding in mine:
-            self._remove_spec(binding.unit_id)
-        return self._ledger.unbind(mine)
+    def _let_go(self, slots: Iterable[Hold]) -> tuple[Hold, ...]:
+        """Remove specs, then the devices of slots, but not of those that are another sandbox's by now.
 
-    def _remove_spec(self, slot: str) -> None:
+        The caller holds the guard.
+        """
+        mine = [
+            slot for slot in slots if (known := self._ledger.hold(slot.key)) is not None and known.is_bound_as(slot)
+        ]
+        with self._specs.guard:  # who writes missing specs would find them bound still
+            for slot in mine:
+                self._remove_spec(slot.key)
+            return self._ledger.unbind(mine)
+
+    def _remove_spec(self, key: str) -> None:
         try:
-            self._specs.remove(slot)
+            self._specs.remove(key)
         except Unavailable as error:
             log.error("%s; it is tried again", error)
 
 
-def _same(known: Binding, other: Binding) -> bool:
-    return (known.container_id, known.cni_ifname, known.device) == (other.container_id, other.cni_ifname, other.device)
-
-
-class Bindings:
-    """Lets go of what was bound for sandboxes that are no more, and has bindings and CDI specs agree."""
+class SlotHealer:
+    """Lets go of what was bound for sandboxes that are no more, and settles what lost books have left."""
 
     name = "slots"
 
@@ -329,36 +307,36 @@ class Bindings:
         self._outside = outside
 
     def heal(self, view: View) -> None:
-        """Look at all bindings, then at all specs."""
+        """Look at all slots that are bound, then at all specs."""
         rows = self._ledger.attachments()
-        for binding in self._slots.release(partial(is_over, view=view, rows=rows, is_noted=self._slots.is_noted)):
-            log.warning("%s was still bound for pod %s, which is gone", binding.unit_id, binding.pod)
+        for slot in self._slots.release(partial(is_over, view=view, rows=rows, is_noted=self._slots.is_noted)):
+            log.warning("%s was still bound for pod %s, which is gone", slot.key, slot.pod)
             self._outside.count("slot-release", "sandbox-gone")
-        for action, slot in self._slots.mend(view, self._snapshot.value):
-            log.info("%s: %s", action, slot)
+        for action, key in self._slots.mend(view, self._snapshot.value):
+            log.info("%s: %s", action, key)
             self._outside.count(action, "mended")
 
 
 def is_over(
-    binding: Binding,
+    slot: Hold,
     view: View,
     rows: Collection[Attachment] = (),
-    is_noted: Callable[[Binding], bool] = lambda _: False,
+    is_noted: Callable[[Hold], bool] = lambda _: False,
 ) -> bool:
-    """Tell whether a binding's sandbox is no more, for certain.
+    """Tell whether the sandbox that a slot is bound for is no more, for certain.
 
     A kubelet that has restarted while the API server is away lists none but static pods, though the others run. It
     strikes nothing off its checkpoint before it knows them again: `is_noted` tells what stands there.
     """
-    if binding.since >= view.asked_at:
+    if slot.bound_at >= view.asked_at:
         return False  # its ADD may have begun since
-    if any((row.owner.container_id, row.device) == (binding.container_id, binding.device) for row in rows):
+    if any((row.owner.container_id, row.device) == (slot.container_id, slot.device) for row in rows):
         return False
-    if not binding.pod.name:
+    if slot.pod is None:
         return False  # whose it is has still to be found out
-    if view.sandboxes is not None and binding.container_id:
-        is_new = binding.since >= view.asked_at - SANDBOX_SECONDS
-        return not is_new and all(sandbox.sandbox_id != binding.container_id for sandbox in view.sandboxes)
-    if not view.pods or (binding.pod.namespace, binding.pod.name) in view.pods:
+    if view.sandboxes is not None and slot.container_id:
+        is_new = slot.bound_at >= view.asked_at - SANDBOX_SECONDS
+        return not is_new and all(sandbox.sandbox_id != slot.container_id for sandbox in view.sandboxes)
+    if not view.pods or slot.pod.names in view.pods:
         return False
-    return not is_noted(binding)
+    return not is_noted(slot)

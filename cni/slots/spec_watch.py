@@ -25,10 +25,9 @@ class Specs(Protocol):
 
 
 class SpecWatch:
-    """Watches the folder of CDI specs. `run` until cancelled.
+    """Watches the folder of CDI specs. `look` before anybody is served, then `run` until cancelled.
 
-    The reconciler and the device plugins look at specs, too, in their own time: until one is back no container that
-    names it starts.
+    Until a spec is back no container that names it starts.
     """
 
     def __init__(self, folder: Path, specs: Sequence[Specs], report: Report) -> None:
@@ -38,19 +37,24 @@ class SpecWatch:
         self.problem: str | None = None
         """Why specs of ours are not written; None if they are."""
 
+    async def look(self) -> None:
+        """Write the specs that are missing, as far as that can be done."""
+        try:
+            written = await asyncio.to_thread(self._rewrite)
+        except AgentError as error:
+            self.problem, written = str(error), ()
+        else:
+            self.problem = None
+        for _ in written:
+            self._report.reconciled("spec-write", "mended")
+
     async def run(self) -> None:
-        """Write the specs that are missing, at once and whenever a name has come or gone."""
+        """Look at once and whenever a name has come or gone."""
         while True:
             before, waited = version_of(self._folder), 0.0
-            try:
-                written = await asyncio.to_thread(self._rewrite)
-            except AgentError as error:
-                self.problem, written = str(error), ()
+            await self.look()
+            if self.problem is not None:
                 before = version_of(self._folder)  # the attempt itself has changed it, and would be made without end
-            else:
-                self.problem = None
-            for _ in written:
-                self._report.reconciled("spec-write", "mended")
             most = LONGEST_SECONDS if self.problem is None else SPECS_SECONDS
             while version_of(self._folder) == before and waited < most:
                 await asyncio.sleep(LOOK_SECONDS)

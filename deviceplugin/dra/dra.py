@@ -25,6 +25,7 @@ from agent.state import Latest, first
 if TYPE_CHECKING:
     from agent.cluster.apiserver import ApiServer
     from agent.config import Config
+    from agent.edits.claim_specs import ClaimSpecs
     from agent.hardware.lldp import Neighbour
     from agent.kubelet.podresources import AsksKubelet
     from agent.ledger import Ledger
@@ -62,6 +63,7 @@ class OnNode:
     ledger: Ledger
     kubelet: AsksKubelet
     attachments: Attachments
+    claim_specs: ClaimSpecs
     reader: Latest[ClaimReader | None]
     """Set for as long as claims can be read."""
     leaves: Latest[Mapping[str, Neighbour]]
@@ -256,7 +258,7 @@ class Dra:
         driver = Driver(name, node.name, node.config.value.kubelet_dir)
         cells = Cells(node.config, node.offer, published.dropped, node.leaves)
         reads = ClaimObjects(partial(self._opened, opened), node.name)
-        others = Others(reads, node.kubelet, node.attachments)
+        others = Others(reads, node.kubelet, node.attachments, node.claim_specs)
         return DraDriver(driver, cells, node.ledger, others, report.metrics.observe, report.claim_failed)
 
     def _beside(

@@ -46,11 +46,12 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """Whom the driver asks."""
+    """Whom the driver asks, and what it keeps on disk."""
 
     objects: Objects
     kubelet: AsksKubelet
     attachments: Attachments
+    claim_specs: ClaimSpecs
 
 
 class DraDriver:
@@ -69,7 +70,7 @@ class DraDriver:
             Allocations(others.objects, PodGroups(others.kubelet, others.objects), driver.name, driver.pool),
             Planner(config, cells.offer, catalog, ledger, gpus, others.objects),
             ledger,
-            ClaimFiles(ClaimSpecs(config.value.cdi_dir), config, catalog, self.offering.facts),
+            ClaimFiles(others.claim_specs, config, catalog, self.offering.facts),
             DeviceUsers(ledger, others.objects, others.kubelet, others.attachments),
         )
         self.door = Door(driver, ClaimService(driver.name, preparer, observe, failed), catalog)

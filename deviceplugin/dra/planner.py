@@ -16,10 +16,11 @@ from typing import Any
 
 from agent.config import Config, Resource
 from agent.edits.build import edits_by_device, variables_of_container
-from agent.edits.claim_specs import IN_CONTAINERS, ClaimSpecs, mounted
+from agent.edits.claim_specs import IN_CONTAINERS, MetadataFiles, mounted
+from agent.edits.specs import CLAIM, KIND_OF_CLAIMS
 from agent.errors import AgentError, ClaimInvalid, DeviceGone, NotYet, UnitUnhealthy
 from agent.ledger import Ledger
-from agent.model.allocation import Claim, ClaimDevice, ClaimState
+from agent.model.allocation import Claim, ClaimState, Hold, Spec
 from agent.model.device import NO_NUMA_NODE, Snapshot
 from agent.model.health import Reason, text_of
 from agent.model.vf_identity import addresses, identities
@@ -107,7 +108,7 @@ class Planner:
         groups = known.groups or {each.result.base: "" for each in planned}
         edits = edits_of(planned, offer.snapshot, groups)
         identity = identities(offer.snapshot)
-        files = ClaimSpecs(config.cdi_dir).metadata
+        files = MetadataFiles(config.cdi_dir, CLAIM)
         devices = []
         for number, (each, setting, edit) in enumerate(zip(planned, settings, edits, strict=True)):
             pci = offer.snapshot.by_address.get(each.unit.device)
@@ -115,7 +116,7 @@ class Planner:
             if config.dra.metadata:
                 host_path = files.path(claim.ref.uid, each.result.base)
                 edit = mounted(edit, host_path, path_in_containers(claim, each.result.base, each.result.driver))
-            devices.append(replace(made, identity=identity(pci) if pci is not None else "", edits=edit))
+            devices.append(replace(made, identity=identity(pci) if pci is not None else "", spec=_spec(claim, edit)))
         return Claim(claim.ref, ClaimState.PREPARING, tuple(devices), claim.pods, claim.only_pod)
 
     # ----------------------------------------------------------------------------------------------- what is asked
@@ -228,7 +229,7 @@ class Planner:
 
     def _taken(self, claim: Allocation) -> Counter[str]:
         """Count what others have of each device: its shares, or all of it."""
-        taken = Counter(device for grant in self._ledger.grants() for device in grant.devices)
+        taken = Counter(device for hold in self._ledger.holds() for device in hold.devices)
         for other in self._ledger.claims():
             for found in other.devices if other.ref.uid != claim.ref.uid else ():
                 if not found.admin:
@@ -241,7 +242,7 @@ class Planner:
         if resource.kind != "hca":
             own = {pod.uid for pod in claim.pods}
             busy = {row.device for row in self._ledger.attachments() if row.owner.pod.uid not in own}
-            busy |= {binding.device for binding in self._ledger.bindings()}
+            busy |= {slot.device for slot in self._ledger.bound_slots()}
         return [unit for unit in pool if unit.health.healthy and unit.device not in busy]
 
     def _load(self, claim: Allocation, offer: Offer) -> Mapping[str, int]:
@@ -309,17 +310,23 @@ def _near(known: PodFacts) -> Mapping[int | None, Sequence[str]]:
     return found
 
 
-def _row(claim: Allocation, number: int, planned: Planned, setting: Setting) -> ClaimDevice:
+def _spec(claim: Allocation, edits: Mapping[str, Any]) -> Spec:
+    # A runtime refuses a whole spec for one device without edits (CDI's SPEC.md), and its name is told all the same.
+    return Spec(KIND_OF_CLAIMS, edits or {"env": [f"NODEFABRIC_CLAIM={claim.ref}"]})
+
+
+def _row(claim: Allocation, number: int, planned: Planned, setting: Setting) -> Hold:
     result, resource = planned.result, planned.resource
     is_shared = resource.kind == "hca"
-    return ClaimDevice(
+    return Hold(
+        f"{claim.ref.uid}-{number}-{result.device}",
+        resource.name,
+        (planned.unit.device,),
+        kind=resource.kind,
+        claim_uid=claim.ref.uid,
         request=result.base,
         pool=result.pool,
         device_name=result.device,
-        resource_name=resource.name,
-        kind=resource.kind,
-        device=planned.unit.device,
-        cdi_name=f"{claim.ref.uid}-{number}-{result.device}",
         share_id=result.share_id,
         exclusive=not (is_shared or result.admin),
         admin=result.admin,

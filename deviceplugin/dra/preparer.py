@@ -20,9 +20,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent.config import Config
@@ -31,7 +30,7 @@ from agent.errors import AgentError, ClaimConflict, ClaimInvalid, DeviceBusy, Le
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import AsksKubelet
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
+from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimRef, ClaimState, Hold, PodRef
 from agent.state import Latest
 from deviceplugin.dra.allocated_claim import Allocation, ours
 from deviceplugin.dra.attributes import Attributes, Facts, attributes_of
@@ -169,7 +168,7 @@ class Preparer:
 
     def _complete(self, claim: Claim, allocation: Allocation | None) -> Sequence[PreparedDevice]:
         """Do what follows the rows, or do it once more. Raises NotYet if they were ended meanwhile, as nobody's."""
-        self._files.complete(claim, allocation, partial(self._ledger.claim, claim.ref.uid))
+        self._files.complete(claim, allocation)
         now = self._ledger.claim(claim.ref.uid)
         if now is None or now.state is ClaimState.UNPREPARING:
             raise NotYet(f"claim {claim.ref} was just ended, since nobody had it: kubelet prepares it again")
@@ -231,8 +230,8 @@ def _alone(claim: Claim) -> frozenset[str]:
     return frozenset(found.device for found in claim.devices if found.exclusive and not found.admin)
 
 
-def _answer(device: ClaimDevice) -> PreparedDevice:
-    names = (qualified(device.cdi_name),) if device.cdi_name else ()
+def _answer(device: Hold) -> PreparedDevice:
+    names = (qualified(device.key),) if device.spec is not None else ()
     return PreparedDevice((device.request,), device.pool, device.device_name, names, device.share_id)
 
 
@@ -324,10 +323,9 @@ class DeviceUsers:
 
     def _plugins(self, device: str) -> Iterator[bool]:
         """Look at what device plugins gave to pods: kubelet takes it back without a word, and a look finds that out."""
-        pods = [grant.pod for grant in self._ledger.grants_on(device)]
-        bound = self._ledger.binding_on(device)
-        for pod in (*pods, *([bound.pod] if bound is not None else ())):
-            yield pod is not None and self._is_gone(pod)
+        for hold in self._ledger.holds_on(device):
+            if not hold.claim_uid:
+                yield hold.pod is not None and self._is_gone(hold.pod)
 
     def _is_gone(self, pod: PodRef) -> bool:
         try:
@@ -375,10 +373,9 @@ class ClaimFiles:
         self._catalog = catalog
         self._facts = facts
 
-    def complete(self, claim: Claim, allocation: Allocation | None, known: Callable[[], Claim | None]) -> None:
+    def complete(self, claim: Claim, allocation: Allocation | None) -> None:
         """Write what is missing of a claim's files; all of them if it is not prepared yet.
 
-        `known` looks the claim up once more: an ADD may have found its devices to be others than they were.
         Raises Unavailable, also if the `allocation` is needed and the API server did not tell it.
         """
         is_missing = self._specs.metadata.missing(claim)
@@ -389,13 +386,13 @@ class ClaimFiles:
             attributes = {(d.request, d.device_name, d.share_id): self._attributes(d) for d in claim.devices}
             for request, document in documents_of(allocation, attributes).items():
                 self._specs.metadata.write(claim.ref.uid, request, document)
-        self._specs.renew(known)
+        self._specs.write(claim.ref.uid)
 
     def remove(self, uid: str) -> None:
         """Remove a claim's files. What is not there is removed already. Raises Unavailable."""
         self._specs.remove(uid)
 
-    def _attributes(self, device: ClaimDevice) -> Attributes:
+    def _attributes(self, device: Hold) -> Attributes:
         """Tell what is known of a device; nothing if its resource is offered no more."""
         resource = next((r for r in self._config.value.claimable if r.name == device.resource_name), None)
         if resource is None:

@@ -15,7 +15,7 @@ from agent.offer.offer import Unit
 from agent.report import page
 from agent.report.endpoints import EndpointServer, Pages
 from tests.agent.report.reported_node import ReportedNode
-from tests.node import attach, owner
+from tests.node import attach, granted, owner
 
 KINDS = {"rdma/hca": "hca", "rdma/vf": "vf", "nvidia.com/gpu": "gpu"}
 SHARES = 63
@@ -53,7 +53,7 @@ class ShownNode(ReportedNode):
 
     def attach(self, vf: str, pod: PodRef, number: int = 1) -> None:
         """Put a VF into a pod, in the books."""
-        self.ledger.grant("rdma/vf", {vf: vf})
+        self.ledger.grant(granted("rdma/vf", {vf: vf}))
         self.ledger.bind([vf], pod)
         row = attach(self.ledger, vf, owner(f"{number:012x}", "eth0", pod), ifname="net1")
         address = {"address": f"192.168.100.{number}/24", "interface": 0}

@@ -18,7 +18,7 @@ from agent.report.facts import DriverState
 from agent.report.status import served
 from tests.browser.chromium import Browser, Page
 from tests.browser.shown import ShownNode, offered
-from tests.node import claimed_vf, prepare
+from tests.node import claimed_vf, granted, prepare
 
 AWAY = "Failed to load resource: net::ERR_"
 """Said of what nobody answers; an answer that is an error is told otherwise."""
@@ -87,7 +87,7 @@ def test_a_pod_that_comes_is_shown_and_one_that_goes_is_not(browser: Browser, no
 def test_each_state_has_a_shape_of_its_own(browser: Browser, node: ShownNode) -> None:
     vfs = [d.address for d in node.snapshot.devices if d.is_vf]
     node.attach(vfs[0], PodRef("default", "a"))
-    node.ledger.grant("rdma/vf", {vfs[1]: vfs[1]})
+    node.ledger.grant(granted("rdma/vf", {vfs[1]: vfs[1]}))
     node.spoil(vfs[2], unhealthy("LinkDown"))
     node.ledger.quarantine(vfs[3], "its MAC cannot be set")
     node.attach(vfs[4], PodRef("default", "b"), 2)
@@ -347,9 +347,9 @@ def test_slots_slices_rails_and_kinds_of_tomorrow_are_shown(browser: Browser, no
         "rdma/rail": (rail,),
         "new/kind": (offered("x", "new/kind", "of-no-known-device", unhealthy("LinkDown")),),
     }
-    node.ledger.grant("rdma/vf", {"slot-vf-0-0": ""})
-    node.ledger.grant("gpu/mig", {"MIG-1": "MIG-1"})
-    node.ledger.grant("rdma/rail", {"rail-1": VF})
+    node.ledger.grant(granted("rdma/vf", {"slot-vf-0-0": ""}))
+    node.ledger.grant(granted("gpu/mig", {"MIG-1": "MIG-1"}))
+    node.ledger.grant(granted("rdma/rail", {"rail-1": VF}))
     node.ledger.bind(["rail-1"], PodRef("default", "on-rails"))
     with looking(browser, node) as page:
         assert rows(page, "slots") == [["rdma/vf", "0", "4", "4", "1", "0"]]

@@ -11,12 +11,11 @@ from typing import Any, cast
 import pytest
 
 from agent.config import Config, Resource
-from agent.edits.cdi import SlotSpecs
 from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.unit_specs import UnitSpecs
+from agent.edits.specs import Specs
 from agent.errors import Unavailable
 from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, KubeletAsker, PodDevices
-from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
+from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef
 from agent.model.health import HEALTHY
 from agent.offer.offer import Offer, Unit
 from agent.state import Latest
@@ -25,10 +24,10 @@ from cni.attachment import Attachments, Settings
 from cni.call import Node
 from cni.pod_devices import ClaimReader, HeldDevices, PodClaims, Sources
 from cni.pods_file import PodsFile
-from cni.slots.bound import BoundSlots
 from hack.sim.machine import SimulatedMachine
 from tests.cni.networks import PREVIOUS, network
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
+from tests.node import claimed
 
 RAILS = network({"name": "rails", "mtu": 1400})
 RESOURCES = (
@@ -82,7 +81,8 @@ class Scene:
         rig.ledger.is_new = False  # as after a start that found books
         self.kubelet = Kubelet()
         self.reader = Reader()
-        self.specs = ClaimSpecs(rig.folder / "cdi")
+        specs = Specs(rig.ledger, rig.folder / "cdi")
+        self.specs = ClaimSpecs(rig.ledger, specs, rig.folder / "cdi")
         self.config = Latest(Config(resources=RESOURCES, networks=(RAILS,)))
         node = Node(machine, rig.ledger, Latest(machine.scan()))
         kubelet = cast(KubeletAsker, self.kubelet)
@@ -91,22 +91,20 @@ class Scene:
         offered = {"rdma/vf": tuple(Unit(vf(i), "rdma/vf", "vf", vf(i), HEALTHY, 0) for i in range(3))}
         offer = Latest(Offer(node.snapshot, claimable=offered))
         files = RailFiles(rig.folder / "cdi", offer, kubelet, Latest({}))
-        bound = BoundSlots(self.config, rig.ledger, SlotSpecs(rig.folder / "cdi"))
-        units = UnitSpecs(rig.ledger, rig.folder / "cdi", Latest(True))
-        facts = FactsWriter(node, bound, self.specs, units, files)
+        facts = FactsWriter(node, specs, self.specs.metadata, files)
         holders = cast(PodsFile, SimpleNamespace(noted=(), is_settled=True))
         self.granted = HeldDevices(self.config, node, kubelet, offer, holders, Sources(self.claims, facts=facts))
         rig.attachments.close()
         settings = Settings(0.3, foreign_state=rig.folder / "var/lib/cni", foreign_run=rig.folder / "var/run/cni")
         rig.attachments = Attachments(node, self.granted, settings=settings)
 
-    def claim(self, name: str, *devices: ClaimDevice, pods: tuple[str, ...] = ("c1",), owned: bool = True) -> Claim:
+    def claim(self, name: str, *devices: Hold, pods: tuple[str, ...] = ("c1",), owned: bool = True) -> Claim:
         """Prepare a claim for pods; with `owned` it is the first one's alone."""
         refs = tuple(pod_of(container) for container in pods)
         ref = ClaimRef(f"uid-{name}", "default", name)
         wanted = Claim(ref, ClaimState.PREPARING, devices, refs, "uid-of-owner" if owned else "")
         claim = self.rig.ledger.prepare_claim(wanted)
-        self.specs.write(claim)
+        self.specs.write(ref.uid)
         self.rig.ledger.set_claim_state(ref.uid, ClaimState.PREPARED)
         return claim
 
@@ -125,13 +123,13 @@ def pod_of(container_id: str) -> PodRef:
     return PodRef("default", f"pod-of-{container_id}")
 
 
-def of_vf(index: int = 0, **more: Any) -> ClaimDevice:
+def of_vf(index: int = 0, **more: Any) -> Hold:
     made = {"request": f"nic{index}", "resource_name": "rdma/vf", "kind": "vf", "device": vf(index), **more}
-    return ClaimDevice(pool="node", device_name=f"vf-{index}", cdi_name=f"name-{index}", **made)
+    return claimed(pool="node", device_name=f"vf-{index}", key=f"name-{index}", **made)
 
 
-def of_share(number: int = 0, **more: Any) -> ClaimDevice:
-    return ClaimDevice(
+def of_share(number: int = 0, **more: Any) -> Hold:
+    return claimed(
         "share", "node", "hca", "rdma/hca", "hca", PF, f"share-{number}", f"s{number}", exclusive=False, **more
     )
 

@@ -17,7 +17,7 @@ def reconciler_of(
 ) -> tuple[Reconciler, list[tuple[str, str]]]:
     """Make a reconciler to which all VFs are offered, and the list of what it does."""
     outside = Answers(
-        units=lambda: {vf(i): vf(i) for i in range(3)}, ours=lambda: {vf(i) for i in range(3)}, replay=replay_spool
+        units=lambda: {vf(i): (vf(i),) for i in range(3)}, ours=lambda: {vf(i) for i in range(3)}, replay=replay_spool
     )
     scanning = Live(lambda: replace(rig.machine.scan(), boot_id=boot_id))
     return Reconciler(rig.ledger, rig.attachments, scanning, outside, Latest(False)), outside.counted

@@ -12,10 +12,8 @@ from typing import Any, cast
 import pytest
 
 from agent.edits.add_facts import NOTED, Nic
-from agent.edits.cdi import SlotSpecs
-from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.unit_specs import UnitSpecs
-from agent.model.allocation import Binding, NetworkData, PodRef, UnitSpec
+from agent.edits.specs import Specs
+from agent.model.allocation import NetworkData, PodRef, Spec
 from agent.offer.offer import Offer
 from agent.offer.rails import rails_of
 from agent.placement import Distances
@@ -32,7 +30,7 @@ from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
 from tests.cni.modes.rdma_node import rdma_name
 from tests.cni.tiny_node import Rig, vf
-from tests.node import node
+from tests.node import bound_slot, granted, node
 
 SLOT = "slot-rdma:vf-0-0"
 ASKED = ("NCCL_IB_HCA==mlx5_1", "NODEFABRIC_RAILS=/run/nodefabric/rails.json")
@@ -55,14 +53,13 @@ class Scene:
         self.rig = rig
         self.notes = Notes()
         self.folder = rig.folder / "cdi"
-        self.claims = ClaimSpecs(self.folder)
+        self.specs = Specs(rig.ledger, self.folder)
         node = Node(rig.machine, rig.ledger, Latest(rig.machine.scan()), self.notes)
         config = cast(Any, Latest(None))
-        self.bound = BoundSlots(config, rig.ledger, SlotSpecs(self.folder))
+        self.bound = BoundSlots(config, rig.ledger, self.specs)
         offer = Latest(Offer(node.snapshot))
         files = RailFiles(self.folder, offer, cast(Any, SimpleNamespace()), Latest({}))
-        self.units = UnitSpecs(rig.ledger, self.folder, Latest(True))
-        self.facts = FactsWriter(node, self.bound, self.claims, self.units, files)
+        self.facts = FactsWriter(node, self.specs, cast(Any, None), files)
         grants = Telling(self.facts)
         grants.given = rig.granted
         rig.attachments.close()
@@ -72,7 +69,7 @@ class Scene:
         """Have a slot of a sandbox's container bound."""
         pod = PodRef("default", f"pod-of-{container_id}")
         edits = {"env": list(env)}
-        self.bound.bind([Binding(slot, "rdma/vf", "vf", vf(index), "main", container_id, "eth0", pod, edits)])
+        self.bound.bind([bound_slot(slot, "rdma/vf", "vf", vf(index), "main", container_id, "eth0", pod, edits)])
 
     def enter(self, index: int, address: str, ifname: str = "net1", of: int = 0) -> None:
         """Have the kernel enter an address into the table of a VF's RDMA device."""
@@ -141,7 +138,7 @@ def test_a_slots_container_is_told_the_index_of_the_pods_address_and_its_rails(s
     assert rail["nic"] == {
         "pciAddress": vf(0),
         "pfPciAddress": tiny_node.PF,
-        "resource": None,
+        "resource": "rdma/vf",
         "interface": "net1",
         "mac": tiny_node.mac_of(0),
         "addresses": ["10.9.0.2/24", "fd09::2/64"],
@@ -228,8 +225,8 @@ def test_a_device_that_is_kept_apart_has_an_index_that_nobody_sees_here(open_sce
 
 
 def test_a_unit_that_was_granted_early_is_told_of_as_long_as_its_pod_has_it(scene: Scene) -> None:
-    spec = UnitSpec("vf", (vf(0),), {"env": list(ASKED), "deviceNodes": [{"path": "/dev/infiniband/uverbs0"}]})
-    scene.units.grant("rdma/vf", {vf(0): vf(0)}, {vf(0): spec})
+    spec = Spec("vf", {"env": list(ASKED), "deviceNodes": [{"path": "/dev/infiniband/uverbs0"}]}, beside=(vf(0),))
+    scene.specs.grant(granted("rdma/vf", {vf(0): vf(0)}, {vf(0): spec}))
     scene.rig.ledger.bind([vf(0)], PodRef("default", "pod-of-c1"))
     scene.enter(5, "10.9.0.2/24")
     add(scene)
@@ -292,9 +289,7 @@ def test_a_claims_containers_are_told_the_index_of_the_pods_address_and_the_next
     assert told["env"] == [*OF_CLAIM["env"], "UCX_IB_GID_INDEX=4"]
     (nic,) = json.loads(Path(told["mounts"][0]["hostPath"]).read_text())["rails"]
     assert (nic["nic"]["interface"], nic["nic"]["addresses"]) == ("net1", ["10.9.0.2/24"])
-    claim = rig.ledger.claim("uid-nics")
-    assert claim is not None
-    assert claim.devices[0].edits == told  # so a spec that somebody removes comes back
+    assert claimed.specs.is_written("uid-nics")  # the books say so, too: a spec that somebody removes comes back
 
     rig.delete("c1", pod, ifname="eth0")
     rig.await_back(0)

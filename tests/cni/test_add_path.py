@@ -33,7 +33,7 @@ from tests import frames
 from tests.cni import tiny_node
 from tests.cni.networks import network
 from tests.cni.tiny_node import vf
-from tests.node import open_books
+from tests.node import granted, open_books
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / name) + "/" for name in ("agent", "cni", "deviceplugin", "proto"))
@@ -101,7 +101,7 @@ async def parts_of(folder: Path, run_dir: Path) -> AsyncIterator[Parts]:
         await inventory.scan_now()
         snapshot = inventory.snapshot.value
         books = stack.enter_context(open_books(folder, boot_id=snapshot.boot_id))
-        books.grant("rdma/vf", {vf(0): vf(0)})
+        books.grant(granted("rdma/vf", {vf(0): vf(0)}))
         report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthHistory(HealthSettings()))
         node, offer = Node(host, books, inventory.snapshot, report), Latest(plain_offer(config.resources, snapshot))
         parts = Parts(Latest(config), node, offer, Kubelet(), report)

@@ -15,6 +15,7 @@ from agent.errors import AgentError, DeviceBusy, DeviceGone
 from agent.model.allocation import AttachmentState, VfSettings
 from cni.attach import StepTimer
 from tests.cni.tiny_node import PF, TIMEOUT_SECONDS, Rig, mac_of, open_rig, stub_answer, vf
+from tests.node import granted
 from tests.waiting import until
 
 SETTINGS: dict[str, Any] = {
@@ -197,7 +198,7 @@ def test_a_device_that_the_node_does_not_have_is_gone(rig: Rig) -> None:
 
 
 def test_a_granted_vf_carries_its_resource_name(rig: Rig) -> None:
-    rig.ledger.grant("rdma/vf", {"unit": vf(0)})
+    rig.ledger.grant(granted("rdma/vf", {"unit": vf(0)}))
     rig.add("c1", rig.pod())
     assert [row.resource_name for row in rig.ledger.attachments()] == ["rdma/vf"]
 

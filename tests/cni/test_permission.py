@@ -22,6 +22,7 @@ from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, netdev, vf
 from tests.live import Live
+from tests.node import granted
 
 POD = PodRef("default", "pod-of-c1")
 OTHER = PodRef("default", "other")
@@ -73,7 +74,7 @@ def test_a_pod_gets_the_vf_that_kubelet_gave_it_and_no_other(strict: Rig, kubele
     kubelet.gives(vf(0))
     with refused(f"{vf(1)} belongs to rdma/vf, and kubelet has given it to no known pod, not to default/pod-of-c1"):
         strict.add("c1", pod, deviceID=vf(1))
-    strict.ledger.grant("rdma/vf", {vf(1): vf(1)})
+    strict.ledger.grant(granted("rdma/vf", {vf(1): vf(1)}))
     strict.ledger.bind([vf(1)], OTHER)
     with refused("kubelet has given it to default/other", "let the pod ask for rdma/vf", "cni.requireGrant: false"):
         strict.add("c1", pod, deviceID=vf(1))
@@ -91,7 +92,7 @@ def test_a_pod_gets_the_vf_that_kubelet_gave_it_and_no_other(strict: Rig, kubele
 
 
 def test_kubelets_word_counts_before_that_of_a_grant_whose_pod_has_just_gone(strict: Rig, kubelet: Kubelet) -> None:
-    strict.ledger.grant("rdma/vf", {vf(0): vf(0)})
+    strict.ledger.grant(granted("rdma/vf", {vf(0): vf(0)}))
     strict.ledger.bind([vf(0)], OTHER)
     kubelet.gives(vf(0))
     strict.add("c1", strict.pod(), deviceID=vf(0))
@@ -114,7 +115,7 @@ def test_what_no_resource_offers_is_had_by_name_as_ever(strict: Rig, kubelet: Ku
 
 
 def test_what_a_pod_has_of_a_resource_that_is_gone_is_not_had_by_name(strict: Rig, kubelet: Kubelet) -> None:
-    strict.ledger.grant("former/vf", {vf(2): vf(2)})
+    strict.ledger.grant(granted("former/vf", {vf(2): vf(2)}))
     kubelet.gives(vf(0))
     with refused(f"{vf(2)} belongs to former/vf"):
         strict.add("c1", strict.pod(), deviceID=vf(2))

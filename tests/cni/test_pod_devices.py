@@ -15,7 +15,7 @@ import pytest
 
 from agent.config import Config, RailNic, Resource, SharedPool
 from agent.config.networks import network_of_keys
-from agent.edits.unit_specs import UnitSpecs
+from agent.edits.specs import Specs
 from agent.errors import RequestInvalid, Unavailable, UnknownUnit
 from agent.hardware.host import Host
 from agent.kubelet.podresources import (
@@ -27,7 +27,7 @@ from agent.kubelet.podresources import (
     PodResources,
 )
 from agent.ledger import Ledger
-from agent.model.allocation import Binding, PodRef, UnitSpec
+from agent.model.allocation import Hold, PodRef, Spec
 from agent.model.device import PciDevice, Snapshot
 from agent.model.health import HEALTHY
 from agent.offer.offer import Offer, Unit
@@ -41,7 +41,7 @@ from cni.pod_devices import HeldDevices, PodClaims, Sources
 from cni.pods_file import PodsFile
 from tests.awaiting import until
 from tests.cni.networks import network
-from tests.node import UNDO, attach, node, open_books, owner, pci, rdma, without
+from tests.node import UNDO, attach, bound_slot, granted, node, open_books, owner, pci, rdma, without
 
 
 def granted_of(
@@ -88,12 +88,12 @@ class Kubelet(PodResources):
         return PodDevices(pod, (ContainerDevices("main", held),)) if pod == POD else None
 
 
-def told(folder: Path, kubelet: Kubelet, binding: str, **granted: str) -> tuple[GrantedDevice, ...]:
-    """Ask where one resource is configured. `granted` are units in the books, and their devices."""
+def told(folder: Path, kubelet: Kubelet, binding: str, **units: str) -> tuple[GrantedDevice, ...]:
+    """Ask where one resource is configured. `units` are those in the books, and their devices."""
     resource = Resource("rdma/vf", "vf", binding=binding, network="rails")
 
     with open_books(folder) as books:
-        books.grant("rdma/vf", granted)
+        books.grant(granted("rdma/vf", units))
         return asked(Config(resources=(resource,), networks=(RAILS,)), books, kubelet, devices=NODE)
 
 
@@ -158,13 +158,13 @@ def test_a_device_whose_resource_is_gone_is_missed_by_the_pod_that_has_it(
 
     config = Config(resources=(Resource("rdma/new", "vf"),))
     with open_books(tmp_path) as books:
-        books.grant(resource_name, {unit: device})
+        books.grant(granted(resource_name, {unit: device}))
         if holder is not None:
             books.bind([unit], holder)
         if resource_name in ("rdma/vf", "rdma/rail") and holder in (None, POD):
             with pytest.raises(UnknownUnit, match=f"main has {unit} of {resource_name}, .* put the resource back"):
                 asked(config, books, kubelet, devices=NODE)
-            books.grant(resource_name, {unit: device})
+            books.grant(granted(resource_name, {unit: device}))
             kubelet.get = Kubelet("another").get  # type: ignore[method-assign]
         assert asked(config, books, kubelet, devices=NODE) == ()
         assert kubelet.asked <= 1
@@ -282,7 +282,7 @@ def test_a_pod_gets_an_interface_for_each_nic_of_its_rail_and_all_stand_on_one(t
         assert [each.device for each in given] == list(mine)
 
     with open_books(tmp_path) as books:
-        books.grant("rdma/rail", {rail: mine})
+        books.grant(granted("rdma/rail", {rail: mine}))
         asyncio.run(work(books))
 
 
@@ -304,22 +304,21 @@ class Devices:
 
 def test_only_the_files_of_the_nic_that_has_others_change_in_the_spec(tmp_path: Path) -> None:
     common = {"path": "/dev/infiniband/rdma_cm"}
-    spec = UnitSpec("rail", (RAIL,), {"env": []})
+    spec = Spec("rail", {"env": []}, beside=(RAIL,))
     for number, nic in enumerate(NICS):
         spec = spec.with_nodes(nic, [{"path": f"/dev/infiniband/uverbs{number}"}, common])
     with open_books(tmp_path) as books:
-        specs = UnitSpecs(books, tmp_path / "cdi", Latest(True))
-        specs.grant("rdma/rail", {RAIL: NICS}, {RAIL: spec})
+        specs = Specs(books, tmp_path / "cdi")
+        specs.grant(granted("rdma/rail", {RAIL: NICS}, {RAIL: spec}))
         host = cast(Host, SimpleNamespace(rdma=Devices(mlx5_0=8, mlx5_1=9)))
         node = Node(host, books, Latest(Snapshot()))
-        facts = FactsWriter(node, cast(Any, None), cast(Any, None), specs, cast(Any, None))
+        facts = FactsWriter(node, specs, cast(Any, None), cast(Any, None))
         for number in (1, 0):
             undo = replace(UNDO, rdma=f"mlx5_{number}", extra={"rdma_index": number})
             row = attach(books, NICS[number], owner(cni_ifname=f"net{number}"), undo=undo)
             facts.entered(row, 0)
-            (grant,) = books.grants_on(NICS[0])
-            assert grant.spec is not None
-            said = grant.spec.edits["deviceNodes"]
+            (hold,) = books.holds_on(NICS[0])
+            said = hold.edits["deviceNodes"]
             first = "/dev/infiniband/uverbs8" if number == 0 else "/dev/infiniband/uverbs0"
             expected = [first, "/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs9"]
             assert [node["path"] for node in said] == expected
@@ -349,8 +348,8 @@ OF_POOL = PciDevice(POOL, (), 0x020000, 0x15B3, 0, None, 0, None, rdma_devices=(
 STRANGER = PodRef("default", "other", "uid-o")
 
 
-def bound(slot: str, device: str, pod: PodRef) -> Binding:
-    return Binding(slot, "rdma/late", "vf", device, "one", "c1", "eth0", pod, {})
+def bound(slot: str, device: str, pod: PodRef) -> Hold:
+    return bound_slot(slot, "rdma/late", "vf", device, "one", "c1", "eth0", pod, {})
 
 
 def holding(folder: Path, pod: PodRef) -> Holding | None:
@@ -363,8 +362,8 @@ def holding(folder: Path, pod: PodRef) -> Holding | None:
         return await asyncio.to_thread(granted.holding, pod)
 
     with open_books(folder) as books:
-        books.grant("rdma/vf", {VF: VF, MOVED: "0000:99:00.1"})
-        books.grant("rdma/late", {LATE: "", STRANGE: ""})
+        books.grant(granted("rdma/vf", {VF: VF, MOVED: "0000:99:00.1"}))
+        books.grant(granted("rdma/late", {LATE: "", STRANGE: ""}))
         books.bind_slots([bound(LATE, BOUND, POD), bound(STRANGE, "0000:12:01.0", STRANGER)])
         return asyncio.run(ask(books))
 

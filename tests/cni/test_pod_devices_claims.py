@@ -24,7 +24,7 @@ from agent.errors import (
 )
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
-from agent.model.allocation import AttachmentState, Claim, ClaimDevice, ClaimState, PodRef
+from agent.model.allocation import AttachmentState, Claim, ClaimState, Hold, PodRef, Spec
 from agent.reconcile.claims import Claims
 from agent.reconcile.reconciler import Reconciler
 from agent.state import Latest
@@ -41,7 +41,7 @@ from tests.cni.modes import rdma_node
 from tests.cni.networks import PREVIOUS
 from tests.cni.tiny_node import mac_of, open_rig, vf
 from tests.live import Live
-from tests.node import open_books
+from tests.node import bound_slot, granted, open_books
 from tests.waiting import until
 
 # -------------------------------------------------------------------------------------------------------- into the pod
@@ -90,7 +90,7 @@ def test_a_pod_gets_what_its_claims_and_what_its_units_bring(scene: Scene) -> No
             return PodDevices(pod, (ContainerDevices("main", (DeviceAssignment("plugin/vf", (vf(2),)),)),))
 
     scene.kubelet.pod = Both().pod  # type: ignore[method-assign]
-    rig.ledger.grant("plugin/vf", {vf(2): vf(2)})
+    rig.ledger.grant(granted("plugin/vf", {vf(2): vf(2)}))
     answer = scene.start("c1")
     assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "net1", "net2"]
     assert scene.rows() == {vf(0): ("c1", "net1", "uid-nics"), vf(2): ("c1", "net2", "")}
@@ -298,9 +298,24 @@ def test_a_spec_names_the_character_devices_that_the_device_has_in_its_pod(own_n
         scene.start("c1")
         (known,) = rig.ledger.claims()
         assert [device.edits for device in known.devices] == [edits_of(0), edits_of(7)]
-        assert scene.specs.is_written(known)
+        assert scene.specs.is_written(known.ref.uid)
     with open_books(tmp_path) as books:
         assert books.claims()[0].devices[0].edits == edits_of(0)
+
+
+def test_a_slots_spec_names_those_too(own_network: None, tmp_path: Path) -> None:
+    """The choice is made by a scan: another pod may have brought the device back with another number since."""
+    with rdma_node.opened(tmp_path) as rig:
+        scene, slot = Scene(rig), "slot-rdma:vf-0-0"
+        scene.config.set(dataclasses.replace(scene.config.value, cni=CniSettings(require_grant=False)))
+        bound = bound_slot(slot, "rdma/vf", "vf", vf(2), "main", "c1", "net1", pod_of("c1"), edits_of(2))
+        rig.ledger.bind_slots([bound])
+        rig.machine.rdma.withdraw(vf(0))
+        rig.add("c1", rig.pod("c1"), deviceID=vf(2))
+        (device,) = json.loads((rig.folder / f"cdi/nodefabric-{slot}.json").read_text())["devices"]
+        assert device["containerEdits"] == edits_of(0)
+    with open_books(tmp_path) as books:
+        assert [slot.edits for slot in books.bound_slots()] == [edits_of(0)]
 
 
 def test_a_device_that_comes_without_its_verbs_device_is_brought_back(own_network: None, tmp_path: Path) -> None:
@@ -400,13 +415,13 @@ def test_a_device_cannot_be_in_two_pods_of_its_claim_and_the_second_is_told_what
 CHILD = {"mode": "macvlan"}
 
 
-def told_of(scene: Scene, claim: str, device: ClaimDevice) -> ClaimDevice:
+def told_of(scene: Scene, claim: str, device: Hold) -> Hold:
     """Have containers get a file about the device, as Prepare writes it."""
     files, uid, request = scene.specs.metadata, f"uid-{claim}", device.request
     requests = [{"name": request, "devices": [{"name": device.device_name, "attributes": {}}]}]
     files.write(uid, request, {"metadata": {"name": claim}, "requests": requests})
     path = f"{IN_CONTAINERS}/resourceclaims/{claim}/{request}/nodefabric.io-metadata.json"
-    return dataclasses.replace(device, edits=mounted({}, files.path(uid, request), path))
+    return dataclasses.replace(device, spec=Spec("claim", mounted({}, files.path(uid, request), path)))
 
 
 def told(scene: Scene, claim: str, request: str) -> tuple[int, dict[str, Any] | None]:

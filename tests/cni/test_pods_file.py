@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,19 +17,20 @@ from agent.config import Config, RailNic, Resource
 from agent.errors import LedgerError
 from agent.kubelet import checkpoint
 from agent.ledger import Ledger
-from agent.model.allocation import Binding, Claim, ClaimDevice, ClaimRef, ClaimState, Grant, PodRef
+from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef
 from agent.state import Latest
 from cni import pods_file
 from cni.pods_file import PodsFile, content_of, may_join, name_of
 from tests import versions
 from tests.cni.small_disk import disk
-from tests.node import attach, open_books, owner
+from tests.node import attach, bound_slot, claimed, granted, open_books, owner
 
 BOOT = "6b3c2f1e-0000-4000-8000-000000000001"
 VF, OTHER = "0000:3b:00.2", "0000:3b:00.3"
 HCA = "0000:18:00.0"
 VFS, GPUS, SHARES = Resource("rdma/vf", "vf"), Resource("nvidia.com/gpu", "gpu"), Resource("rdma/hca", "hca")
 RESOURCES = (VFS, GPUS, SHARES)
+SHARES_OF_A_NETWORK = replace(SHARES, network="n")
 TRAINER, WEB = PodRef("default", "trainer"), PodRef("shop", "web")
 
 
@@ -66,6 +68,7 @@ def named(path: Path) -> list[str]:
 GPU = "GPU-6b3fd5a0-0000-4000-8000-000000000000"
 SLOT = "slot-rdma:vf-0-3"
 SHARE = "hca-0c42a10300651234-7"
+RAIL = f"rail-{GPU}"
 
 
 def note(path: Path, *pods: str | None, resource_name: str = "rdma/vf", unit_id: str = VF) -> None:
@@ -82,30 +85,49 @@ def note(path: Path, *pods: str | None, resource_name: str = "rdma/vf", unit_id:
 # ------------------------------------------------------------------------ words
 
 
+def unit(key: str, *devices: str) -> Hold:
+    return Hold(key, "rdma/any", devices)
+
+
+def of_claim(kind: str, **more: Any) -> Hold:
+    made = claimed(
+        "r", "node", "d", f"rdma/{kind}", kind, HCA if kind == "hca" else VF, "name", exclusive=kind != "hca"
+    )
+    return replace(made, claim_uid="uid-claim", **more)
+
+
 @pytest.mark.parametrize(
-    ("resource", "unit_id", "device", "expected"),
+    ("resource", "hold", "expected"),
     [
-        (VFS, VF, VF, True),
-        (Resource("rdma/nic", "nic"), HCA, HCA, True),
-        (Resource("rdma/rail", "rail"), f"rail-{GPU}", VF, True),
-        (Resource("rdma/rail", "rail", nic=RailNic("hca")), f"rail-{GPU}", HCA, False),
-        (Resource("rdma/rail", "rail", nic=RailNic("hca"), network="n"), f"rail-{GPU}", HCA, True),
-        (SHARES, SHARE, HCA, False),
-        (replace(SHARES, network="n"), SHARE, HCA, True),
-        (GPUS, GPU, GPU, False),
-        (Resource("amd.com/xpu", "accelerator"), "0000:c1:00.0", "0000:c1:00.0", False),
-        (VFS, SLOT, "", True),
-        (GPUS, SLOT, "", True),
-        (None, SLOT, VF, True),
-        (None, VF, VF, True),
-        (None, f"rail-{GPU}", VF, True),
-        (None, SHARE, HCA, False),
-        (None, GPU, GPU, False),
-        (None, "MIG-6b3fd5a0", "MIG-6b3fd5a0", False),
+        (VFS, unit(VF, VF), True),
+        (Resource("rdma/nic", "nic"), unit(HCA, HCA), True),
+        (Resource("rdma/rail", "rail"), unit(RAIL, VF), True),
+        (Resource("rdma/rail", "rail", nic=RailNic("hca")), unit(RAIL, HCA), False),
+        (Resource("rdma/rail", "rail", nic=RailNic("hca"), network="n"), unit(RAIL, HCA), True),
+        (SHARES, unit(SHARE, HCA), False),
+        (SHARES_OF_A_NETWORK, unit(SHARE, HCA), True),
+        (GPUS, unit(GPU, GPU), False),
+        (Resource("amd.com/xpu", "accelerator"), unit("0000:c1:00.0", "0000:c1:00.0"), False),
+        (VFS, unit(SLOT), True),
+        (GPUS, unit(SLOT), True),
+        (None, unit(SLOT, VF), True),
+        (None, unit(VF, VF), True),
+        (None, unit(RAIL, VF), True),
+        (None, unit(SHARE, HCA), False),
+        (None, unit(GPU, GPU), False),
+        (None, unit("MIG-6b3fd5a0", "MIG-6b3fd5a0"), False),
+        (VFS, of_claim("vf"), True),
+        (Resource("rdma/nic", "nic"), of_claim("nic"), True),
+        (VFS, of_claim("vf", admin=True), False),
+        (SHARES, of_claim("hca"), False),
+        (SHARES_OF_A_NETWORK, of_claim("hca"), True),
+        (SHARES, of_claim("hca", network={"mode": "macvlan"}), True),
+        (None, of_claim("hca"), True),
+        (None, of_claim("vf"), True),
     ],
 )
-def test_what_may_join_a_network(resource: Resource | None, unit_id: str, device: str, expected: bool) -> None:
-    assert may_join(resource, unit_id, (device,)) is expected
+def test_what_may_join_a_network(resource: Resource | None, hold: Hold, expected: bool) -> None:
+    assert may_join(resource, hold) is expected
 
 
 def test_a_pod_is_named_by_what_each_call_about_it_says() -> None:
@@ -122,11 +144,11 @@ def test_a_pod_is_named_by_what_each_call_about_it_says() -> None:
 def test_a_grant_is_somebodys_unknown_until_its_pod_is(books: Ledger, path: Path) -> None:
     open_holders(path, books)
     assert named(path) == []
-    books.grant("rdma/vf", {VF: VF})
+    books.grant(granted("rdma/vf", {VF: VF}))
     assert named(path) == ["?"]
     books.bind([VF], TRAINER)
     assert named(path) == ["default/trainer"]
-    books.grant("rdma/vf", {VF: VF, OTHER: OTHER})  # kubelet frees units without a word
+    books.grant(granted("rdma/vf", {VF: VF, OTHER: OTHER}))  # kubelet frees units without a word
     assert named(path) == ["?"]
     books.bind([VF], WEB)
     assert named(path) == ["?", "shop/web"]
@@ -138,39 +160,54 @@ def test_a_grant_is_somebodys_unknown_until_its_pod_is(books: Ledger, path: Path
     assert named(path) == []
 
 
-def test_the_file_says_so_before_the_books_do(books: Ledger, path: Path) -> None:
+def give_unit(books: Ledger) -> None:
+    books.grant(granted("rdma/vf", {VF: VF}))
+
+
+def prepare(books: Ledger) -> None:
+    books.prepare_claim(claim())
+
+
+of_both = pytest.mark.parametrize("give", [give_unit, prepare])
+
+
+@of_both
+def test_the_file_says_so_before_the_books_do(books: Ledger, path: Path, give: Callable[[Ledger], None]) -> None:
     open_holders(path, books)
     seen: list[list[str]] = []
 
-    def look(before: Grant | None, after: Grant | None) -> None:
+    def look(before: Hold | None, after: Hold | None) -> None:
         seen.append(named(path))
 
-    books.watch_grants(look)
-    books.grant("rdma/vf", {VF: VF})
+    books.watch_holds(look)
+    give(books)
     assert seen == [["?"]]
 
 
 def test_what_comes_into_no_network_changes_nothing(books: Ledger, path: Path) -> None:
     open_holders(path, books)
     before = path.stat()
-    books.grant("nvidia.com/gpu", {GPU: GPU})
-    books.grant("rdma/hca", {SHARE: HCA})
+    books.grant(granted("nvidia.com/gpu", {GPU: GPU}))
+    books.grant(granted("rdma/hca", {SHARE: HCA}))
     books.bind([GPU, SHARE], TRAINER)
     after = path.stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     assert named(path) == []
 
 
-def test_a_grant_that_the_books_refuse_leaves_nobody_behind(own_network: None, tmp_path: Path, path: Path) -> None:
+@of_both
+def test_a_grant_that_the_books_refuse_leaves_nobody_behind(
+    own_network: None, tmp_path: Path, path: Path, give: Callable[[Ledger], None]
+) -> None:
     with disk(tmp_path / "books", "size=4m"), open_books(tmp_path / "books") as books:
         open_holders(path, books)
         fill(tmp_path / "books")
         with pytest.raises(LedgerError, match="full"):
-            books.grant("rdma/vf", {VF: VF})
+            give(books)
         assert named(path) == []
 
 
-def test_rows_and_bindings_name_pods_without_a_grant(books: Ledger, path: Path) -> None:
+def test_rows_and_bound_slots_name_pods_without_a_grant(books: Ledger, path: Path) -> None:
     opened = open_holders(path, books)
     row = attach(books, VF, owner("c1"))
     opened.look()
@@ -181,17 +218,19 @@ def test_rows_and_bindings_name_pods_without_a_grant(books: Ledger, path: Path) 
     row = books.adopt(replace(row, owner=nameless))
     assert named(path) == ["c2"]
     books.finish_detach(row)
-    (bound,) = books.bind_slots([Binding(SLOT, "rdma/vf", "vf", VF, "main", "c3", "eth0", WEB, {})])
+    (bound,) = books.bind_slots([bound_slot(SLOT, "rdma/vf", "vf", VF, "main", "c3", "eth0", WEB, {})])
     assert named(path) == ["shop/web"]
     books.unbind([bound])
+    assert named(path) == ["shop/web"]  # its next sandbox has it bound anew
+    books.release([SLOT])
     assert named(path) == []
-    books.bind_slots([Binding(SLOT, "rdma/vf", "vf", VF, "", "", "", PodRef("", ""), {})])
+    books.bind_slots([bound_slot(SLOT, "rdma/vf", "vf", VF, "", "", "", None, {})])
     assert named(path) == ["?"]
 
 
 def test_a_pods_start_writes_nothing_where_its_grant_names_it(books: Ledger, path: Path) -> None:
     open_holders(path, books)
-    books.grant("rdma/vf", {VF: VF})
+    books.grant(granted("rdma/vf", {VF: VF}))
     books.bind([VF], owner().pod)
     before = path.stat()
     row = attach(books, VF, owner("c1"))
@@ -228,7 +267,7 @@ def test_only_what_comes_into_a_network_counts_of_kubelets_notes(books: Ledger, 
 def test_another_configuration_decides_what_a_share_is_for(books: Ledger, path: Path) -> None:
     config = Latest(Config(resources=RESOURCES, kubelet_dir=path.parent))
     open_holders(path, books, config=config)
-    books.grant("rdma/hca", {SHARE: HCA})
+    books.grant(granted("rdma/hca", {SHARE: HCA}))
     books.bind([SHARE], TRAINER)
 
     def reconfigure(*resources: Resource) -> None:
@@ -239,7 +278,7 @@ def test_another_configuration_decides_what_a_share_is_for(books: Ledger, path: 
     reconfigure(SHARES)
     assert named(path) == []
     reconfigure()
-    books.grant("rdma/vf", {VF: VF})
+    books.grant(granted("rdma/vf", {VF: VF}))
     books.bind([VF], TRAINER)
     assert named(path) == ["default/trainer"]  # what its resource was, nobody knows
 
@@ -256,7 +295,7 @@ def test_a_file_that_somebody_removes_is_written_again(books: Ledger, path: Path
 
 def test_there_is_no_file_until_the_books_have_agreed_with_kubelet_once(books: Ledger, path: Path) -> None:
     opened = open_holders(path, books, is_new=True)
-    books.grant("rdma/vf", {VF: VF})
+    books.grant(granted("rdma/vf", {VF: VF}))
     assert not path.exists()
     opened.complete()
     assert named(path) == ["?"]
@@ -265,7 +304,7 @@ def test_there_is_no_file_until_the_books_have_agreed_with_kubelet_once(books: L
 def test_another_agent_of_the_same_boot_goes_on_where_the_last_was_killed(tmp_path: Path, path: Path) -> None:
     with open_books(tmp_path) as books:
         open_holders(path, books)
-        books.grant("rdma/vf", {VF: VF})
+        books.grant(granted("rdma/vf", {VF: VF}))
         books.bind([VF], TRAINER)
     path.write_bytes(content_of(BOOT, [None]))  # as if killed between the file and the books
     with open_books(tmp_path) as books:
@@ -302,7 +341,7 @@ def test_a_file_that_cannot_be_written_goes_and_comes_again(own_network: None, b
     with disk(path.parent, "size=16k"):
         opened = open_holders(path, books)
         filler = fill(path.parent)
-        books.grant("rdma/vf", {VF: VF})  # its page is free then
+        books.grant(granted("rdma/vf", {VF: VF}))  # its page is free then
         content = path.read_bytes()
         filler.unlink()
         assert (content, named(path)) == (path.read_bytes(), ["?"])
@@ -322,11 +361,11 @@ def test_nothing_is_granted_while_a_file_that_is_not_true_any_more_cannot_be_rem
         open_holders(path, books)
         remount(path.parent, "ro")
         with pytest.raises(LedgerError, match="neither be written nor removed"):
-            books.grant("rdma/vf", {VF: VF})
-        assert books.grants() == ()
-        books.grant("nvidia.com/gpu", {GPU: GPU})
+            books.grant(granted("rdma/vf", {VF: VF}))
+        assert books.holds() == ()
+        books.grant(granted("nvidia.com/gpu", {GPU: GPU}))
         remount(path.parent, "rw")
-        books.grant("rdma/vf", {VF: VF})
+        books.grant(granted("rdma/vf", {VF: VF}))
         assert named(path) == ["?"]
 
 
@@ -345,7 +384,7 @@ def remount(folder: Path, how: str) -> None:
 
 def test_an_agent_that_ends_leaves_the_file_to_the_next_and_grants_nothing_more(books: Ledger, path: Path) -> None:
     kept = open_holders(path, books)
-    books.grant("rdma/vf", {VF: VF})
+    books.grant(granted("rdma/vf", {VF: VF}))
     books.bind([VF], TRAINER)
     kept.close()
     left = named(path)
@@ -354,9 +393,10 @@ def test_an_agent_that_ends_leaves_the_file_to_the_next_and_grants_nothing_more(
     kept.look()
     kept.complete()
     assert named(path) == left
-    with pytest.raises(LedgerError, match="the agent is ending"):
-        books.grant("rdma/vf", {OTHER: OTHER})
-    assert books.grants() == ()
+    for give in (give_unit, prepare):
+        with pytest.raises(LedgerError, match="the agent is ending"):
+            give(books)
+    assert (books.holds(), books.claims()) == ((), ())
 
 
 def test_many_threads_leave_what_is_true(books: Ledger, path: Path) -> None:
@@ -366,7 +406,7 @@ def test_many_threads_leave_what_is_true(books: Ledger, path: Path) -> None:
     def live(number: int) -> None:
         unit, pod = f"0000:{number:02x}:00.1", PodRef("default", f"p{number}")
         for _ in range(20):
-            books.grant("rdma/vf", {unit: unit})
+            books.grant(granted("rdma/vf", {unit: unit}))
             if "unknown 1" not in path.read_text():
                 wrong.append("a grant is not on file")
             books.bind([unit], pod)
@@ -384,14 +424,8 @@ def test_many_threads_leave_what_is_true(books: Ledger, path: Path) -> None:
 # ---------------------------------------------------------------------- claims
 
 
-def of_claim(kind: str = "vf", resource_name: str = "rdma/vf", device: str = VF, **more: object) -> ClaimDevice:
-    made = ClaimDevice("r", "node", "d", resource_name, kind, device, "name", exclusive=kind != "hca")
-    return replace(made, **more)  # type: ignore[arg-type]
-
-
-def claim(*devices: ClaimDevice, only_pod: str = "uid-t", pods: tuple[PodRef, ...] = (TRAINER,)) -> Claim:
-    ref = ClaimRef("uid-claim", "default", "nics")
-    return Claim(ref, ClaimState.PREPARING, devices or (of_claim(),), pods, only_pod)
+def claim(kind: str = "vf", only_pod: str = "uid-t", pods: tuple[PodRef, ...] = (TRAINER,)) -> Claim:
+    return Claim(ClaimRef("uid-claim", "default", "nics"), ClaimState.PREPARING, (of_claim(kind),), pods, only_pod)
 
 
 def test_the_pod_of_a_claim_is_in_the_file_before_kubelet_hears_of_it_and_until_the_claim_is_gone(
@@ -416,44 +450,13 @@ def test_any_pod_of_its_namespace_may_have_a_claim_that_has_no_owner(path: Path,
     assert named(path) == []
 
 
-@pytest.mark.parametrize(
-    ("device", "expected"),
-    [
-        (of_claim(), True),
-        (of_claim("nic", "rdma/nic"), True),
-        (of_claim(admin=True), False),
-        (of_claim("hca", "rdma/hca", HCA), False),
-        (of_claim("hca", "rdma/hca", HCA, network={"mode": "macvlan"}), True),
-        (of_claim("hca", "rdma/gone", HCA), True),
-        (of_claim(resource_name="rdma/gone"), True),
-    ],
-)
-def test_only_claims_of_what_may_join_a_network_count(
-    path: Path, books: Ledger, device: ClaimDevice, expected: bool
-) -> None:
-    open_holders(path, books)
-    books.prepare_claim(claim(device))
-    assert bool(named(path)) is expected
-
-
 def test_claims_of_earlier_agents_and_a_new_configuration_count(path: Path, books: Ledger) -> None:
-    books.prepare_claim(claim(of_claim("hca", "rdma/hca", HCA)))
+    books.prepare_claim(claim("hca"))
     config = Latest(Config(resources=RESOURCES, kubelet_dir=path.parent.parent))
     open_holders(path, books, config=config)
     assert named(path) == []
-    config.set(replace(config.value, resources=(replace(SHARES, network="n"),)))
+    config.set(replace(config.value, resources=(SHARES_OF_A_NETWORK,)))
     assert named(path) == ["default/trainer", "uid-t"]
-
-
-def test_a_claim_is_not_prepared_while_the_file_goes_on_to_say_otherwise(path: Path, books: Ledger) -> None:
-    kept = open_holders(path, books)
-    with kept.preparing(claim()):
-        assert named(path) == ["?"]
-    assert named(path) == []
-    kept.close()
-    with pytest.raises(LedgerError, match="is written no more"):
-        books.prepare_claim(claim())
-    assert books.claims() == ()
 
 
 def test_an_earlier_versions_file_of_pods_holds_on_in_the_same_boot(tmp_path: Path) -> None:

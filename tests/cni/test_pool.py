@@ -32,7 +32,7 @@ from cni.call import NO_GRANTS, Call, Grants, Node
 from cni.targets import Pool
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
-from tests.node import attach, gpu_uuid, node, open_books, owner
+from tests.node import attach, gpu_uuid, granted, node, open_books, owner
 
 POOL: dict[str, Any] = {"deviceID": None, "pf": [PF_NETDEV]}
 
@@ -144,7 +144,7 @@ def test_what_others_give_is_never_taken(tmp_path: Path) -> None:
     moved = tuple(replace(d, netdevs=()) if d.address == free[4] else d for d in snapshot.devices)
     grants = FixedGrants(resources={free[0]: "rdma/vf"})
     with opened(tmp_path, replace(snapshot, devices=moved), grants) as (pool, books):
-        books.grant("former/resource", {"unit": free[1]})
+        books.grant(granted("former/resource", {"unit": free[1]}))
         books.quarantine(free[2], "reason")
         attach(books, free[3], owner("somebody"))
         assert pool.take(call_for("c1", "rail0")) == free[5]

@@ -200,7 +200,7 @@ def test_a_container_keeps_its_device_for_itself_when_the_books_are_lost(late: L
     assert not set(before) & set(late.check(other, second, node.start_container(other, second)))
     assert late.check(pod, sandbox, node.start_container(pod, sandbox, attempt=1)) == before
     node.end(second)
-    node.end(sandbox)  # its DEL finds the binding by the sandbox, which the runtime has told
+    node.end(sandbox)  # its DEL finds the slot by the sandbox, which the runtime has told
     assert settled(lambda: [*not_back(late.hardware, late.links), *still_attached(node.stage), *ours()]) == []
 
 

@@ -23,6 +23,7 @@ from agent.hardware.nvml.library import Nvml, is_installed
 from agent.hardware.uevents import Uevents
 from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
+from agent.model.allocation import Hold
 from hack.sim.kubelet import Kubelet
 
 DEADLINE = 30.0
@@ -86,8 +87,8 @@ def gpus() -> None:
 def ledger() -> None:
     """SQLite"""
     with_books = Ledger.open(FOLDER / "ledger.db", "boot")
-    with_books.grant("rdma/vf", {"a": "0000:3b:00.1"})
-    assert [grant.unit_id for grant in with_books.grants()] == ["a"]
+    with_books.grant([Hold("a", "rdma/vf", ("0000:3b:00.1",))])
+    assert [hold.key for hold in with_books.holds()] == ["a"]
     with_books.close()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from agent.config import Resource
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
-from agent.model.allocation import PodRef
+from agent.model.allocation import Hold, PodRef
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
@@ -25,7 +25,7 @@ class Books:
     def __init__(self) -> None:
         self.pods: dict[str, PodRef] = {}
 
-    def grant(self, resource_name: str, units: object, specs: object = None) -> None:
+    def grant(self, holds: Sequence[Hold]) -> None:
         """Take a grant."""
 
 

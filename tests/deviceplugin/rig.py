@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from agent.config import Config, HealthSettings, Resource
 from agent.edits.build import GpuFiles
 from agent.edits.device_info import GrantedFiles
+from agent.edits.specs import Specs
 from agent.edits.unit_specs import UnitSpecs
 from agent.health_history import HealthHistory
 from agent.ledger import Ledger
@@ -128,8 +129,9 @@ def plugins_on(config: Latest[Config], ground: Ground, *, observe: Observe = uno
     """Make device plugins with an allocator of their own."""
     offer = Latest(Offer())
     files = GrantedFiles(config.value.cdi_dir.with_name("devinfo"))
-    specs = UnitSpecs(ground.ledger, config.value.cdi_dir, Latest(True))
-    records = GrantRecords(ground.ledger, files, offer, ground.snapshot, specs, lambda slots: None)
+    specs = Specs(ground.ledger, config.value.cdi_dir)
+    units = UnitSpecs(ground.ledger, specs, Latest(True))
+    records = GrantRecords(ground.ledger, files, offer, specs, units, lambda slots: None)
     allocator = Allocator(offer, records.grant, ground.ledger.pod_of, ground.clock)
     return DevicePlugins(config, ground, allocator, records, observe, QUICK)
 

@@ -54,11 +54,11 @@ def everything(allocator: Allocator, resource: str) -> list[str]:
 
 def test_a_grant_is_in_the_ledger_before_the_answer(allocator: Allocator, ledger: Ledger) -> None:
     allocate(allocator, "rdma/hca", "hca-b83fd20300a00001-2")
-    (grant,) = ledger.grants()
-    assert (grant.unit_id, grant.resource_name, grant.device, grant.pod) == (
+    (hold,) = ledger.holds()
+    assert (hold.key, hold.resource_name, hold.devices, hold.pod) == (
         "hca-b83fd20300a00001-2",
         "rdma/hca",
-        "0000:22:00.0",
+        ("0000:22:00.0",),
         None,
     )
 
@@ -70,7 +70,7 @@ def test_several_containers_are_answered_one_by_one(allocator: Allocator, ledger
         None,
         "0000:22:00.1,0000:22:00.2",
     ]
-    assert len(ledger.grants()) == 3
+    assert len(ledger.holds()) == 3
 
 
 def test_the_verbs_node_of_the_last_answer_about_a_device_is_remembered(allocator: Allocator) -> None:
@@ -90,7 +90,7 @@ def test_the_verbs_node_of_the_last_answer_about_a_device_is_remembered(allocato
 def test_a_unit_that_the_resource_does_not_offer_is_unknown(allocator: Allocator, ledger: Ledger, unit_id: str) -> None:
     with pytest.raises(UnknownUnit, match="is not among the 16 units that rdma/hca offers"):
         asyncio.run(allocator.allocate("rdma/hca", [["hca-b83fd20300a00001-2"], [unit_id]]))
-    assert ledger.grants() == ()
+    assert ledger.holds() == ()
 
 
 def test_a_share_is_refused_that_a_claim_still_has_in_its_place(allocator: Allocator, ledger: Ledger) -> None:
@@ -99,7 +99,7 @@ def test_a_share_is_refused_that_a_claim_still_has_in_its_place(allocator: Alloc
     with pytest.raises(UnitUnhealthy, match=r"claims still have as many shares of 0000:22:00\.0"):
         allocate(allocator, "rdma/hca", "hca-b83fd20300a00001-1")
     allocate(allocator, "rdma/hca", "hca-b83fd20300a00001-0")
-    assert [grant.unit_id for grant in ledger.grants()] == ["hca-b83fd20300a00001-0"]
+    assert [hold.key for hold in ledger.holds()] == ["hca-b83fd20300a00001-0"]
 
 
 def test_a_link_that_is_down_does_not_fail_the_pod_for_good(allocator: Allocator, ledger: Ledger) -> None:
@@ -107,7 +107,7 @@ def test_a_link_that_is_down_does_not_fail_the_pod_for_good(allocator: Allocator
     allocator.offer.set(offer(down))
     assert not allocator.offer.value.by_id["0000:12:00.1"].health.healthy
     allocate(allocator, "rdma/vf", "0000:12:00.1")
-    assert len(ledger.grants()) == 1
+    assert len(ledger.holds()) == 1
 
 
 @pytest.mark.parametrize("later", [0, 6])

@@ -79,7 +79,7 @@ async def test_a_container_gets_what_the_sriov_plugin_gives(short_folder: Path) 
             for name in ("issm4", "umad4", "uverbs4", "rdma_cm")
         ]
         assert not answer.annotations
-        assert [grant.unit_id for grant in r.ledger.grants()] == [VF]
+        assert [hold.key for hold in r.ledger.holds()] == [VF]
 
 
 async def test_with_cdi_a_container_gets_an_annotation_in_place_of_files(short_folder: Path) -> None:
@@ -253,7 +253,7 @@ async def test_shared_pools_count_to_their_number_whatever_their_adapters(short_
             assert not answer.envs
         pod = await r.run_pod("p", Container("main", (("rdma/a", 1), ("rdma/b", 1))))
         assert pod["phase"] == "Running"
-        assert r.ledger.grants() == ()
+        assert r.ledger.holds() == ()
         with pytest.raises(grpc.aio.AioRpcError, match="4 is not among the 3 units"):
             await allocate(r, "rdma/a", "4")
 

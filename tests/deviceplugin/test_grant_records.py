@@ -29,11 +29,11 @@ async def test_a_granted_vf_has_its_file_when_kubelet_has_its_answer_and_again_a
 ) -> None:
     async with rig(short_folder) as r:
         await r.run_pod("a", POD)
-        (grant,) = r.ledger.grants()
+        (hold,) = r.ledger.holds()
         (name,) = names(short_folder)
-        assert name == f"rdma-vf-{grant.unit_id}-device.json"
+        assert name == f"rdma-vf-{hold.key}-device.json"
         document = json.loads((short_folder / "devinfo/dp" / name).read_text())
-        assert document["pci"]["pci-address"] == grant.device
+        assert document["pci"]["pci-address"] == hold.device
         assert document["pci"]["pf-pci-address"]
     (short_folder / "devinfo/dp" / name).unlink()
     async with rig(short_folder):
@@ -48,20 +48,20 @@ async def test_other_resources_have_none_nor_slots_of_which_nobody_knows_yet_wha
 ) -> None:
     async with rig(short_folder, resources=(resource,)) as r:
         assert (await r.run_pod("a", Container("main", ((name, 1),))))["phase"] == "Running"
-        assert len(r.ledger.grants()) == 1
+        assert len(r.ledger.holds()) == 1
         assert names(short_folder) == []
 
 
 async def test_a_file_stays_until_the_vf_is_neither_granted_nor_in_a_pod(short_folder: Path) -> None:
     async with rig(short_folder) as r:
         await r.run_pod("a", POD)
-        (grant,) = r.ledger.grants()
-        row = await asyncio.to_thread(attach, r.ledger, grant.device, owner("c1"))
-        await asyncio.to_thread(r.ledger.release, [grant.unit_id])
+        (hold,) = r.ledger.holds()
+        row = await asyncio.to_thread(attach, r.ledger, hold.device, owner("c1"))
+        await asyncio.to_thread(r.ledger.release, [hold.key])
         await r.run_pod("b", POD)
         await until(lambda: len(names(short_folder)) == 2)
-        assert f"rdma-vf-{grant.device}-device.json" in names(short_folder)
-        await asyncio.to_thread(r.ledger.release, [g.unit_id for g in r.ledger.grants()])
+        assert f"rdma-vf-{hold.device}-device.json" in names(short_folder)
+        await asyncio.to_thread(r.ledger.release, [each.key for each in r.ledger.holds()])
         await until(lambda: len(names(short_folder)) == 1)
         assert len(names(short_folder)) == 1
         await asyncio.to_thread(r.ledger.finish_detach, row)
@@ -71,8 +71,8 @@ async def test_a_file_stays_until_the_vf_is_neither_granted_nor_in_a_pod(short_f
 async def test_a_bonds_row_makes_no_folders(short_folder: Path) -> None:
     async with rig(short_folder) as r:
         await r.run_pod("a", POD)
-        (grant,) = r.ledger.grants()
-        await asyncio.to_thread(attach, r.ledger, f"{grant.device}+0000:ff:00.1/c1/net1", owner("c1"))
+        (hold,) = r.ledger.holds()
+        await asyncio.to_thread(attach, r.ledger, f"{hold.device}+0000:ff:00.1/c1/net1", owner("c1"))
         before = names(short_folder)
         (short_folder / "devinfo/dp" / before[0]).unlink()
         await until(lambda: names(short_folder) != [])

@@ -78,13 +78,13 @@ async def test_vfs_that_vanish_stay_in_the_list_for_a_while_and_come_back(short_
 async def test_a_device_that_vanished_from_under_a_pod_is_listed_until_the_pod_has_ended(short_folder: Path) -> None:
     async with rig(short_folder, health=book(gone=0.1)) as r:
         await r.run_pod("a", Container("c", (("rdma/vf", 1),)))
-        (grant,) = r.ledger.grants()
-        r.publish(without(node(), grant.device))
+        (hold,) = r.ledger.holds()
+        r.publish(without(node(), hold.device))
         await until(lambda: reasons(r) == {"DeviceGone": 1})
         await asyncio.sleep(0.3)
-        r.publish(without(node(), grant.device, "0000:22:00.1"))
+        r.publish(without(node(), hold.device, "0000:22:00.1"))
         await until(lambda: reasons(r) == {"DeviceGone": 1} and len(r.units["rdma/vf"]) == 15)
-        await asyncio.to_thread(r.ledger.release, (grant.unit_id,))
+        await asyncio.to_thread(r.ledger.release, (hold.key,))
         await until(lambda: reasons(r) == {} and r.kubelet.devices.capacity()["rdma/vf"] == 14)
 
 

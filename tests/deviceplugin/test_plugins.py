@@ -59,7 +59,7 @@ async def test_a_pod_gets_its_nics_beside_its_gpu_in_whatever_order_kubelet_asks
                 f"/dev/infiniband/uverbs{rail}",
             ]
             assert main["envs"] == {"NVIDIA_VISIBLE_DEVICES": gpu, "PCIDEVICE_RDMA_VF": vf}
-        assert len(r.ledger.grants()) == 12
+        assert len(r.ledger.holds()) == 12
 
 
 async def test_an_init_containers_units_are_granted_again(short_folder: Path) -> None:
@@ -76,7 +76,7 @@ async def test_an_init_containers_units_are_granted_again(short_folder: Path) ->
         first, second = r.calls("GetPreferredAllocation")
         assert (first.must_include, first.size) == ((), 2)
         assert (set(second.must_include), second.size) == (held["i1"] - held["c1"], 2)
-        assert len(r.ledger.grants()) == 3
+        assert len(r.ledger.holds()) == 3
 
 
 def test_the_numbers_of_rails_outlive_the_agent_and_an_adapter_that_is_gone_at_its_start(short_folder: Path) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import re
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import grpc
@@ -16,7 +16,7 @@ import pytest
 
 from agent.errors import LedgerError
 from agent.ledger import Ledger
-from agent.model.allocation import Devices
+from agent.model.allocation import Hold
 from hack.sim.pods import Container
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.awaiting import until
@@ -55,7 +55,7 @@ class Broken(Ledger):
 
     error: Exception
 
-    def grant(self, resource_name: str, units: Mapping[str, Devices], specs: object = None) -> None:
+    def grant(self, holds: Iterable[Hold]) -> None:
         raise self.error
 
 

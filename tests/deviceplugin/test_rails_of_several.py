@@ -20,7 +20,7 @@ ONE = Container("main", (("rdma/rail", 1),))
 
 
 def nics(books: Ledger) -> list[str]:
-    return [nic for grant in books.grants() for nic in grant.devices]
+    return [nic for hold in books.holds() for nic in hold.devices]
 
 
 async def offered(r: Rig, snapshot: Snapshot) -> None:
@@ -44,7 +44,7 @@ def turned(snapshot: Snapshot) -> Snapshot:
 async def test_a_container_is_told_of_all_nics_and_the_row_has_them(short_folder: Path) -> None:
     async with rig(short_folder, snapshot=node(rails=2), resources=(PAIR,)) as r:
         pod = await r.run_pod("p", Container("main", (("rdma/rail", 2),)))
-        assert [len(grant.devices) for grant in r.ledger.grants()] == [2, 2]
+        assert [len(hold.devices) for hold in r.ledger.holds()] == [2, 2]
         assert pod["containers"][0]["envs"]["PCIDEVICE_RDMA_RAIL"].split(",") == nics(r.ledger)
         assert len(set(nics(r.ledger))) == 4
 
@@ -65,7 +65,7 @@ async def test_each_of_eight_pods_has_four_of_the_32_adapters_of_a_p5(short_fold
 async def test_whatever_becomes_of_the_hardware_no_second_pod_gets_a_nic_of_the_first(short_folder: Path) -> None:
     async def work(r: Rig) -> None:
         await r.run_pod("a", ONE)
-        (mine,) = (grant.devices for grant in r.ledger.grants())
+        (mine,) = (hold.devices for hold in r.ledger.holds())
         for snapshot in (
             turned(node(rails=2)),
             without(node(rails=2), "0000:12:00.3"),
@@ -74,12 +74,12 @@ async def test_whatever_becomes_of_the_hardware_no_second_pod_gets_a_nic_of_the_
             r.publish(snapshot)
             await offered(r, snapshot)
             await r.run_pod("b", ONE)
-            grants = {grant.unit_id: grant.devices for grant in r.ledger.grants()}
-            assert mine in grants.values()
-            assert len(grants) == 2
+            held = {hold.key: hold.devices for hold in r.ledger.holds()}
+            assert mine in held.values()
+            assert len(held) == 2
             assert len(set(nics(r.ledger))) == 4
             await r.kubelet.delete("default/b")
-            r.ledger.release([unit for unit, its in grants.items() if its != mine])
+            r.ledger.release([unit for unit, its in held.items() if its != mine])
 
     async with rig(short_folder, snapshot=node(rails=2), resources=(PAIR,)) as r:
         await work(r)

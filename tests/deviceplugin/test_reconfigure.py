@@ -50,7 +50,7 @@ async def test_a_resource_that_is_gone_is_no_longer_served_and_leaves_no_socket(
         await reconfigure(r, HCA)
         await until(lambda: r.allocatable()["rdma/vf"] == 0)
         await until(lambda: len(list(r.plugins.folder.glob("nodefabric-*.sock"))) == 1)
-        assert [grant.resource_name for grant in r.ledger.grants()] == ["rdma/vf"]
+        assert [hold.resource_name for hold in r.ledger.holds()] == ["rdma/vf"]
         assert (await r.run_pod("q", Container("main", (("rdma/vf", 1),))))["phase"] == "Failed"
         await reconfigure(r, HCA, VF)
         await until(lambda: r.allocatable()["rdma/vf"] == 16)
@@ -102,7 +102,7 @@ async def test_a_vf_in_use_goes_to_another_resource_when_it_is_free(short_folder
         await reconfigure(r, vfs("a/low", "rail0#0"), vfs("a/high", "rail0#1-3"))
         listed = {name: len(units) for name, units in r.units.items()}
         assert listed == {"a/low": 2, "a/high": 2}
-        held = {grant.unit_id for grant in r.ledger.grants()}
+        held = {hold.key for hold in r.ledger.holds()}
         assert held == {unit.unit_id for unit in r.units["a/low"]}
         r.ledger.release(held)
         await until(lambda: {n: len(u) for n, u in r.units.items()} == {"a/low": 1, "a/high": 3})
@@ -111,7 +111,7 @@ async def test_a_vf_in_use_goes_to_another_resource_when_it_is_free(short_folder
 async def test_what_pods_hold_is_known_to_an_agent_that_starts_with_another_configuration(short_folder: Path) -> None:
     async with rig(short_folder, snapshot=node(rails=1), resources=(vfs("a/old", "rail0"),)) as r:
         await r.run_pod("p", Container("main", (("a/old", 1),)))
-        held = [grant.unit_id for grant in r.ledger.grants()]
+        held = [hold.key for hold in r.ledger.holds()]
     later = short_folder / "later"
     later.mkdir()
     shutil.copy(short_folder / "ledger.db", later)
@@ -162,11 +162,11 @@ async def test_a_resource_that_claims_are_for_is_served_no_more_and_what_pods_ha
 ) -> None:
     async with rig(short_folder, snapshot=node(rails=1, vfs=2), resources=(VF, HCA)) as r:
         await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
-        [grant] = r.ledger.grants()
+        [hold] = r.ledger.holds()
         await reconfigure(r, replace(VF, offer="dra"), HCA)
         await until(lambda: r.allocatable() == {"rdma/hca": 4, "rdma/vf": 0})
         assert list(r.plugins.status()) == ["rdma/hca"]
         assert r.units.keys() == {"rdma/vf", "rdma/hca"}
-        assert reasons(r, "rdma/vf") == {grant.unit_id: "Held"}
+        assert reasons(r, "rdma/vf") == {hold.key: "Held"}
         await reconfigure(r, VF, HCA)
         await until(lambda: r.allocatable()["rdma/vf"] == 2)

@@ -16,6 +16,7 @@ from agent.cluster.apiserver import NODE, SLICE, ApiServer
 from agent.cluster.claim_objects import ClaimObjects
 from agent.cluster.slices import Pool, remove_all
 from agent.edits.claim_specs import ClaimSpecs
+from agent.edits.specs import Specs
 from agent.errors import Unavailable
 from agent.model.allocation import ClaimRef, PodRef
 from agent.model.device import Snapshot
@@ -71,10 +72,10 @@ def test_a_strange_answer_about_a_leftover_claim_ends_no_round_of_healing(tmp_pa
         asking(tmp_path, lambda asked: asked.send(body)) as api,
         open_books(tmp_path, clock=lambda: time.time() - NEW_SECONDS - 60) as books,
     ):
-        left = prepare(books)
+        prepare(books)
         reader: Latest[Reads | None] = Latest(ClaimObjects(lambda: api, "n"))
-        specs = ClaimSpecs(tmp_path / "cdi")
-        specs.write(left)
+        specs = ClaimSpecs(books, Specs(books, tmp_path / "cdi"), tmp_path / "cdi")
+        specs.write(UID)
         scene = Scene(books, others=[Claims(books, specs, Latest(Snapshot(boot_id="boot")), Answers(), reader)])
         scene.run_once()
         assert scene.counted == [("lease-return", "owed")], "healers after the claims' have had their turn"

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from agent.ledger import Ledger
-from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, Undo
+from agent.model.allocation import Claim, ClaimRef, ClaimState, Undo
 from agent.model.device import RdmaDevice
 from agent.offer.units import plain_offer
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from tests.awaiting import until
 from tests.deviceplugin.dra.test_dra import OFFERED, Node
-from tests.node import POD, attach, change, open_books
+from tests.node import POD, attach, change, claimed, open_books
 from tests.node import node as machine
 from tests.sim.cluster.dra_documents import allocated
 from tests.sim.cluster.dra_documents import claim as claim_document
@@ -32,7 +32,7 @@ RESULT = {"interfaces": [{"name": "net1", "mac": "02:00:00:00:00:01", "sandbox":
 
 def in_a_pod(ledger: Ledger, uid: str, undo: Undo) -> None:
     """Have the books know a claim whose device an ADD has brought into its pod."""
-    device = ClaimDevice("nic", "node-1", "vf-1", "rdma/vf", "vf", VF, f"{uid}-0-vf-1")
+    device = claimed("nic", "node-1", "vf-1", "rdma/vf", "vf", VF, f"{uid}-0-vf-1")
     ledger.prepare_claim(Claim(ClaimRef(uid, "ns", "c"), ClaimState.PREPARING, (device,), (POD,)))
     ledger.set_claim_state(uid, ClaimState.PREPARED)
     row = attach(ledger, VF, undo=undo, claim_uid=uid)

@@ -76,18 +76,19 @@ class Books:
         self.rows = tuple(Row(*(row[field.name] for field in fields(Row))) for row in rows)
         self.quarantine = {r["device"]: r["reason"] for r in db.execute("SELECT * FROM quarantine")}
         self.owed = tuple((r["container_id"], r["ifname"]) for r in db.execute("SELECT * FROM owed_leases"))
-        units = [Hold("unit", r["resource_name"], r["device"]) for r in db.execute("SELECT * FROM grants")]
-        slots = [
-            Hold("slot", r["unit_id"], r["device"], r["container_id"])
-            for r in db.execute("SELECT * FROM bindings ORDER BY unit_id")
+        plain = [
+            Hold("slot", r["key"], r["device"], r["container_id"])
+            if r["bound_at"]
+            else Hold("unit", r["resource_name"], r["device"])
+            for r in db.execute("SELECT * FROM holds JOIN hold_devices USING (key) WHERE claim_uid = '' ORDER BY key")
         ]
-        joined = "claims LEFT JOIN claim_devices d USING (claim_uid)"
+        joined = "claims c LEFT JOIN holds h USING (claim_uid) LEFT JOIN hold_devices d USING (key)"
         claims = [
-            Hold("claim", r["claim_uid"], r["device"] or "", "", r["cdi_name"] or "", r["state"], pods, r["boot_id"])
-            for r in db.execute(f"SELECT * FROM {joined} ORDER BY claim_uid, d.rowid")
+            Hold("claim", r["claim_uid"], r["device"] or "", "", r["key"] or "", r["state"], pods, r["boot_id"])
+            for r in db.execute(f"SELECT c.*, key, device FROM {joined} ORDER BY claim_uid, h.rowid")
             for pods in (frozenset(pod["name"] for pod in json.loads(r["pods"])),)
         ]
-        self.holds = (*claims, *slots, *units)
+        self.holds = (*claims, *plain)
 
 
 @contextmanager

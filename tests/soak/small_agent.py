@@ -19,7 +19,6 @@ from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import AgentError
 from agent.hardware.host import Host
 from agent.hardware.machine import Machine
@@ -40,7 +39,7 @@ from deviceplugin.dra.pods import GpuAsker, PodGroups
 from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Patience, Preparer
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.agent.reconcile.scene import reconcile_once
-from tests.node import new_report
+from tests.node import granted, new_report
 from tests.soak import observe
 from tests.soak.configured import DRIVER, GRANTED, LATE, POOL, config, offer_of
 from tests.soak.kubelet import Api, Kubelet
@@ -127,7 +126,7 @@ class SmallAgent:
     def _make_preparer(self) -> Preparer:
         api, kubelet = Api(self.folder), self.parts.asker
         planner = Planner(self._config, self._offer, self._catalog, self.ledger, GpuAsker(kubelet, api), api)
-        files = ClaimFiles(ClaimSpecs(self._config.value.cdi_dir), self._config, self._catalog, self._facts)
+        files = ClaimFiles(self.parts.claim_specs, self._config, self._catalog, self._facts)
         users = DeviceUsers(self.ledger, api, kubelet, self.parts.attachments)
         allocations = Allocations(api, PodGroups(kubelet, api), DRIVER, POOL)
         return Preparer(allocations, planner, self.ledger, files, users, PATIENCE)
@@ -137,6 +136,7 @@ class SmallAgent:
         leases = self.parts.attachments.leases
         leases.defer()
         self._do(self.parts.reconciler.begin())
+        self._do(self.parts.specs.look())
         self.parts.server.start()
         leases.resume()
 
@@ -147,11 +147,12 @@ class SmallAgent:
                 case "reconcile":
                     self._scans.set(replace(self._host.scan(), generation=self._scans.value.generation + 1))
                     self._look()
-                    return self._do(reconcile_once(self.parts.reconciler))
+                    self._do(reconcile_once(self.parts.reconciler))
+                    return self._do(self.parts.specs.look())
                 case "grant":
-                    return self.parts.records.grant(GRANTED.name, {device: device for device in order["devices"]})
+                    return self.parts.records.grant(granted(GRANTED.name, {d: d for d in order["devices"]}))
                 case "grant slots":
-                    return self.parts.records.grant(LATE.name, dict.fromkeys(order["slots"], ""))
+                    return self.parts.records.grant(granted(LATE.name, dict.fromkeys(order["slots"], ())))
                 case "prepare":
                     return [n for device in self._preparer.prepare(_ref(order)) for n in device.cdi_device_ids]
                 case "unprepare":

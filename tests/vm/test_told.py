@@ -17,12 +17,11 @@ import pytest
 
 from agent.config import parse
 from agent.edits.build import edits_by_device, helper_variables
-from agent.edits.cdi import SlotSpecs
 from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.unit_specs import UnitSpecs
+from agent.edits.specs import Specs
 from agent.hardware.machine import Machine
 from agent.ledger import Ledger
-from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
+from agent.model.allocation import Claim, ClaimRef, ClaimState, PodRef
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.state import Latest
@@ -30,9 +29,9 @@ from cni import netconf
 from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments
 from cni.call import Call, GrantedDevice, Node
-from cni.slots.bound import BoundSlots
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
+from tests.node import claimed
 from tests.vm.adapters import Pf, wait_until
 from tests.vm.containers import Container, ended
 
@@ -54,11 +53,10 @@ class Scene:
         snapshot = self.machine.scan()
         self.snapshot = snapshot
         node = Node(self.machine, self.ledger, Latest(snapshot))
-        bound = BoundSlots(cast(Any, Latest(None)), self.ledger, SlotSpecs(folder / "cdi"))
-        self.specs = ClaimSpecs(folder / "cdi")
+        specs = Specs(self.ledger, folder / "cdi")
+        self.specs = ClaimSpecs(self.ledger, specs, folder / "cdi")
         files = RailFiles(folder / "cdi", Latest(Offer(snapshot)), cast(Any, SimpleNamespace()), Latest({}))
-        units = UnitSpecs(self.ledger, folder / "cdi", Latest(True))
-        facts = FactsWriter(node, bound, self.specs, units, files)
+        facts = FactsWriter(node, specs, self.specs.metadata, files)
         self.grants = FixedGrants()
         self.grants.attached = facts.attached  # type: ignore[method-assign]
         self.grants.detached = facts.detached  # type: ignore[method-assign]
@@ -75,8 +73,9 @@ class Scene:
         variables = helper_variables(WORDS, self.snapshot.by_address[pf.address].rdma_devices)
         unit = next(u for u in plain_offer((SHARES,), self.snapshot).offered[SHARES.name] if u.device == pf.address)
         edits = edits_by_device(SHARES, [unit], self.snapshot, variables)[pf.address]
-        share = ClaimDevice("nic", "node", "hca", SHARES.name, "hca", pf.address, "share", exclusive=False, edits=edits)
-        self.specs.write(self.ledger.prepare_claim(Claim(ref, ClaimState.PREPARING, (share,), (owner,), owner.uid)))
+        share = claimed("nic", "node", "hca", SHARES.name, "hca", pf.address, pod, exclusive=False, edits=edits)
+        self.ledger.prepare_claim(Claim(ref, ClaimState.PREPARING, (share,), (owner,), owner.uid))
+        self.specs.write(ref.uid)
         self.ledger.set_claim_state(ref.uid, ClaimState.PREPARED)
         ranges = [[{"subnet": "10.99.0.0/24"}]]
         ipam = {"type": "host-local", "dataDir": str(self.folder / "leases"), "ranges": ranges}

@@ -283,7 +283,7 @@ class View:
 
     def _vf_counters(self) -> tuple[VfCounters, ...]:
         ledger = self.node.ledger
-        held = {device for grant in ledger.grants() for device in grant.devices} | {
+        held = {device for hold in ledger.holds() for device in hold.devices} | {
             row.device for row in ledger.attachments()
         }
         busy = with_busy_vfs(self.snapshot, held)

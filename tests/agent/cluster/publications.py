@@ -23,7 +23,7 @@ from agent.hardware.host import Host
 from agent.hardware.sysfs import scan as sysfs
 from agent.kubelet.podresources import Allocatable, PodDevices, PodResources
 from agent.ledger import Ledger
-from agent.model.allocation import Grant
+from agent.model.allocation import Hold
 from agent.model.counters import Counters, VfCounters
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer, Unit
@@ -83,7 +83,7 @@ class FakeBooks:
     def __init__(self, held: Mapping[str, str]) -> None:
         self.held = held
 
-    def grants(self) -> tuple[Grant, ...]:
+    def holds(self) -> tuple[Hold, ...]:
         return ()
 
     def attachments(self) -> tuple[Any, ...]:

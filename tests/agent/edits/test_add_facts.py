@@ -19,10 +19,11 @@ from agent.edits.add_facts import (
     paired,
     rails_document,
     wants_facts,
+    without_facts,
 )
 from agent.edits.build import helper_variables
 from agent.hardware.lldp import Neighbour
-from agent.model.allocation import NetworkData
+from agent.model.allocation import NetworkData, Spec
 from agent.model.device import NumaNode, Snapshot
 from agent.placement import Distances
 from tests.deviceplugin.dra.nodes import recorded_node
@@ -63,13 +64,14 @@ def test_each_library_is_told_the_index_that_all_of_its_devices_have() -> None:
 
 
 def test_it_stands_beside_the_edits_in_place_of_what_was_told_before() -> None:
-    bare = edits(1)
-    first = added_edits(bare, [nic(1, 3)], "eth0", FILES)
-    once = first.applied_to(bare)
-    assert once == {**bare, "env": [*bare["env"], *first.edits["env"]], "mounts": first.edits["mounts"]}
-    assert added_edits(once, [nic(1, 3)], "eth0", FILES) == first
-    assert first.applied_to(once) == once
-    assert added_edits(once, []).applied_to(once) == bare
+    bare = Spec("vf", edits(1))
+    first = added_edits(bare.edits, [nic(1, 3)], "eth0", FILES).edits
+    once = bare.with_added(first)
+    assert once.whole == {**bare.edits, "env": [*bare.edits["env"], *first["env"]], "mounts": first["mounts"]}
+    assert once.with_added(first) == once
+    assert once.with_added({}) == bare
+    assert bare.whole == bare.edits
+    assert without_facts(once.whole) == bare.edits  # as books of earlier versions have it
 
 
 @pytest.mark.parametrize(

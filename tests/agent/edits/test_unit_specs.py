@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.config.resources import RailNic
 from agent.edits.build import unit_specs
 from agent.edits.unit_specs import owners
-from agent.errors import LedgerError, Unavailable
+from agent.errors import LedgerError
 from agent.kubelet.checkpoint import Entry
-from agent.model.allocation import UnitSpec
+from agent.model.allocation import Spec
 from agent.offer.units import plain_offer
 from tests import node as books
 from tests.agent.edits.unit_specs_rig import (
@@ -29,7 +31,7 @@ from tests.agent.edits.unit_specs_rig import (
     permuted,
     with_vf_rdma,
 )
-from tests.node import UNDO, change, gpu_uuid, node, without
+from tests.node import UNDO, change, gpu_uuid, granted, node, without
 
 
 @pytest.fixture
@@ -38,8 +40,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         yield made
 
 
-def specs_on(rig: Rig, device: str) -> dict[str, UnitSpec]:
-    return {g.unit_id: g.spec for g in rig.ledger.grants_on(device) if g.spec is not None}
+def specs_on(rig: Rig, device: str) -> dict[str, Spec]:
+    return {hold.key: hold.spec for hold in rig.ledger.holds_on(device) if hold.spec is not None}
 
 
 def test_variables_name_all_devices_of_the_container_in_each_spec(rig: Rig) -> None:
@@ -100,7 +102,7 @@ def test_a_unit_whose_device_is_gone_has_no_spec_until_it_is_back(rig: Rig) -> N
     gone = without(node(), "0000:22:00.0")
     assert rig.renew(gone) == (SHARE,)
     assert rig.there() == set()
-    assert rig.specs.rewrite() == []
+    assert not rig.specs.rewrite()
     assert rig.renew(replace(permuted(node()), generation=gone.generation + 1)) == (SHARE,)
     assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
 
@@ -111,7 +113,7 @@ def test_a_unit_that_is_offered_no_more_follows_its_device_to_another_address(ri
     gone = without(snapshot, VF_UNIT)
     rig.renew(gone)
     assert rig.there() == set()
-    rig.ledger.move_grants({VF_UNIT: "0000:12:00.2"})  # as the reconciler finds out
+    rig.ledger.move({VF_UNIT: ("0000:12:00.2",)})  # as the reconciler finds out
     assert rig.renew(gone) == (VF_UNIT,)
     assert rig.files(VF_UNIT)[0] == "/dev/infiniband/uverbs51"
     assert "PCIDEVICE_RDMA_VF=0000:12:00.2" in rig.said(VF_UNIT)["env"]
@@ -125,39 +127,61 @@ def test_an_offer_that_is_older_than_the_last_changes_nothing(rig: Rig) -> None:
     assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
 
 
-def test_a_spec_is_written_again_if_somebody_removes_it_or_the_agent_was_away(tmp_path: Path) -> None:
+def test_hardware_that_changed_while_the_agent_was_away_is_told_by_a_new_spec(tmp_path: Path) -> None:
     with opened(tmp_path) as rig:
         rig.grant(node(), HCA, SHARE)
-        (rig.folder / f"nodefabric-unit-{SHARE}.json").unlink()
-        assert rig.specs.rewrite() == [SHARE]
-    (rig.folder / f"nodefabric-unit-{SHARE}.json").unlink()
     with opened(tmp_path) as rig:
         rig.renew(permuted(node()))
         assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
 
 
-def test_the_spec_goes_with_the_grant_but_not_before_the_books_agree_with_kubelet(tmp_path: Path) -> None:
+def test_the_spec_goes_with_the_unit_but_not_before_the_books_agree_with_kubelet(tmp_path: Path) -> None:
     with opened(tmp_path, settled=False) as rig:
         rig.grant(node(), HCA, SHARE)
         rig.grant(node(), HCA, OTHER)
         rig.ledger.release([SHARE])
-        assert rig.specs.tidy() == ()
+        assert rig.units.tidy() == ()
         rig.settled.set(True)
-        assert rig.specs.tidy() == [SHARE]
+        assert rig.units.tidy() == [f"unit-{SHARE}"]
         assert rig.there() == {OTHER}
     with opened(tmp_path) as rig:  # a new process sees what an earlier one left
         rig.ledger.release([OTHER])
-        rig.specs.look()
-        assert rig.specs.tidy() == [OTHER]
+        assert rig.units.tidy() == [f"unit-{OTHER}"]
         assert rig.there() == set()
+
+
+def test_a_unit_that_is_granted_anew_while_specs_of_nobody_are_removed_keeps_its_own(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.grant(node(), HCA, SHARE)
+    rig.ledger.release([SHARE])
+    beside = threading.Thread(target=rig.grant, args=(node(), HCA, SHARE))
+    remove = rig.specs.remove
+
+    def slowly(name: str) -> None:
+        beside.start()
+        beside.join(0.3)
+        remove(name)
+
+    monkeypatch.setattr(rig.specs, "remove", slowly)
+    assert rig.units.tidy() == [f"unit-{SHARE}"]
+    beside.join()
+    assert rig.there() == {SHARE}
+
+
+def add(rig: Rig, unit: str, edits: dict[str, Any]) -> None:
+    """Tell what ADD found out."""
+    found = rig.ledger.hold(unit)
+    assert found is not None
+    assert found.spec is not None
+    said = found.spec.with_added(edits)
+    rig.specs.change(lambda: {unit: said})
 
 
 def test_what_is_told_at_add_stands_beside_the_device_until_that_has_other_files(rig: Rig) -> None:
     rig.grant(node(), HCA, SHARE)
     mount = {"hostPath": "/run/x", "containerPath": "/run/y", "options": ["ro", "bind"]}
-    rig.specs.add_facts(
-        {SHARE: {"env": ["NCCL_IB_HCA==mlx5_9", "NCCL_IB_GID_INDEX=3"], "mounts": [mount]}, "strange": {}}
-    )
+    add(rig, SHARE, {"env": ["NCCL_IB_HCA==mlx5_9", "NCCL_IB_GID_INDEX=3"], "mounts": [mount]})
     said = rig.said(SHARE)
     assert said["env"] == ["NCCL_IB_HCA==mlx5_9", "NCCL_IB_GID_INDEX=3"]
     assert said["mounts"] == [mount]
@@ -171,7 +195,7 @@ def test_what_is_told_at_add_stands_beside_the_device_until_that_has_other_files
 
 def test_a_unit_that_is_granted_anew_begins_without_what_was_told(rig: Rig) -> None:
     rig.grant(node(), HCA, SHARE)
-    rig.specs.add_facts({SHARE: {"env": ["NCCL_IB_GID_INDEX=3"]}})
+    add(rig, SHARE, {"env": ["NCCL_IB_GID_INDEX=3"]})
     rig.grant(node(), HCA, SHARE)
     assert rig.said(SHARE)["env"] == ["NCCL_IB_HCA==mlx5_1"]
 
@@ -182,7 +206,7 @@ def test_files_that_a_device_got_on_its_way_into_a_pod_are_not_taken_from_a_scan
     books.attach(rig.ledger, VF_UNIT, undo=replace(UNDO, rdma="mlx5_50"))
     spec = specs_on(rig, VF_UNIT)[VF_UNIT]
     nodes = [{**each, "path": each["path"].replace("uverbs50", "uverbs77")} for each in spec.edits["deviceNodes"]]
-    rig.specs.say({VF_UNIT: replace(spec, edits={**spec.edits, "deviceNodes": nodes})})
+    rig.specs.change(lambda: {VF_UNIT: replace(spec, edits={**spec.edits, "deviceNodes": nodes})})
     assert rig.renew(replace(snapshot, generation=9)) == ()
     assert rig.files(VF_UNIT)[0] == "/dev/infiniband/uverbs77"
 
@@ -196,46 +220,22 @@ def test_specs_of_a_resource_that_has_left_the_configuration_stay_while_they_are
     assert rig.there() == set()
 
 
-def test_grants_that_come_back_into_lost_books_have_their_specs_again(rig: Rig) -> None:
+def test_units_that_come_back_into_lost_books_have_their_specs_again(rig: Rig) -> None:
     offer = plain_offer(rig.resources, permuted(node()))
-    rig.ledger.grant(HCA.name, {SHARE: "0000:22:00.0", OTHER: "0000:32:00.0"})  # as kubelet has told of them
+    rig.ledger.grant(granted(HCA.name, {SHARE: "0000:22:00.0", OTHER: "0000:32:00.0"}))  # as kubelet has told of them
     entry = Entry("uid", "main", HCA.name, (OTHER, SHARE))
-    rig.specs.adopt([entry], offer, rig.resources)
+    rig.units.adopt([entry], offer, rig.resources)
     assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
     assert rig.said(SHARE)["env"] == rig.said(OTHER)["env"] == ["NCCL_IB_HCA==mlx5_2,mlx5_3"]
 
 
 def test_a_slot_gets_no_second_file_of_its_name(rig: Rig) -> None:
     slot = "slot-rdma:vf-0-0"
-    rig.ledger.grant(VF.name, {slot: VF_UNIT})  # as it is when its pod's device is chosen
+    rig.ledger.grant(granted(VF.name, {slot: VF_UNIT}))  # as it is when its pod's device is chosen
     offer = plain_offer(rig.resources, with_vf_rdma(node(), VF_UNIT))
-    rig.specs.adopt([Entry("uid", "main", VF.name, (slot,))], offer, rig.resources)
+    rig.units.adopt([Entry("uid", "main", VF.name, (slot,))], offer, rig.resources)
     assert rig.there() == set()
     assert specs_on(rig, slot) == {}
-
-
-def test_a_spec_that_a_killed_agent_had_yet_to_remove_is_removed_afterwards(tmp_path: Path) -> None:
-    with opened(tmp_path) as rig:
-        rig.grant(node(), HCA, SHARE)
-        spec = specs_on(rig, "0000:22:00.0")[SHARE]
-        rig.ledger.set_specs({SHARE: replace(spec, edits={})})  # and killed before the file was removed
-    with opened(tmp_path) as rig:
-        rig.specs.look()
-        assert rig.renew(without(node(), "0000:22:00.0")) == ()
-        assert rig.specs.rewrite() == [SHARE]
-        assert rig.there() == set()
-        assert rig.specs.rewrite() == []
-
-
-def test_a_spec_that_cannot_be_written_keeps_none_from_being_removed(rig: Rig) -> None:
-    rig.grant(node(), HCA, SHARE)
-    rig.grant(node(), HCA, OTHER)
-    (rig.folder / f"nodefabric-unit-{SHARE}.json").unlink()
-    (rig.folder / f"nodefabric-unit-{SHARE}.json").mkdir()  # in the way
-    gone = replace(specs_on(rig, "0000:32:00.0")[OTHER], edits={})
-    with pytest.raises(Unavailable):
-        rig.specs.say({**specs_on(rig, "0000:22:00.0"), OTHER: gone})
-    assert OTHER not in rig.there()
 
 
 def test_what_the_books_refused_is_said_as_soon_as_they_take_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def of_several(rig: Rig) -> tuple[str, tuple[str, ...]]:
     offer = plain_offer(rig.resources, node())
     found = offer.find(SEVERAL.name, unit)
     assert found is not None
-    rig.specs.grant(SEVERAL.name, {unit: found.devices}, unit_specs(SEVERAL, [found], offer.snapshot))
+    rig.specs.grant(granted(SEVERAL.name, {unit: found.devices}, unit_specs(SEVERAL, [found], offer.snapshot)))
     return unit, found.devices
 
 
@@ -278,12 +278,12 @@ def test_the_spec_of_a_rail_has_the_files_of_all_its_nics_and_follows_each(rig: 
     assert "NCCL_IB_HCA==mlx5_0,mlx5_1" in rig.said(unit)["env"]
     rig.renew(permuted(node()))
     assert uverbs(rig, unit) == ["/dev/infiniband/uverbs1", "/dev/infiniband/uverbs2"]
-    assert rig.specs.rewrite() == []
+    assert not rig.specs.rewrite()
 
 
 def test_a_rail_keeps_all_the_nics_that_it_was_granted_with(rig: Rig) -> None:
     unit, _ = of_several(rig)
-    rig.ledger.move_grants({unit: ("0000:22:00.0", "0000:42:00.0")})
+    rig.ledger.move({unit: ("0000:22:00.0", "0000:42:00.0")})
     rig.renew(replace(node(), generation=9))
     assert uverbs(rig, unit) == ["/dev/infiniband/uverbs1", "/dev/infiniband/uverbs3"]
 

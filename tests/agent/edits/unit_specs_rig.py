@@ -13,13 +13,14 @@ from typing import Any
 from agent.config import Resource
 from agent.config.resources import RailNic
 from agent.edits.build import build, unit_specs
+from agent.edits.specs import Specs
 from agent.edits.unit_specs import UnitSpecs
 from agent.ledger import Ledger
 from agent.model.device import RdmaDevice, Snapshot
 from agent.offer.units import plain_offer
 from agent.state import Latest
 from tests import node as books
-from tests.node import change, rdma
+from tests.node import change, granted, rdma
 
 HCA = Resource("rdma/hca", "hca", shares=2, environment=("nccl",))
 VF = Resource("rdma/vf", "vf", environment=("ucx",))
@@ -62,7 +63,8 @@ class Rig:
     """Books and specs, and what units are granted of."""
 
     ledger: Ledger
-    specs: UnitSpecs
+    specs: Specs
+    units: UnitSpecs
     folder: Path
     settled: Latest[bool]
     resources: tuple[Resource, ...] = (HCA, VF)
@@ -72,7 +74,7 @@ class Rig:
         offer = plain_offer(self.resources, snapshot)
         units = [found for i in unit_ids if (found := offer.find(resource.name, i)) is not None]
         specs = unit_specs(resource, units, snapshot)
-        self.specs.grant(resource.name, {u.unit_id: u.device for u in units}, specs)
+        self.specs.grant(granted(resource.name, {u.unit_id: u.devices for u in units}, specs))
         answer = build(resource, units, snapshot, specs=specs)
         assert answer.devices == ()
         assert [name for name, _ in answer.envs] == (
@@ -81,7 +83,7 @@ class Rig:
         return answer.cdi_devices
 
     def renew(self, snapshot: Snapshot) -> tuple[str, ...]:
-        return tuple(self.specs.renew(plain_offer(self.resources, snapshot), self.resources))
+        return tuple(self.units.renew(plain_offer(self.resources, snapshot), self.resources))
 
     def said(self, unit_id: str) -> dict[str, Any]:
         """What a runtime reads of a unit."""
@@ -102,7 +104,8 @@ class Rig:
 def opened(folder: Path, settled: bool = True) -> Iterator[Rig]:
     cell = Latest(settled)
     with books.open_books(folder) as ledger:
-        yield Rig(ledger, UnitSpecs(ledger, folder / "cdi", cell), folder / "cdi", cell)
+        specs = Specs(ledger, folder / "cdi")
+        yield Rig(ledger, specs, UnitSpecs(ledger, specs, cell), folder / "cdi", cell)
 
 
 SHARE = "hca-b83fd20300a00001-0"

@@ -10,32 +10,32 @@ import pytest
 
 from agent.errors import DeviceBusy, LedgerError
 from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
-from tests.node import POD, VF, attach, open_books, owner
+from tests.node import POD, VF, attach, granted, open_books, owner
 
 
 def test_a_grant_is_bound_and_released(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        books.grant("rdma/vf", {"u1": VF, "u2": "0000:3b:00.3"})
-        assert [(g.unit_id, g.resource_name, g.device, g.pod) for g in books.grants()] == [
+        books.grant(granted("rdma/vf", {"u1": VF, "u2": "0000:3b:00.3"}))
+        assert [(g.key, g.resource_name, g.device, g.pod) for g in books.holds()] == [
             ("u1", "rdma/vf", VF, None),
             ("u2", "rdma/vf", "0000:3b:00.3", None),
         ]
         books.bind(["u1"], POD)
         books.bind(["u1"], POD)
-        assert [g.pod for g in books.grants()] == [POD, None]
+        assert [g.pod for g in books.holds()] == [POD, None]
         books.release(["u1", "never-granted"])
-        assert [g.unit_id for g in books.grants()] == ["u2"]
+        assert [g.key for g in books.holds()] == ["u2"]
 
 
 def test_granting_a_unit_again_begins_a_new_life_without_an_owner(tmp_path: Path) -> None:
     now = [100.0]
     with open_books(tmp_path, clock=lambda: now[0]) as books:
-        books.grant("rdma/vf", {"u1": VF})
+        books.grant(granted("rdma/vf", {"u1": VF}))
         books.bind(["u1"], POD)
         now[0] = 200.0
-        books.grant("rdma/other", {"u1": "0000:3b:00.3"})
-        (grant,) = books.grants()
-    assert (grant.resource_name, grant.device, grant.granted_at, grant.pod) == (
+        books.grant(granted("rdma/other", {"u1": "0000:3b:00.3"}))
+        (grant,) = books.holds()
+    assert (grant.resource_name, grant.device, grant.since, grant.pod) == (
         "rdma/other",
         "0000:3b:00.3",
         200.0,
@@ -43,14 +43,13 @@ def test_granting_a_unit_again_begins_a_new_life_without_an_owner(tmp_path: Path
     )
 
 
-def test_grants_are_found_by_device_and_by_resource(tmp_path: Path) -> None:
+def test_holds_are_found_by_device(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        books.grant("rdma/vf", {"u1": VF})
-        books.grant("rdma/hca", {"u2": "0000:3b:00.0"})
-        assert books.granted_resource(VF) == "rdma/vf"
-        assert books.granted_resource("0000:3b:00.7") is None
-        assert books.granted_devices(["rdma/vf", "rdma/other"]) == {"u1": (VF,)}
-        assert books.granted_devices([]) == {}
+        books.grant(granted("rdma/vf", {"u1": VF}))
+        books.grant(granted("rdma/hca", {"u2": "0000:3b:00.0"}))
+        assert books.resource_held(VF) == "rdma/vf"
+        assert books.resource_held("0000:3b:00.7") is None
+        assert [hold.key for hold in books.holds_on(VF)] == ["u1"]
 
 
 def test_no_read_waits_for_a_write_that_is_under_way(tmp_path: Path) -> None:
@@ -62,11 +61,11 @@ def test_no_read_waits_for_a_write_that_is_under_way(tmp_path: Path) -> None:
 
     with open_books(tmp_path) as books:
         books.subscribe(hold_up)
-        writer = threading.Thread(target=books.grant, args=("rdma/vf", {"u1": VF}))
+        writer = threading.Thread(target=books.grant, args=(granted("rdma/vf", {"u1": VF}),))
         writer.start()
         try:
             assert writing.wait(30)
-            assert books.granted_resource(VF) == "rdma/vf"
+            assert books.resource_held(VF) == "rdma/vf"
             assert writer.is_alive()
         finally:
             done.set()
@@ -223,7 +222,7 @@ def test_listeners_hear_of_each_change_and_of_no_failure(tmp_path: Path) -> None
         attach(books, VF, owner("c1"))
         with pytest.raises(DeviceBusy):
             attach(books, VF, owner("c2"))
-        books.grants()
+        books.holds()
     assert heard == ["change"]
 
 
@@ -231,7 +230,7 @@ def test_a_closed_ledger_says_so_and_may_be_closed_again(tmp_path: Path) -> None
     with open_books(tmp_path) as books:
         books.close()
         with pytest.raises(LedgerError, match="is closed"):
-            books.grants()
+            books.holds()
         with pytest.raises(LedgerError, match="is closed"):
             books.quarantine(VF, "reason")
 
@@ -239,6 +238,6 @@ def test_a_closed_ledger_says_so_and_may_be_closed_again(tmp_path: Path) -> None
 def test_nothing_is_left_open_or_beside_the_file_after_a_close(tmp_path: Path) -> None:
     threads = set(threading.enumerate())
     with open_books(tmp_path) as books:
-        books.grant("rdma/vf", {"u1": VF})
+        books.grant(granted("rdma/vf", {"u1": VF}))
     assert set(threading.enumerate()) <= threads  # one of another test may have ended meanwhile
     assert [p.name for p in tmp_path.iterdir()] == ["ledger.db"]

@@ -13,8 +13,8 @@ import pytest
 from agent.errors import ClaimConflict, DeviceBusy, LedgerError
 from agent.ledger import Ledger
 from agent.ledger.database import read_books
-from agent.model.allocation import Binding, Claim, ClaimDevice, ClaimRef, ClaimState, PodRef
-from tests.node import POD, VF, attach, open_books, owner
+from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef, Spec
+from tests.node import POD, VF, attach, bound_slot, claimed, granted, open_books, owner
 
 OTHER_VF = "0000:3b:00.3"
 HCA = "0000:3b:00.0"
@@ -22,16 +22,16 @@ OTHER_POD = PodRef("default", "worker", "uid-2")
 SLOT = "slot-rdma:vf-0-0"
 
 
-def of_vf(device: str = VF, request: str = "nic") -> ClaimDevice:
+def of_vf(device: str = VF, request: str = "nic") -> Hold:
     """Say that a claim has a VF."""
-    return ClaimDevice(
+    return claimed(
         request=request,
         pool="node-1",
         device_name=f"vf-{device.replace(':', '-').replace('.', '-')}",
         resource_name="rdma/vf",
         kind="vf",
         device=device,
-        cdi_name=f"uid-c-0-{request}",
+        key="",
         identity="15b3:1018/0c42a1/0",
         network={"mtu": 9000},
         ifname="rail0",
@@ -39,15 +39,23 @@ def of_vf(device: str = VF, request: str = "nic") -> ClaimDevice:
     )
 
 
-def of_share(share_id: str = "s1") -> ClaimDevice:
+def of_share(share_id: str = "s1") -> Hold:
     """Say that a claim has a share of an HCA."""
-    return ClaimDevice("share", "node-1", "hca-1", "rdma/hca", "hca", HCA, "n", share_id, exclusive=False)
+    return claimed("share", "node-1", "hca-1", "rdma/hca", "hca", HCA, "n", share_id, exclusive=False)
 
 
-def claim(name: str = "c", *devices: ClaimDevice, pod: PodRef = POD) -> Claim:
+def claim(name: str = "c", *devices: Hold, pod: PodRef = POD) -> Claim:
     """Say a claim of a pod."""
     ref = ClaimRef(f"uid-{name}", "default", name)
-    return Claim(ref, ClaimState.PREPARING, devices or (of_vf(),), (pod,), pod.uid)
+    found = devices or (of_vf(),)
+    holds = tuple(replace(hold, key=f"{ref.uid}-{i}-{hold.request}", claim_uid=ref.uid) for i, hold in enumerate(found))
+    return Claim(ref, ClaimState.PREPARING, holds, (pod,), pod.uid)
+
+
+def alone(books: Ledger) -> dict[str, str]:
+    """Tell which devices claims have alone, and which claims."""
+    held = ((d, books.claim_on(d)) for d in (VF, OTHER_VF, HCA))
+    return {device: found.ref.name for device, found in held if found is not None}
 
 
 def test_a_claim_is_kept_with_all_it_says(tmp_path: Path) -> None:
@@ -57,7 +65,7 @@ def test_a_claim_is_kept_with_all_it_says(tmp_path: Path) -> None:
         assert made == replace(wanted, boot_id="boot", since=5.0)
         assert books.claims() == books.claims_for(POD) == (made,)
         assert books.claim("uid-c") == made
-        assert books.claimed_devices() == {VF: made.ref}
+        assert alone(books) == {VF: "c"}
     with open_books(tmp_path, "another boot") as books:
         assert books.claims() == (made,)
         assert books.claims()[0].devices[0].edits == {"env": ["A=1"]}
@@ -71,15 +79,15 @@ def test_a_claim_goes_from_preparing_to_prepared_to_unpreparing_to_nothing(tmp_p
         books.prepare_claim(claim())
         for state in (ClaimState.PREPARED, ClaimState.UNPREPARING):
             books.set_claim_state("uid-c", state)
-            assert [(c.state, c.devices) for c in books.claims()] == [(state, (of_vf(),))]
+            assert [(c.state, c.devices) for c in books.claims()] == [(state, claim().devices)]
         books.remove_claim("uid-c")
         books.remove_claim("uid-c")
-        assert (books.claims(), books.claimed_devices()) == ((), {})
-        books.grant("rdma/vf", {VF: VF})
+        assert (books.claims(), alone(books)) == ((), {})
+        books.grant(granted("rdma/vf", {VF: VF}))
     found = read_books(tmp_path / "ledger.db")
-    assert (found.claims, len(found.grants)) == ((), 1)
+    assert (found.claims, len(found.holds)) == ((), 1)
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
-        assert db.execute("SELECT count(*) FROM claim_devices").fetchone() == (0,)
+        assert db.execute("SELECT count(*) FROM hold_devices WHERE exclusive").fetchone() == (0,)
 
 
 def test_a_claim_prepared_once_more_replaces_its_rows(tmp_path: Path) -> None:
@@ -88,7 +96,7 @@ def test_a_claim_prepared_once_more_replaces_its_rows(tmp_path: Path) -> None:
         books.set_claim_state("uid-c", ClaimState.PREPARED)
         made = books.prepare_claim(claim("c", of_vf(OTHER_VF)))
         assert books.claims() == (made,)
-        assert books.claimed_devices() == {OTHER_VF: made.ref}
+        assert alone(books) == {OTHER_VF: "c"}
     assert read_books(tmp_path / "ledger.db").claims == (made,)
 
 
@@ -96,7 +104,7 @@ def test_what_is_changed_of_a_claim_is_in_the_file_too(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         books.prepare_claim(claim("c", of_vf(), of_share()))
         books.set_claim_pods("uid-c", [POD, OTHER_POD])
-        books.set_claim_edits("uid-c", {"n": {"deviceNodes": []}})
+        books.set_specs({"uid-c-1-share": Spec("claim", {"deviceNodes": []})})
         (known,) = books.claims()
     (read,) = read_books(tmp_path / "ledger.db").claims
     assert read == known
@@ -109,7 +117,6 @@ def test_of_a_claim_that_is_not_in_the_books_nothing_can_be_changed(tmp_path: Pa
         changes: list[Callable[[], None]] = [
             lambda: books.set_claim_state("uid-c", ClaimState.PREPARED),
             lambda: books.set_claim_pods("uid-c", [POD]),
-            lambda: books.set_claim_edits("uid-c", {}),
         ]
         for change in changes:
             with pytest.raises(LedgerError, match="claim uid-c is not in the books"):
@@ -132,10 +139,10 @@ def test_claims_are_found_by_the_uid_of_a_pod_and_by_its_name_if_there_is_none(t
 @contextmanager
 def refused(books: Ledger, text: str) -> Iterator[None]:
     """Expect a conflict, and that nothing was written."""
-    before = books.claims(), books.grants(), books.bindings(), books.attachments()
+    before = books.claims(), books.holds(), books.bound_slots(), books.attachments()
     with pytest.raises(ClaimConflict, match=text):
         yield
-    assert (books.claims(), books.grants(), books.bindings(), books.attachments()) == before
+    assert (books.claims(), books.holds(), books.bound_slots(), books.attachments()) == before
 
 
 def test_a_second_claim_for_a_device_is_refused_and_told_the_first(tmp_path: Path) -> None:
@@ -158,7 +165,7 @@ def test_claims_share_what_may_be_shared_and_none_has_it_alone_then(tmp_path: Pa
         books.prepare_claim(claim("b", of_share("s2")))
         with refused(books, "claim default/a has it"):
             books.prepare_claim(claim("c", of_vf(HCA)))
-        assert books.claimed_devices() == {}
+        assert alone(books) == {}
         books.remove_claim("uid-a")
         books.remove_claim("uid-b")
         books.prepare_claim(claim("c", of_vf(HCA)))
@@ -172,13 +179,13 @@ def test_who_only_looks_takes_nothing_from_nobody(tmp_path: Path) -> None:
         books.prepare_claim(claim("looks", replace(of_vf(), admin=True)))
         books.prepare_claim(claim("looks-too", replace(of_vf(), admin=True, exclusive=False)))
         books.remove_claim("uid-c")
-        assert books.claimed_devices() == {}
-        books.grant("rdma/vf", {VF: VF})
+        assert alone(books) == {}
+        books.grant(granted("rdma/vf", {VF: VF}))
 
 
 def test_a_device_that_kubelet_granted_as_a_unit_goes_to_no_claim(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        books.grant("rdma/vf", {VF: VF})
+        books.grant(granted("rdma/vf", {VF: VF}))
         with refused(books, rf"a pod that kubelet has not named yet \({VF} of rdma/vf\) has it"):
             books.prepare_claim(claim())
         books.bind([VF], OTHER_POD)
@@ -192,14 +199,14 @@ def test_a_claimed_device_is_granted_as_no_unit(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         books.prepare_claim(claim())
         with refused(books, f"{VF} is not free: claim default/c has it"):
-            books.grant("rdma/vf", {OTHER_VF: OTHER_VF, VF: VF})
+            books.grant(granted("rdma/vf", {OTHER_VF: OTHER_VF, VF: VF}))
         books.remove_claim("uid-c")
-        books.grant("rdma/vf", {OTHER_VF: OTHER_VF, VF: VF})
+        books.grant(granted("rdma/vf", {OTHER_VF: OTHER_VF, VF: VF}))
 
 
 def test_a_device_is_bound_to_a_slot_or_claimed_and_never_both(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        binding = Binding(SLOT, "rdma/vf", "vf", VF, "worker", "c1", "eth0", OTHER_POD, {})
+        binding = bound_slot(SLOT, "rdma/vf", "vf", VF, "worker", "c1", "eth0", OTHER_POD, {})
         (made,) = books.bind_slots([binding])
         with refused(books, rf"pod default/worker \({SLOT} of rdma/vf\)"):
             books.prepare_claim(claim())
@@ -207,7 +214,7 @@ def test_a_device_is_bound_to_a_slot_or_claimed_and_never_both(tmp_path: Path) -
         books.prepare_claim(claim())
         with pytest.raises(DeviceBusy, match="claim default/c has it"):
             books.bind_slots([binding])
-        assert books.bindings() == ()
+        assert books.bound_slots() == ()
 
 
 def test_a_device_in_a_pod_is_prepared_for_that_pods_claims_alone(tmp_path: Path) -> None:
@@ -253,10 +260,15 @@ def test_the_file_itself_refuses_two_claims_with_one_device(tmp_path: Path) -> N
         books.prepare_claim(claim("a"))
         books.prepare_claim(claim("b", of_vf(OTHER_VF)))
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db, pytest.raises(sqlite3.IntegrityError):
-        db.execute("UPDATE claim_devices SET device = ?", (VF,))
+        db.execute("UPDATE hold_devices SET device = ?", (VF,))
 
 
 # ---------------------------------------------------------------------------------------------------------- a reboot
+
+
+def moved(found: Claim, device: str) -> Claim:
+    """Say that a claim's device has another address."""
+    return replace(found, devices=(replace(found.devices[0], devices=(device,)),))
 
 
 def test_claims_whose_devices_have_changed_places_are_written_in_one_step(tmp_path: Path) -> None:
@@ -265,10 +277,10 @@ def test_claims_whose_devices_have_changed_places_are_written_in_one_step(tmp_pa
         books.prepare_claim(claim("b", of_vf(OTHER_VF)))
     with open_books(tmp_path, "boot-2") as books:
         a, b = books.claims()
-        books.move_claims([replace(a, devices=(of_vf(OTHER_VF),)), replace(b, devices=(of_vf(),)), claim("unknown")])
-        assert {d: ref.name for d, ref in books.claimed_devices().items()} == {VF: "b", OTHER_VF: "a"}
+        books.move_claims([moved(a, OTHER_VF), moved(b, VF), claim("unknown")])
+        assert alone(books) == {VF: "b", OTHER_VF: "a"}
         assert {found.boot_id for found in books.claims()} == {"boot"}
         renewed = books.claims()
-        with refused(books, "another claim"):
-            books.move_claims([replace(renewed[1], devices=(of_vf(OTHER_VF),))])
+        with refused(books, "another slot or claim"):
+            books.move_claims([moved(renewed[1], OTHER_VF)])
     assert read_books(tmp_path / "ledger.db").claims == renewed

@@ -21,15 +21,15 @@ from agent import ledger
 from agent.errors import LedgerDamaged, LedgerError, LedgerInUse
 from agent.ledger import Ledger
 from agent.ledger.database import is_locked, lock_folder, read_books
-from agent.model.allocation import Attachment, AttachmentState
-from tests.node import POD, VF, attach, open_books, owner
+from agent.model.allocation import Attachment, AttachmentState, Hold
+from tests.node import POD, VF, attach, granted, open_books, owner
 
 ATTACHES_AND_WAITS = """
 import sys
 from pathlib import Path
-from tests.node import VF, attach, open_books, owner
+from tests.node import VF, attach, granted, open_books, owner
 with open_books(Path(sys.argv[1])) as books:
-    books.grant("rdma/vf", {"u1": VF})
+    books.grant(granted("rdma/vf", {"u1": VF}))
     row = attach(books, VF, owner("killed"))
     if sys.argv[2] == "attached":
         books.finish_attach([row.attachment_id], {"cniVersion": "1.0.0"})
@@ -55,7 +55,7 @@ def test_what_was_written_survives_a_kill(tmp_path: Path, state: str) -> None:
     with open_books(tmp_path) as books:
         (row,) = books.attachments()
         assert (row.owner.container_id, row.state) == ("killed", AttachmentState(state))
-        assert [grant.unit_id for grant in books.grants()] == ["u1"]
+        assert [hold.key for hold in books.holds()] == ["u1"]
         assert books.recovered_from is None
 
 
@@ -68,7 +68,7 @@ def test_a_damaged_file_is_set_aside_and_new_books_begun(tmp_path: Path, content
     with open_books(tmp_path, clock=lambda: 1234.5) as books:
         assert books.recovered_from == tmp_path / "ledger.db.damaged-1234"
         assert books.recovered_from.read_bytes() == content
-        assert books.grants() == ()
+        assert books.holds() == ()
         attach(books, VF, owner())
 
 
@@ -82,7 +82,7 @@ def test_only_the_newest_damaged_files_are_kept(tmp_path: Path) -> None:
 
 def test_damage_inside_a_file_is_found_when_it_is_opened(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        books.grant("rdma/vf", {f"unit-{i}": VF for i in range(2000)})
+        books.grant(granted("rdma/vf", {f"unit-{i}": VF for i in range(2000)}))
     path = tmp_path / "ledger.db"
     content = bytearray(path.read_bytes())
     assert len(content) > 100_000
@@ -90,7 +90,7 @@ def test_damage_inside_a_file_is_found_when_it_is_opened(tmp_path: Path) -> None
     path.write_bytes(content)
     with open_books(tmp_path) as books:
         assert books.recovered_from is not None
-        assert books.grants() == ()
+        assert books.holds() == ()
 
 
 def scribble(path: Path) -> None:
@@ -115,7 +115,7 @@ def test_damage_under_open_books_is_told_and_the_next_start_begins_new_ones(
 ) -> None:
     path = tmp_path / "ledger.db"
     with open_books(tmp_path) as books:
-        books.grant("rdma/vf", {f"unit-{i}": f"0000:3b:{i:02x}.0" for i in range(200)})
+        books.grant(granted("rdma/vf", {f"unit-{i}": f"0000:3b:{i:02x}.0" for i in range(200)}))
         books.probe()
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:  # nothing in its log
             assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
@@ -127,7 +127,7 @@ def test_damage_under_open_books_is_told_and_the_next_start_begins_new_ones(
         assert books.recovered_from == (tmp_path / "ledger.db.damaged-1234" if is_there else None)
         assert books.damaged_copies() == ((books.recovered_from,) if books.recovered_from else ())
         assert books.is_new
-        assert books.grants() == ()
+        assert books.holds() == ()
         books.probe()
 
 
@@ -140,7 +140,7 @@ def test_an_empty_file_is_as_good_as_none(tmp_path: Path) -> None:
 
 def test_books_of_a_newer_version_are_refused_and_left_alone(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        books.grant("rdma/vf", {"u1": VF})
+        books.grant(granted("rdma/vf", {"u1": VF}))
     with sqlite3.connect(tmp_path / "ledger.db") as db:
         db.execute(f"PRAGMA user_version = {ledger.SCHEMA_VERSION + 1}")
     db.close()
@@ -207,7 +207,7 @@ def fill(disk: Path) -> Path:
 
 def test_a_full_disk_is_a_ledger_error_that_changes_nothing_and_passes(small_disk: Path) -> None:
     with open_books(small_disk) as books:
-        books.grant("rdma/vf", {"u1": VF})
+        books.grant(granted("rdma/vf", {"u1": VF}))
         row = attach(books, VF, owner("before"))
         filler = fill(small_disk)
         written: list[Attachment] = []
@@ -219,12 +219,12 @@ def test_a_full_disk_is_a_ledger_error_that_changes_nothing_and_passes(small_dis
         with pytest.raises(LedgerError, match="free space or repair the disk; nothing was changed"):
             attach_for_ever()
         with pytest.raises(LedgerError, match="nothing was changed"):
-            books.grant("rdma/vf", {f"unit-{i}": VF for i in range(1000)})
+            books.grant(granted("rdma/vf", {f"unit-{i}": VF for i in range(1000)}))
         with pytest.raises(LedgerError, match="nothing was changed"):
             books.finish_attach([row.attachment_id], {"x": "y" * 100_000})
         # Reading goes on, and shows all that was promised and nothing else.
         assert books.attachments() == (row, *written)
-        assert [g.unit_id for g in books.grants()] == ["u1"]
+        assert [hold.key for hold in books.holds()] == ["u1"]
         filler.unlink()
         books.finish_attach([row.attachment_id], {})
         books.bind(["u1"], POD)
@@ -339,16 +339,16 @@ class RefusesToRollBack:
 
 def test_after_a_change_that_cannot_be_taken_back_only_another_start_helps(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        books.grant("rdma/vf", {"u0": VF})
+        books.grant(granted("rdma/vf", {"u0": VF}))
         books._db = cast(sqlite3.Connection, RefusesToRollBack(books._db))
         with pytest.raises(LedgerError, match="nothing was changed"):
-            books.grant("rdma/vf", {"u1": cast(str, None)})  # refused by the schema
-        for use in (books.probe, books.grants, partial(books.quarantine, VF, "x")):
+            books.grant([Hold("u1", cast(str, None))])  # refused by the schema
+        for use in (books.probe, books.holds, partial(books.quarantine, VF, "x")):
             with pytest.raises(LedgerDamaged, match=r"a change could not be taken back \(disk I/O error\)"):
                 use()
     with open_books(tmp_path) as again:
         assert again.recovered_from is None
-        assert {grant.unit_id for grant in again.grants()} == {"u0"}
+        assert {hold.key for hold in again.holds()} == {"u0"}
 
 
 def test_nobody_else_reads_the_books_whoever_made_their_folder(tmp_path: Path) -> None:

@@ -14,19 +14,19 @@ from agent.ledger import SCHEMA_VERSION
 from agent.ledger.database import Books, read_books, read_rails
 from agent.model.vf_identity import Rail
 from tests import versions
-from tests.node import VF, attach, open_books, owner
+from tests.node import VF, attach, granted, open_books, owner
 
 
 def test_what_is_in_the_books_is_read_while_the_agent_has_them_open(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        books.grant("rdma/vf", {"u1": VF})
+        books.grant(granted("rdma/vf", {"u1": VF}))
         row = attach(books, VF, owner())
         books.quarantine("0000:3b:00.3", "stuck")
         gone = attach(books, "0000:3b:00.4", owner("c0"))
         books.finish_detach(gone, lease_owed=True)
         found = read_books(books.path)
         assert found.attachments == (row,)
-        assert found.grants == books.grants()
+        assert found.holds == books.holds()
         assert found.quarantines == books.quarantines()
         assert found.owed_leases == books.owed_leases()
 
@@ -37,13 +37,13 @@ def test_reading_never_meets_half_a_change(tmp_path: Path) -> None:
 
         def write() -> None:
             while not stop.is_set():
-                books.grant("rdma/vf", {"u1": VF, "u2": VF})
+                books.grant(granted("rdma/vf", {"u1": VF, "u2": VF}))
                 books.release(["u1", "u2"])
 
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            counts = {len(read_books(books.path).grants) for _ in range(50)}
+            counts = {len(read_books(books.path).holds) for _ in range(50)}
         finally:
             stop.set()
             writer.join()

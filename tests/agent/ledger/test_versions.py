@@ -14,22 +14,20 @@ from agent.ledger import SCHEMA_VERSION, Ledger, schema
 from agent.ledger.database import read_books
 from agent.model.allocation import (
     AttachmentState,
-    Binding,
     Claim,
-    ClaimDevice,
     ClaimRef,
     ClaimState,
-    Grant,
     NetnsId,
     Owner,
     PodRef,
     Quarantine,
+    Spec,
     Undo,
     VfSettings,
 )
 from agent.model.vf_identity import KnownDevice, Rail
 from tests import versions
-from tests.node import open_books
+from tests.node import bound_slot, claimed, open_books, unit_hold
 
 POD, OTHER = PodRef("default", "trainer", "uid-1"), PodRef("default", "worker", "uid-2")
 PLAIN = VfSettings(vlan=0, vlan_qos=0, vlan_proto="802.1q", trust=False)
@@ -50,7 +48,7 @@ def test_the_first_version_left_grants_attachments_and_a_quarantine(tmp_path: Pa
     with open_books(tmp_path, "boot-1") as books:
         assert books.recovered_from is None
         assert not books.is_new
-        assert [(g.unit_id, g.pod) for g in books.grants()] == [("0000:3b:00.2", POD), ("0000:3b:00.3", None)]
+        assert [(g.key, g.pod) for g in books.holds()] == [("0000:3b:00.2", POD), ("0000:3b:00.3", None)]
         assert states(books) == {
             "0000:3b:00.2": ("attached", "c0"),
             "0000:3b:00.3": ("attaching", "c1"),
@@ -64,7 +62,7 @@ def test_the_first_version_left_grants_attachments_and_a_quarantine(tmp_path: Pa
         assert (row.netns_path, row.result, row.boot_id) == ("/run/netns/c0", ANSWER, "boot-1")
         (withheld,) = books.quarantines()
         assert (withheld.device, withheld.reason) == ("0000:3b:00.7", "clean-up failed: it hangs")
-        assert (books.owed_leases(), books.bindings(), books.known_devices()) == ((), (), ())
+        assert (books.owed_leases(), books.bound_slots(), books.known_devices()) == ((), (), ())
         books.owe_lease("c2", "net1", "/run/netns/c2", REQUEST)
         books.finish_detach(row)
     with open_books(tmp_path, "boot-1") as books:
@@ -76,7 +74,7 @@ def test_an_early_version_left_all_that_the_books_know(tmp_path: Path) -> None:
     versions.unpack(versions.EARLY, tmp_path)
     with open_books(tmp_path, "boot-1") as books:
         assert books.recovered_from is None
-        assert {g.unit_id: (g.resource_name, g.device, g.pod) for g in books.grants()} == {
+        assert {g.key: (g.resource_name, g.device, g.pod) for g in books.holds()} == {
             "0000:3b:00.2": ("rdma/vf", "0000:3b:00.2", POD),
             "0000:3b:00.3": ("rdma/vf", "0000:3b:00.3", None),
             "slot-late-0-0": ("rdma/late", "0000:3b:00.6", OTHER),
@@ -86,9 +84,9 @@ def test_an_early_version_left_all_that_the_books_know(tmp_path: Path) -> None:
             "0000:3b:00.2": ("attached", "c0"),
             "0000:3b:00.4": ("detaching", "c2"),
         }
-        (binding,) = books.bindings()
-        assert binding == Binding(
-            unit_id="slot-late-0-0",
+        (bound,) = books.bound_slots()
+        assert replace(bound, since=0.0) == bound_slot(
+            key="slot-late-0-0",
             resource_name="rdma/late",
             kind="vf",
             device="0000:3b:00.6",
@@ -98,7 +96,7 @@ def test_an_early_version_left_all_that_the_books_know(tmp_path: Path) -> None:
             pod=OTHER,
             edits=EDITS,
             boot_id="boot-1",
-            since=binding.since,
+            since=bound.bound_at,
         )
         owed = [(lease.container_id, lease.ifname, lease.netns_path, lease.problem) for lease in books.owed_leases()]
         assert owed == [
@@ -113,22 +111,22 @@ def test_an_early_version_left_all_that_the_books_know(tmp_path: Path) -> None:
         assert books.known_devices() == (known,)
 
 
-def test_a_reboot_after_it_voids_the_bindings_alone(tmp_path: Path) -> None:
+def test_a_reboot_after_it_voids_what_slots_were_bound_to_alone(tmp_path: Path) -> None:
     versions.unpack(versions.EARLY, tmp_path)
     with open_books(tmp_path, "boot-2") as books:
-        assert books.bindings() == ()
-        assert [g.device for g in books.grants() if g.unit_id == "slot-late-0-0"] == [""]
+        assert books.bound_slots() == ()
+        assert [g.device for g in books.holds() if g.key == "slot-late-0-0"] == [""]
         assert {row.boot_id for row in books.attachments()} == {"boot-1"}
         assert len(books.owed_leases()) == 2
 
 
 def test_the_last_version_without_claims_left_books_that_take_claims(tmp_path: Path) -> None:
     versions.unpack(versions.BEFORE_CLAIMS, tmp_path)
-    taken = ClaimDevice("nic", "node", "vf", "rdma/vf", "vf", "0000:3b:00.4", "name")
-    free = replace(taken, device="0000:3b:00.5")
+    taken = claimed("nic", "node", "vf", "rdma/vf", "vf", "0000:3b:00.4", "name")
+    free = replace(taken, devices=("0000:3b:00.5",))
     with open_books(tmp_path, "boot-1") as books:
         assert (books.recovered_from, books.claims()) == (None, ())
-        assert {g.unit_id: (g.device, g.pod) for g in books.grants()} == {
+        assert {g.key: (g.device, g.pod) for g in books.holds()} == {
             "0000:3b:00.2": ("0000:3b:00.2", POD),
             "0000:3b:00.3": ("0000:3b:00.3", None),
             "slot-late-0-0": ("0000:3b:00.6", OTHER),
@@ -136,7 +134,7 @@ def test_the_last_version_without_claims_left_books_that_take_claims(tmp_path: P
         }
         assert states(books) == {"0000:3b:00.2": ("attached", "c0"), "0000:3b:00.4": ("detaching", "c2")}
         assert {row.claim_uid for row in books.attachments()} == {""}
-        assert [(b.device, b.edits) for b in books.bindings()] == [("0000:3b:00.6", EDITS)]
+        assert [(b.device, b.edits) for b in books.bound_slots()] == [("0000:3b:00.6", EDITS)]
         assert [lease.container_id for lease in books.owed_leases()] == ["c5"]
         assert [entry.device for entry in books.quarantines()] == ["0000:3b:00.9"]
         assert [known.netdev for known in books.known_devices()] == ["ens1f0v1"]
@@ -145,7 +143,56 @@ def test_the_last_version_without_claims_left_books_that_take_claims(tmp_path: P
             books.prepare_claim(claim)
         books.prepare_claim(replace(claim, devices=(free,)))
     with open_books(tmp_path, "boot-1") as books:
-        assert [c.devices for c in books.claims()] == [(free,)]
+        assert [c.devices for c in books.claims()] == [(replace(free, claim_uid="uid-c"),)]
+
+
+def test_grants_bindings_and_devices_of_claims_became_holds(tmp_path: Path) -> None:
+    versions.unpack(versions.BEFORE_HOLDS, tmp_path)
+    node = {"path": "/dev/infiniband/uverbs4", "permissions": "rw"}
+    edits = {"env": ["PCIDEVICE_RDMA_LATE=0000:3b:00.6"], "deviceNodes": [node]}
+    hca = Spec(
+        "hca",
+        {"env": ["NCCL_IB_HCA==mlx5_0"], "deviceNodes": [node]},
+        {"env": ["NCCL_IB_GID_INDEX=3"]},
+        ("hca-1", "hca-2"),
+    )
+    rail = Spec("rail", {"env": []}, beside=("rail-GPU-1",)).with_nodes("0000:3d:00.0", [node])
+    vf, late = "0000:3b:00.2", "slot-rdma:late-0"
+    with open_books(tmp_path, "boot-1") as books:
+        assert books.recovered_from is None
+        assert {replace(hold, since=0.0, bound_at=0.0) for hold in books.holds() if hold.spec is None} == {
+            unit_hold(vf, "rdma/vf", vf, 0.0, POD),
+            unit_hold(f"{late}-1", "rdma/late", "", 0.0),
+        }
+        found = {hold.key: replace(hold, since=0.0, bound_at=0.0) for hold in books.holds() if hold.spec is not None}
+        assert found == {
+            "hca-1": unit_hold("hca-1", "rdma/hca", "0000:5e:00.0", 0.0, None, hca),
+            "rail-GPU-1": unit_hold("rail-GPU-1", "rdma/rail", "0000:3c:00.0", 0.0, None, rail, ("0000:3d:00.0",)),
+            f"{late}-0": bound_slot(
+                f"{late}-0", "rdma/late", "vf", "0000:3b:00.6", "main", "c9", "eth0", OTHER, edits, "boot-1"
+            ),
+            f"{late}-7": bound_slot(f"{late}-7", "rdma/late", "vf", "0000:3b:00.7", "", "", "", None, edits, "boot-1"),
+        }
+        assert all(hold.since > 0 for hold in books.holds())
+        (claim,) = books.claims()
+        assert (claim.ref, claim.state, claim.pods) == (
+            ClaimRef("uid-c", "default", "c"),
+            ClaimState.PREPARED,
+            (POD,),
+        )
+        nic = claimed("nic", "node-1", "vf-1", "rdma/vf", "vf", "0000:3b:01.1", "uid-c-0-vf-1", edits=edits)
+        share = claimed("share", "node-1", "hca-1", "rdma/hca", "hca", "0000:5e:00.0", "uid-c-1-hca-1", "s1")
+        look = claimed("look", "node-1", "vf-2", "rdma/vf", "vf", "0000:3b:01.1", "uid-c-2-vf-2")
+        named = Spec("claim", {"env": ["NODEFABRIC_CLAIM=default/c"]})
+        assert [replace(hold, claim_uid="") for hold in claim.devices] == [
+            replace(nic, identity="card/1", network={"mtu": 9000}, ifname="rail0"),
+            replace(share, exclusive=False, shares=3, spec=named),
+            replace(look, exclusive=False, admin=True, spec=named),
+        ]
+        assert books.claim_on("0000:3b:01.1") == claim
+    with open_books(tmp_path, "boot-2") as books:
+        assert books.bound_slots() == ()
+        assert books.claims() == (claim,)
 
 
 def test_another_process_reads_what_each_version_left_without_the_agent(tmp_path: Path) -> None:
@@ -153,7 +200,7 @@ def test_another_process_reads_what_each_version_left_without_the_agent(tmp_path
         folder = tmp_path / version
         folder.mkdir()
         found = read_books(versions.unpack(version, folder) / "ledger.db")
-        assert Grant("0000:3b:00.2", "rdma/vf", "0000:3b:00.2", found.grants[0].granted_at, POD) in found.grants
+        assert unit_hold("0000:3b:00.2", "rdma/vf", "0000:3b:00.2", found.holds[0].since, POD) in found.holds
         row = found.attachments[0]
         assert (row.device, row.state, row.claim_uid) == ("0000:3b:00.2", AttachmentState.ATTACHED, "")
         assert found.claims == ()

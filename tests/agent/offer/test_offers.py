@@ -10,7 +10,7 @@ import pytest
 
 from agent.config import HealthSettings, RailNic, Resource, Select
 from agent.health_history import HealthHistory
-from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState, Undo
+from agent.model.allocation import Claim, ClaimRef, ClaimState, Undo
 from agent.model.device import MigDevice, Snapshot
 from agent.model.health import HEALTHY, Health, Reason, unhealthy
 from agent.model.unit_id import slot_id
@@ -19,7 +19,7 @@ from agent.offer.offer import Units as UnitsByName
 from agent.offer.offers import Offers, differs_in_pods_only, read
 from agent.offer.units import NOTHING_HELD, Holdings, Reading, with_profiles
 from deviceplugin.server import Units, post
-from tests.node import attach, change, gpu_uuid, netdev, node, open_books, without
+from tests.node import attach, change, claimed, gpu_uuid, granted, netdev, node, open_books, without
 
 PF, VF = "0000:12:00.0", "0000:12:00.1"
 RESOURCES = (Resource("rdma/hca", "hca", shares=4), Resource("rdma/vf", "vf"), Resource("nvidia.com/gpu", "gpu"))
@@ -184,16 +184,16 @@ def test_adapters_that_are_in_pods_are_told_from_vfs(tmp_path: Path, mode: str, 
 
 def test_devices_of_claims_are_in_use_and_those_that_are_only_looked_at_are_not(tmp_path: Path) -> None:
     found = [
-        ClaimDevice("vf", "node", "vf-0", "rdma/vf", "vf", "0000:3b:00.1", "u-0"),
-        ClaimDevice(
+        claimed("vf", "node", "vf-0", "rdma/vf", "vf", "0000:3b:00.1", "u-0"),
+        claimed(
             "hca", "node", "hca-0", "rdma/hca", "hca", "0000:3b:00.0", "u-1", share_id="s", exclusive=False, shares=2
         ),
-        ClaimDevice("look", "node", "vf-1", "rdma/vf", "vf", "0000:3b:00.2", "u-2", exclusive=False, admin=True),
+        claimed("look", "node", "vf-1", "rdma/vf", "vf", "0000:3b:00.2", "u-2", exclusive=False, admin=True),
     ]
     shares = {"hca-0c42a10300651234-0": "0000:3b:00.0", "hca-0c42a10300651235-0": "0000:5e:00.0"}
     with open_books(tmp_path) as books:
         books.prepare_claim(Claim(ClaimRef("u", "ns", "c"), ClaimState.PREPARING, tuple(found)))
-        books.grant("rdma/hca", shares)
+        books.grant(granted("rdma/hca", shares))
         assert read(books, with_names=False, with_slots=False).shares_granted == {"hca-0c42a10300651234-0"}
         books.release(shares)
         reading = read(books, with_names=False, with_slots=False)

@@ -12,23 +12,13 @@ from hypothesis import strategies as st
 from agent.config import HealthSettings, RailNic, Resource, Select, parse_pf
 from agent.health_history import HealthHistory
 from agent.ledger import Ledger
-from agent.model.allocation import (
-    Attachment,
-    Binding,
-    Claim,
-    ClaimDevice,
-    ClaimRef,
-    ClaimState,
-    Grant,
-    PodRef,
-    Quarantine,
-)
+from agent.model.allocation import Attachment, Claim, ClaimRef, ClaimState, Hold, Quarantine
 from agent.model.device import MigDevice, Snapshot
 from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer, Unit
 from agent.offer.offers import Offers, read
 from agent.offer.units import with_profiles
-from tests.node import change, node, without
+from tests.node import change, claimed, node, without
 
 GONE_SECONDS = 5.0
 
@@ -37,15 +27,11 @@ GONE_SECONDS = 5.0
 class InUse(Ledger):
     """The part of the books that lists are made of."""
 
-    granted: dict[str, Grant] = field(default_factory=dict)
-    bound: dict[str, Binding] = field(default_factory=dict)
+    granted: dict[str, Hold] = field(default_factory=dict)
     claimed: dict[str, Claim] = field(default_factory=dict)
 
-    def grants(self) -> tuple[Grant, ...]:
+    def holds(self) -> tuple[Hold, ...]:
         return tuple(self.granted.values())
-
-    def bindings(self) -> tuple[Binding, ...]:
-        return tuple(self.bound.values())
 
     def attachments(self) -> tuple[Attachment, ...]:
         return ()
@@ -59,14 +45,14 @@ class InUse(Ledger):
     def things(self) -> set[str]:
         """Name all devices in use."""
         claimed = {found.device for claim in self.claimed.values() for found in claim.devices}
-        return claimed | {thing for grant in self.granted.values() for thing in held(grant)}
+        return claimed | {thing for hold in self.granted.values() for thing in held(hold)}
 
 
-def held(grant: Grant) -> Iterator[str]:
-    """Name the devices that a grant brings: VFs, GPUs and slices."""
-    yield from grant.devices
-    if UnitId.parse(grant.unit_id).is_rail:
-        yield UnitId.parse(grant.unit_id).device
+def held(hold: Hold) -> Iterator[str]:
+    """Name the devices that a unit brings: VFs, GPUs and slices."""
+    yield from hold.devices
+    if UnitId.parse(hold.key).is_rail:
+        yield UnitId.parse(hold.key).device
 
 
 def behind(unit: Unit, snapshot: Snapshot) -> set[str]:
@@ -109,30 +95,25 @@ def a_machine(chance: Random) -> Snapshot:
 def use(books: InUse, offer: Offer, chance: Random) -> None:
     """Have kubelet grant a unit, a slot be bound, or a pod end."""
     free = [u for units in offer.units.values() for u in units if u.health.healthy and u.unit_id not in books.granted]
-    slots = [grant for grant in books.granted.values() if UnitId.parse(grant.unit_id).is_slot and not grant.device]
+    slots = [hold for hold in books.granted.values() if hold.is_slot and not hold.is_bound]
     ready = [u for units in offer.claimable.values() for u in units if u.health.healthy]
     what = chance.choice(["grant", "grant", "bind", "claim", "end", "unprepare"])
     if what == "claim" and ready and (unit := chance.choice(ready)).device not in books.things():
-        found = ClaimDevice("r", "n", unit.unit_id, unit.resource_name, unit.kind, unit.device, "")
+        found = claimed("r", "n", unit.unit_id, unit.resource_name, unit.kind, unit.device, "")
         books.claimed[unit.device] = Claim(ClaimRef(unit.device, "ns", "c"), ClaimState.PREPARED, (found,))
     elif what == "unprepare" and books.claimed:
         del books.claimed[chance.choice(list(books.claimed))]
     elif what == "grant" and free:
         unit = chance.choice(free)
-        device, *others = ("",) if unit.is_slot else unit.devices
-        books.granted[unit.unit_id] = Grant(unit.unit_id, unit.resource_name, device, 0.0, others=tuple(others))
+        books.granted[unit.unit_id] = Hold(unit.unit_id, unit.resource_name, () if unit.is_slot else unit.devices)
     elif what == "bind" and slots:
         slot, taken = chance.choice(slots), books.things()
         pool = offer.pools.get(slot.resource_name, ())
         devices = [unit.device for unit in pool if unit.health.healthy and unit.device not in taken]
         if devices:
-            device, pod = chance.choice(devices), PodRef("default", "p", "uid-p")
-            books.granted[slot.unit_id] = replace(slot, device=device)
-            books.bound[slot.unit_id] = Binding(slot.unit_id, slot.resource_name, "vf", device, "c", "s", "", pod, {})
+            books.granted[slot.key] = replace(slot, devices=(chance.choice(devices),))
     elif what == "end" and books.granted:
-        ended = chance.choice(list(books.granted))
-        del books.granted[ended]
-        books.bound.pop(ended, None)
+        del books.granted[chance.choice(list(books.granted))]
 
 
 @settings(max_examples=60, deadline=None)
@@ -148,7 +129,7 @@ def test_no_device_in_use_is_offered_to_another_pod(chance: Random) -> None:
         units = [unit for units in offer.units.values() for unit in units]
         assert len({unit.unit_id for unit in units}) == len(units)
         for unit in (unit for units in offer.claimable.values() for unit in units):
-            is_granted = any(unit.device in held(grant) for grant in books.granted.values())
+            is_granted = any(unit.device in held(hold) for hold in books.granted.values())
             assert (unit.device in offer.granted) is is_granted
             assert not (unit.health.healthy and is_granted)
         everything = [unit for mine in offer.offered.values() for unit in mine]
@@ -156,9 +137,9 @@ def test_no_device_in_use_is_offered_to_another_pod(chance: Random) -> None:
             claimable = offer.claimable.get(found.resource_name, ())
             others = [u for u in everything if u not in claimable and u.health.healthy]
             assert not [u for u in others if found.device in behind(u, snapshot)]
-        for grant in books.granted.values():
+        for hold in books.granted.values():
             others = [u for u in units if u.unit_id not in books.granted]  # kubelet gives none of those to another pod
-            assert not [u for u in others if u.health.healthy and behind(u, snapshot) & set(held(grant))]
+            assert not [u for u in others if u.health.healthy and behind(u, snapshot) & set(held(hold))]
         for name, pool in offer.pools.items():
             free = [unit for unit in pool if unit.health.healthy and unit.device not in books.things()]
             unbound = [unit for unit in offer.units[name] if unit.health.healthy and not unit.device]

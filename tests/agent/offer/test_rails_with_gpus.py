@@ -17,7 +17,6 @@ from agent.hardware import recorded
 from agent.hardware.sysfs import scan as sysfs
 from agent.health_history import HealthHistory
 from agent.ledger import Ledger
-from agent.model.allocation import Devices, all_of
 from agent.model.device import Snapshot
 from agent.model.health import Reason
 from agent.offer.offer import Offer, Unit
@@ -26,7 +25,7 @@ from agent.offer.rails import planes_in
 from agent.offer.selection import assign
 from agent.offer.units import Inputs, Reading, make_offer, plain_offer
 from agent.placement import Distances, choose_sets
-from tests.node import change, gpu_uuid, node, open_books, split, without
+from tests.node import change, gpu_uuid, granted, node, open_books, split, without
 
 P5 = Resource("a.b/rail", "rail", nic=RailNic("hca", Select(vendors=(0x1D0F,)), shares=1, count=4))
 PAIR = Resource("rdma/rail", "rail", nic=RailNic("vf", count=2))
@@ -187,7 +186,7 @@ def test_another_number_is_for_rails_that_nobody_has(tmp_path: Path) -> None:
     unit, maker = f"rail-{gpu_uuid(0)}", Offers(HealthHistory(), time.monotonic)
     with open_books(tmp_path) as books:
         (held, _) = rails(one, snapshot)
-        books.grant(one.name, {unit: held.devices})
+        books.grant(granted(one.name, {unit: held.devices}))
         made = listed(maker, PAIR, snapshot, books)
         assert [len(u.devices) for u in made.units[PAIR.name]] == [1, 2]
         books.release([unit])
@@ -205,7 +204,7 @@ def test_a_rail_that_was_granted_while_another_list_was_made_keeps_its_set_at_th
             ("0000:12:00.1", "0000:12:00.2"),
             ("0000:12:00.2", "0000:12:00.3"),
         )
-        books.grant(PAIR.name, {unit: held})  # of the list before
+        books.grant(granted(PAIR.name, {unit: held}))  # of the list before
         made = listed(maker, PAIR, snapshot, books)
         found = sets(made.units[PAIR.name])
         assert found[unit] == held
@@ -217,14 +216,8 @@ RAIL = Resource("rdma/rail", "rail", nic=RailNic("vf"))
 SHARED = replace(RAIL, nic=RailNic("hca", shares=2))
 
 
-def by_id(resource: Resource, snapshot: Snapshot, **kept: Devices) -> dict[str, Unit]:
-    sets = {rail: all_of(nics) for rail, nics in kept.items()}
-    found = make_offer(Inputs([resource], snapshot, assign([resource], snapshot), Reading(kept=sets)))
-    return {unit.unit_id: unit for unit in found.units[resource.name]}
-
-
-def pairs(resource: Resource, snapshot: Snapshot, **kept: Devices) -> dict[str, str]:
-    return {unit.gpu: unit.device for unit in by_id(resource, snapshot, **kept).values()}
+def pairs(resource: Resource, snapshot: Snapshot, **kept: str) -> dict[str, str]:
+    return {unit.gpu: unit.device for unit in rails(resource, snapshot, {rail: (nic,) for rail, nic in kept.items()})}
 
 
 def test_a_nic_that_a_granted_rail_keeps_is_in_no_other_rail() -> None:

@@ -10,17 +10,18 @@ import pytest
 from agent.__main__ import main
 from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.device_info import FOLDER, GrantedFiles
+from agent.edits.specs import Specs
 from agent.ledger.database import lock_folder
-from agent.model.allocation import Claim, ClaimDevice, ClaimRef, ClaimState
+from agent.model.allocation import Claim, ClaimRef, ClaimState
 from cni.install import chain
 from cni.install import installation as install
 from cni.install.installation import Installation
-from tests.node import VF, open_books
+from tests.node import VF, claimed, granted, open_books
 
 CLAIM = Claim(
     ClaimRef("c1", "default", "rails"),
     ClaimState.PREPARING,
-    (ClaimDevice("nic", "n", "vf-1", "rdma/vf", "vf", VF, "c1-0-vf-1", edits={"env": ["A=1"]}),),
+    (claimed("nic", "n", "vf-1", "rdma/vf", "vf", VF, "c1-0-vf-1", edits={"env": ["A=1"]}),),
 )
 CONFLIST = '{"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ptp"}]}'
 
@@ -70,7 +71,13 @@ class Host:
         os.close(lock_folder(self.state))
         (self.state / "spool").mkdir()
         with open_books(self.state) as books:
-            books.grant("rdma/vf", {VF: VF})
+            cdi = self.root / "run/cdi"
+            specs = ClaimSpecs(books, Specs(books, cdi), cdi)
+            books.prepare_claim(CLAIM)
+            specs.write(CLAIM.ref.uid)
+            specs.metadata.write(CLAIM.ref.uid, "nic", {"metadata": {}})
+            books.remove_claim(CLAIM.ref.uid)
+            books.grant(granted("rdma/vf", {VF: VF}))
         self.run.mkdir()
         kubelet = self.root / "var/lib/kubelet"
         (kubelet / "plugins/nodefabric.io").mkdir()
@@ -84,9 +91,6 @@ class Host:
         (self.root / "etc/kubernetes/node-feature-discovery/features.d/nodefabric").write_text("example.com/rails=8\n")
         (self.root / "etc/kubernetes/node-feature-discovery/features.d/.nodefabric.new").write_text("example.com/r")
         (self.root / "run/cdi/nodefabric-slot-1.json").write_text("{}")
-        specs = ClaimSpecs(self.root / "run/cdi")
-        specs.write(CLAIM)
-        specs.metadata.write(CLAIM.ref.uid, "nic", {"metadata": {}})
         GrantedFiles(self.root / "run" / FOLDER.relative_to("/var/run")).write("rdma/vf", VF, {"type": "pci"})
 
     def files(self) -> dict[str, str]:

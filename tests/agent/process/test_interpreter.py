@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import pytest
 
+from agent.model.allocation import Hold
 from agent.offer.offer import Offer
 from agent.process import interpreter
 from agent.process.interpreter import collect_seldom, set_aside, set_aside_later
@@ -30,10 +31,10 @@ def no_thread_to_be_had() -> Iterator[None]:
 
 class Book:
     def __init__(self) -> None:
-        self.granted: list[str] = []
+        self.granted: list[Hold] = []
 
-    def grant(self, resource_name: str, units: object, specs: object = None) -> None:
-        self.granted.append(resource_name)
+    def grant(self, holds: Sequence[Hold]) -> None:
+        self.granted += holds
 
 
 async def test_work_that_blocks_goes_on_where_no_thread_can_be_started() -> None:
@@ -43,14 +44,14 @@ async def test_work_that_blocks_goes_on_where_no_thread_can_be_started() -> None
 
 
 async def test_grants_are_written_where_no_thread_can_be_started() -> None:
-    book = Book()
+    book, hold = Book(), Hold("u", "rdma/vf", ("d",))
     allocator = Allocator(Latest(Offer()), book.grant, lambda unit: None)
     try:
         with no_thread_to_be_had():
-            await allocator._record("rdma/vf", {"u": "d"}, {})
+            await allocator._record([hold])
     finally:
         allocator.close()
-    assert book.granted == ["rdma/vf"]
+    assert book.granted == [hold]
 
 
 def test_who_gets_too_few_threads_leaves_none_behind() -> None:

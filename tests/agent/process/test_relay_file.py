@@ -17,7 +17,7 @@ from agent.process import relay_file
 from cni.pods_file import kernel_boot_id
 from hack.sim.dra.claims import CHECKPOINT, ClaimCache, ClaimInfo
 from tests.agent.operator.uninstalling import CLAIM
-from tests.node import VF, attach, gpu_uuid, open_books, owner
+from tests.node import VF, attach, gpu_uuid, granted, open_books, owner
 
 SHARE, GPU = "hca-b83fd20300a00001-2", gpu_uuid(0)
 
@@ -47,8 +47,8 @@ def note(config: Config, **units: str) -> None:
 
 def test_books_and_kubelets_notes_say_who_may_have_something(config: Config) -> None:
     with open_books(config.state_dir) as books:
-        books.grant("rdma/hca", {SHARE: "0000:22:00.0"})
-        books.grant("nvidia.com/gpu", {GPU: GPU})
+        books.grant(granted("rdma/hca", {SHARE: "0000:22:00.0"}))
+        books.grant(granted("nvidia.com/gpu", {GPU: GPU}))
         attach(books, "0000:3b:00.3", owner())
         books.prepare_claim(replace(CLAIM, pods=(PodRef("default", "claimer", "u"),)))
     assert written(config) == ("unknown 1", {"default/trainer", "default/claimer", "default/"})

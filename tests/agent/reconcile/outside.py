@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import HeldUnit
-from agent.model.allocation import Devices
 from agent.offer.offer import Offer
 from agent.reconcile.view import Outside
 
@@ -23,7 +22,7 @@ class Answers(Outside):
 
     def __init__(
         self,
-        units: Callable[[], Mapping[str, Devices] | None] = dict,
+        units: Callable[[], Mapping[str, tuple[str, ...]] | None] = dict,
         ours: Callable[[], Collection[str]] = tuple,
         held_units: Callable[[], Awaitable[Sequence[HeldUnit]]] = no_held_units,
         replay: Callable[[], int] = int,
@@ -53,7 +52,7 @@ class Answers(Outside):
     def offer(self) -> Offer:
         return Offer()
 
-    def devices_of_units(self) -> Mapping[str, Devices] | None:
+    def devices_of_units(self) -> Mapping[str, tuple[str, ...]] | None:
         return self._units()
 
     def noted_units(self) -> Collection[str]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
-from agent.model.allocation import Devices, PodRef
+from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
 from agent.model.vf_identity import KnownDevice
 from agent.reconcile.reconciler import Reconciler
@@ -19,7 +19,7 @@ from agent.state import Latest
 from cni.attachment import Attachments
 from cni.heal import PodKnown
 from cni.migrate.adoption import Adopted
-from cni.slots.bound import Bindings, BoundSlots
+from cni.slots.bound import BoundSlots, SlotHealer
 from tests.agent.reconcile.outside import Answers
 from tests.node import VF
 
@@ -118,7 +118,7 @@ class Scene:
         self.books = books
         self.hands = Hands()
         self.held_units: Sequence[HeldUnit] | Exception = ()
-        self.offered: Mapping[str, Devices] | None = {VF: VF}
+        self.offered: Mapping[str, tuple[str, ...]] | None = {VF: (VF,)}
         self.now = time.time()
         self.ours: set[str] = {VF, OTHER_VF}
         self.sandboxes: Sequence[Sandbox] | Exception = ()
@@ -130,9 +130,9 @@ class Scene:
         self.settled = Latest(False)
         self.found = Latest(Snapshot(boot_id="boot"))
         self.outside = outside = _Answers(self)
-        bindings = (Bindings(books, slots, self.found, outside),) if slots is not None else ()
+        of_slots = (SlotHealer(books, slots, self.found, outside),) if slots is not None else ()
         self.reconciler = Reconciler(
-            books, cast(Attachments, self.hands), self.found, outside, self.settled, (*bindings, *others)
+            books, cast(Attachments, self.hands), self.found, outside, self.settled, (*of_slots, *others)
         )
 
     @property

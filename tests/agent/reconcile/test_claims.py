@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 import pytest
 
 from agent.edits.claim_specs import ClaimSpecs
+from agent.edits.specs import Specs
 from agent.errors import Refused, Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
-from agent.model.allocation import Claim, ClaimRef, ClaimState, PodRef
+from agent.model.allocation import Claim, ClaimRef, ClaimState, PodRef, Spec
 from agent.model.device import Snapshot
 from agent.model.vf_identity import identities
 from agent.reconcile.claims import ASK_SECONDS, NEW_SECONDS, SLOW_SECONDS, Claims
@@ -23,7 +23,7 @@ from agent.state import Latest
 from cni.pod_devices import ClaimReader
 from tests.agent.reconcile.outside import Answers
 from tests.cni.tiny_node import tiny_snapshot, vf
-from tests.node import POD, VF, attach, claimed_vf, open_books, owner, prepare
+from tests.node import POD, VF, attach, claimed_vf, granted, open_books, owner, prepare
 
 NOW = 10_000.0
 NOBODY = View(asked_at=NOW, held_units=(), pods=())
@@ -52,7 +52,7 @@ class Room:
     def __init__(self, books: Ledger, folder: Path) -> None:
         self.books = books
         self.specs_folder = folder / "cdi"
-        self.specs = ClaimSpecs(self.specs_folder)
+        self.specs = ClaimSpecs(books, Specs(books, self.specs_folder), self.specs_folder)
         self.snapshot = Latest(Snapshot(boot_id="boot"))
         self.outside = Answers()
         self.reader = Reader()
@@ -63,7 +63,7 @@ class Room:
     def prepare(self, *args: Any, **more: Any) -> Claim:
         """Prepare a claim, with its spec."""
         claim = prepare(self.books, *args, **more)
-        self.specs.write(claim)
+        self.specs.write(claim.ref.uid)
         return claim
 
     def wait(self, seconds: float) -> None:
@@ -97,7 +97,7 @@ def test_a_claim_that_is_gone_or_reserved_for_nobody_is_ended(room: Room, found:
     room.reader.says = found
     assert room.heal() == [("claim-unprepare", "orphan")]
     assert (room.books.claims(), room.specs.uids()) == ((), frozenset())
-    room.books.grant("rdma/vf", {VF: VF})
+    room.books.grant(granted("rdma/vf", {VF: VF}))
 
 
 def test_a_claim_that_is_reserved_for_a_pod_group_is_not_ended_and_keeps_the_pods_that_add_has_found(
@@ -210,47 +210,6 @@ def test_a_claim_that_is_reserved_stays_and_is_asked_about_seldom(room: Room) ->
 # --------------------------------------------------------------------------------------------------------------- specs
 
 
-def test_a_spec_that_somebody_removed_is_written_again(room: Room) -> None:
-    claim = room.prepare()
-    room.reader.says = reserved_for(POD)
-    room.specs.remove(claim.ref.uid)
-    assert room.heal() == [("spec-write", "mended")]
-    assert room.specs.is_written(claim)
-    assert room.heal() == []
-
-
-@pytest.mark.parametrize("is_ended", [False, True])
-def test_a_spec_that_is_changed_while_specs_are_looked_at_stays_as_it_was_changed(room: Room, is_ended: bool) -> None:
-    claim = room.prepare()
-    beside: list[threading.Thread] = []
-
-    def change() -> None:
-        """Do as an ADD whose device came to other files, or as Unprepare."""
-        if is_ended:
-            room.books.set_claim_state(claim.ref.uid, ClaimState.UNPREPARING)
-            room.specs.remove(claim.ref.uid)
-        else:
-            room.books.set_claim_edits(claim.ref.uid, {f"name-{VF}": {"env": ["CHANGED=1"]}})
-            room.specs.renew(lambda: room.books.claim(claim.ref.uid))
-
-    class Busy(ClaimSpecs):
-        def is_written(self, claim: Claim) -> bool:
-            found = super().is_written(claim)
-            if not beside:
-                beside.append(threading.Thread(target=change))
-                beside[0].start()
-                beside[0].join(0.3)  # as far as it comes before the spec is written
-            return found
-
-    room.specs.remove(claim.ref.uid)
-    Claims(room.books, Busy(room.specs_folder), room.snapshot, room.outside, room.asks).rewrite()
-    beside[0].join()
-    now = room.books.claim(claim.ref.uid)
-    assert now is not None
-    assert room.specs.is_written(now) is not is_ended
-    assert bool(room.specs.uids()) is not is_ended
-
-
 def test_a_spec_of_no_claim_is_removed_and_those_of_others_stay(room: Room, tmp_path: Path) -> None:
     claim = room.prepare()
     room.reader.says = reserved_for(POD)
@@ -261,15 +220,13 @@ def test_a_spec_of_no_claim_is_removed_and_those_of_others_stay(room: Room, tmp_
     assert [path.name for path in (tmp_path / "cdi").iterdir()] == ["nvidia.json"]
 
 
-@pytest.mark.parametrize("state", [ClaimState.PREPARING, ClaimState.UNPREPARING])
-def test_a_claim_that_is_not_prepared_gets_no_spec(room: Room, state: ClaimState) -> None:
-    prepare(room.books, state=state)
-    room.reader.says = reserved_for(POD)
-    assert room.heal() == []
-    assert room.specs.uids() == frozenset()
-
-
 # -------------------------------------------------------------------------------------------------------- after a boot
+
+
+def owners(books: Ledger, *devices: str) -> list[str | None]:
+    """Name the claim that has each device."""
+    found = map(books.claim_on, devices)
+    return [claim.ref.name if claim is not None else None for claim in found]
 
 
 def named(snapshot: Snapshot, index: int) -> str:
@@ -287,10 +244,7 @@ def test_claims_follow_their_devices_to_new_addresses_and_wait_to_be_prepared(tm
         room.reader.says = reserved_for(POD)
         room.snapshot.set(now)
         assert room.heal() == [("claim-move", "renumbered")]
-        assert {device: ref.name for device, ref in books.claimed_devices().items()} == {
-            moved_to: "nics",
-            vf(1): "nobody-knows",
-        }
+        assert owners(books, moved_to, vf(1), vf(0)) == ["nics", "nobody-knows", None]
         assert {claim.boot_id for claim in books.claims()} == {"boot"}
         assert room.specs.uids() == frozenset()  # it would name the character devices of then
         assert room.heal() == []
@@ -306,7 +260,7 @@ def test_two_claims_whose_devices_have_changed_places_both_follow(tmp_path: Path
         room.snapshot.set(snapshot)
         room.reader.says = reserved_for(POD)
         assert room.heal() == [("claim-move", "renumbered")] * 2
-        assert {device: ref.name for device, ref in books.claimed_devices().items()} == {vf(0): "b", vf(1): "a"}
+        assert owners(books, vf(0), vf(1)) == ["b", "a"]
 
 
 def test_nothing_moves_within_a_boot_nor_before_the_hardware_is_known(room: Room) -> None:
@@ -316,7 +270,7 @@ def test_nothing_moves_within_a_boot_nor_before_the_hardware_is_known(room: Room
     for snapshot in (Snapshot(), other):
         room.snapshot.set(snapshot)
         assert ("claim-move", "renumbered") not in room.heal()
-    assert list(room.books.claimed_devices()) == [vf(0)]
+    assert owners(room.books, vf(0)) == ["nics"]
 
 
 # ---------------------------------------------------------------------------------------------------------- lost books
@@ -324,7 +278,7 @@ def test_nothing_moves_within_a_boot_nor_before_the_hardware_is_known(room: Room
 
 def test_claims_of_lost_books_are_in_the_new_ones_before_anybody_is_served(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        late = claimed_vf(network={"mtu": 9000}, ifname="rail0", edits={"env": ["A=1"]})
+        late = claimed_vf(network={"mtu": 9000}, ifname="rail0", spec=Spec("claim", {"env": ["A=1"]}))
         lost = Room(books, tmp_path).prepare("nics", late)
         Room(books, tmp_path).prepare("half", claimed_vf("0000:3b:00.4"))
     (tmp_path / "ledger.db").unlink()

@@ -12,7 +12,7 @@ from agent.model.allocation import PodRef
 from agent.reconcile.grants import ENDED_PAUSES, EndedPods
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until
-from tests.node import POD, VF, open_books
+from tests.node import POD, VF, granted, open_books
 
 NEXT = PodRef("default", "next")
 
@@ -40,7 +40,7 @@ def end(scene: Scene, pod: PodRef) -> None:
 
 
 def test_a_grant_is_free_soon_after_its_pods_end(scene: Scene) -> None:
-    scene.books.grant("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF})
+    scene.books.grant(granted("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF}))
     scene.books.bind([VF], POD)
     scene.books.bind([OTHER_VF], NEXT)
     scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
@@ -48,14 +48,14 @@ def test_a_grant_is_free_soon_after_its_pods_end(scene: Scene) -> None:
     async def work() -> None:
         end(scene, POD)
         scene.held_units = []
-        await until(lambda: [grant.unit_id for grant in scene.books.grants()] == [OTHER_VF])
+        await until(lambda: [hold.key for hold in scene.books.holds()] == [OTHER_VF])
 
     reconciling(scene, work)
     assert ("grant-release", "unclaimed") in scene.counted
 
 
 def test_kubelet_is_asked_again_while_it_still_lists_the_pod(scene: Scene) -> None:
-    scene.books.grant("rdma/vf", {VF: VF})
+    scene.books.grant(granted("rdma/vf", {VF: VF}))
     scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
     scene.now += 1
     asked = 0
@@ -71,9 +71,9 @@ def test_kubelet_is_asked_again_while_it_still_lists_the_pod(scene: Scene) -> No
         end(scene, POD)
         before = asked
         await until(lambda: asked > before)
-        assert len(scene.books.grants()) == 1
+        assert len(scene.books.holds()) == 1
         scene.held_units = []
-        await until(lambda: not scene.books.grants())
+        await until(lambda: not scene.books.holds())
 
     reconciling(scene, work)
 
@@ -82,7 +82,7 @@ def test_pods_are_asked_about_a_few_times_and_those_without_grants_once(tmp_path
     now = 0.0
     with open_books(tmp_path) as books:
         ended = EndedPods(books, clock=lambda: 1000.0 + now, uptime=lambda: now)
-        books.grant("rdma/vf", {VF: VF})
+        books.grant(granted("rdma/vf", {VF: VF}))
         books.bind([VF], POD)
         ended.note(NEXT)
         ended.note(POD)

@@ -1,4 +1,4 @@
-"""Which grants are taken over, bound, freed or moved. Kubelet's word decides, and nothing in a pod is freed."""
+"""Which units are taken over, bound, freed or moved. Kubelet's word decides, and nothing in a pod is freed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from agent.kubelet.podresources import HeldUnit
-from agent.model.allocation import Devices, Grant, PodRef, UnitSpec, all_of
+from agent.model.allocation import Hold, PodRef, Spec
 from agent.reconcile.grants import Action, Bind, Ended, Move, Release, TakeOver, decide
+from tests.node import unit_hold
 
 A, B, C = "0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4"
 POD, NEXT = PodRef("default", "a", "uid"), PodRef("default", "b")
 
 
-def grant(unit: str, device: str | None = None, pod: PodRef | None = POD, at: float = 0.0) -> Grant:
-    return Grant(unit, "rdma/vf", device or unit, at, pod)
+def grant(unit: str, device: str | None = None, pod: PodRef | None = POD, at: float = 0.0) -> Hold:
+    return unit_hold(unit, "rdma/vf", device or unit, at, pod)
 
 
 def held(unit: str, pod: PodRef = POD) -> HeldUnit:
@@ -27,16 +28,16 @@ def held(unit: str, pod: PodRef = POD) -> HeldUnit:
 
 
 def decided(
-    grants: Sequence[Grant] = (),
+    holds: Sequence[Hold] = (),
     held_units: Sequence[HeldUnit] = (),
-    offered: Mapping[str, Devices] | None = None,
+    offered: Mapping[str, tuple[str, ...]] | None = None,
     attached: Collection[str] = (),
     moved: Mapping[str, str] | None = None,
     ended: Sequence[Ended] = (),
     noted: Collection[str] = (),
 ) -> tuple[Action, ...]:
     return decide(
-        *(grants, held_units),
+        *(holds, held_units),
         offered=offered,
         attached=attached,
         moved=moved or {},
@@ -49,24 +50,26 @@ def decided(
 
 NEW, OTHERS = grant(A, at=140.0), grant(B, at=140.0, pod=NEXT)
 ENDED = Ended(POD, 150.0)
-NAMED = replace(grant(A, pod=None), spec=UnitSpec("hca", (A,), {"deviceNodes": [{"path": "/dev/infiniband/uverbs0"}]}))
+NAMED = replace(grant(A, pod=None), spec=Spec("hca", {"deviceNodes": [{"path": "/dev/infiniband/uverbs0"}]}))
+SLOT = "slot-rdma:vf-0-0"
+BOUND = grant(SLOT, A)
 RAIL, NICS, SOON = "rail-GPU-1", ("0000:3b:00.0", "0000:3c:00.0"), (A, "0000:5b:00.0")
-GRANTED_RAIL = Grant(RAIL, "rdma/rail", NICS[0], 0.0, POD, others=NICS[1:])
+GRANTED_RAIL = unit_hold(RAIL, "rdma/rail", NICS[0], 0.0, POD, others=NICS[1:])
 MOVED_NIC = {NICS[1]: "0000:5b:00.0"}
 
 
 @pytest.mark.parametrize(
-    ("grants", "held_units", "facts", "expected"),
+    ("holds", "held_units", "facts", "expected"),
     [
-        ([grant(A)], [held(A)], {"offered": {A: A}}, ()),
+        ([grant(A)], [held(A)], {"offered": {A: (A,)}}, ()),
         # A unit that a pod has is taken over once it is offered, and goes to the pod that has it now.
         ([], [held(A)], {}, ()),
         ([], [held(A)], {"offered": {}}, ()),
-        ([], [held(A)], {"offered": {A: A}}, (TakeOver(held(A), A),)),
+        ([], [held(A)], {"offered": {A: (A,)}}, (TakeOver(held(A), (A,)),)),
         ([grant(A, pod=None)], [held(A)], {}, (Bind(held(A)),)),
         ([grant(A)], [held(A, NEXT)], {}, (Bind(held(A, NEXT)),)),
         # What kubelet said before a unit was granted again is of another pod.
-        ([grant(A, pod=NEXT, at=170.0)], [held(A)], {"offered": {A: A}}, ()),
+        ([grant(A, pod=NEXT, at=170.0)], [held(A)], {"offered": {A: (A,)}}, ()),
         # An old grant that no pod has is free, a new one with the end of its pod, before kubelet was asked.
         ([grant(A), grant(B, at=150.0)], [], {}, (Release(A),)),
         ([NEW, OTHERS], [], {"ended": [ENDED]}, (Release(A),)),
@@ -80,29 +83,35 @@ MOVED_NIC = {NICS[1]: "0000:5b:00.0"}
         # What is in a pod stays.
         ([NEW], [], {"ended": [ENDED], "attached": [A]}, ()),
         ([grant(A)], [], {"attached": [A]}, ()),
-        ([grant(A)], [held(A)], {"offered": {A: B}, "attached": [A]}, ()),
+        ([grant(A)], [held(A)], {"offered": {A: (B,)}, "attached": [A]}, ()),
         # A unit whose address is gone follows its VF, but one that is offered stays what its container was told.
-        ([grant(A)], [held(A)], {"offered": {B: B}, "moved": {A: B}}, (Move(A, (B,), "renumbered"),)),
-        ([grant(A)], [held(A)], {"offered": {A: A, B: B}, "moved": {A: B, B: A}}, ()),
+        ([grant(A)], [held(A)], {"offered": {B: (B,)}, "moved": {A: B}}, (Move(A, (B,), "renumbered"),)),
+        ([grant(A)], [held(A)], {"offered": {A: (A,), B: (B,)}, "moved": {A: B, B: A}}, ()),
         ([grant(A)], [held(A)], {"moved": {A: B}}, ()),
         (
             [grant("hca-1-0", A)],
             [held("hca-1-0")],
-            {"offered": {"hca-1-0": B}},
-            (Move("hca-1-0", B, "offered-elsewhere"),),
+            {"offered": {"hca-1-0": (B,)}},
+            (Move("hca-1-0", (B,), "offered-elsewhere"),),
         ),
         # None follows to where another pod is.
-        ([grant(A), grant(B, pod=NEXT)], [held(A), held(B, NEXT)], {"offered": {B: B}, "moved": {A: B}}, ()),
+        ([grant(A), grant(B, pod=NEXT)], [held(A), held(B, NEXT)], {"offered": {B: (B,)}, "moved": {A: B}}, ()),
         (
             [grant(A)],
             [held(A), held(B, NEXT)],
-            {"offered": {B: B}, "moved": {A: B}},
-            (TakeOver(held(B, NEXT), B),),
+            {"offered": {B: (B,)}, "moved": {A: B}},
+            (TakeOver(held(B, NEXT), (B,)),),
         ),
         # What an init container has keeps its spec while kubelet notes it.
-        ([NAMED], [], {"offered": {A: A}, "noted": {A}}, ()),
-        ([NAMED], [], {"offered": {A: A}}, (Release(A),)),
-        ([replace(NAMED, pod=POD)], [], {"offered": {A: A}, "noted": {A}}, (Release(A),)),
+        ([NAMED], [], {"offered": {A: (A,)}, "noted": {A}}, ()),
+        ([NAMED], [], {"offered": {A: (A,)}}, (Release(A),)),
+        ([replace(NAMED, pod=POD)], [], {"offered": {A: (A,)}, "noted": {A}}, (Release(A),)),
+        # A slot that is bound is its sandbox's, whatever kubelet says. Its device is chosen for its pod.
+        ([BOUND], [], {"offered": {SLOT: ()}, "ended": [ENDED]}, ()),
+        ([BOUND], [held(SLOT, NEXT)], {"offered": {SLOT: (A,)}}, ()),
+        ([BOUND], [held(SLOT)], {"offered": {SLOT: ()}, "moved": {A: B}}, ()),
+        ([], [held(SLOT)], {"offered": {SLOT: (A,)}}, (TakeOver(held(SLOT), ()),)),
+        ([replace(BOUND, devices=())], [], {}, (Release(SLOT),)),
         # A rail with several NICs: all of them count.
         ([GRANTED_RAIL], [], {"offered": {RAIL: NICS}}, (Release(RAIL),)),
         ([GRANTED_RAIL], [], {"offered": {RAIL: NICS}, "attached": {NICS[1]}}, ()),
@@ -123,43 +132,47 @@ MOVED_NIC = {NICS[1]: "0000:5b:00.0"}
     ],
 )
 def test_kubelets_word_decides_and_nothing_in_a_pod_is_freed(
-    grants: Sequence[Grant], held_units: Sequence[HeldUnit], facts: Mapping[str, Any], expected: tuple[Action, ...]
+    holds: Sequence[Hold], held_units: Sequence[HeldUnit], facts: Mapping[str, Any], expected: tuple[Action, ...]
 ) -> None:
-    assert decided(grants, held_units, **facts) == expected
+    assert decided(holds, held_units, **facts) == expected
 
 
 units = some.sampled_from([A, B, C, "hca-1-0"])
-grants_ = some.lists(
+holds_ = some.lists(
     some.builds(grant, units, units, some.sampled_from([None, POD, NEXT]), some.sampled_from([0.0, 150.0])),
-    unique_by=lambda g: g.unit_id,
+    unique_by=lambda hold: hold.key,
 )
 held_ = some.lists(some.builds(held, units, some.sampled_from([POD, NEXT])), unique_by=lambda c: c.unit_id)
 
 
-def applied(grants: Sequence[Grant], actions: Sequence[Action]) -> list[Grant]:
+def applied(holds: Sequence[Hold], actions: Sequence[Action]) -> list[Hold]:
     """Carry the actions out on values."""
-    now = {g.unit_id: g for g in grants}
+    now = {hold.key: hold for hold in holds}
     for action in actions:
         match action:
-            case TakeOver(c, device):
-                now[c.unit_id] = grant(c.unit_id, all_of(device)[0], c.pod, 150.0)
+            case TakeOver(c, devices):
+                now[c.unit_id] = grant(c.unit_id, devices[0], c.pod, 150.0)
             case Bind(c):
                 now[c.unit_id] = replace(now[c.unit_id], pod=c.pod)
             case Release(unit):
                 del now[unit]
-            case Move(unit, device, _):
-                now[unit] = replace(now[unit], device=all_of(device)[0])
+            case Move(unit, devices, _):
+                now[unit] = replace(now[unit], devices=devices)
     return list(now.values())
 
 
-@given(grants_, held_, some.dictionaries(units, units), some.sets(units), some.dictionaries(units, units))
+@given(holds_, held_, some.dictionaries(units, some.tuples(units)), some.sets(units), some.dictionaries(units, units))
 def test_once_settled_nothing_more_is_done_and_kubelet_is_obeyed(
-    grants: list[Grant], held_units: list[HeldUnit], offered: dict[str, str], attached: set[str], moved: dict[str, str]
+    holds: list[Hold],
+    held_units: list[HeldUnit],
+    offered: dict[str, tuple[str]],
+    attached: set[str],
+    moved: dict[str, str],
 ) -> None:
     facts: dict[str, Any] = {"offered": offered, "attached": attached, "moved": moved}
-    actions = decided(grants, held_units, **facts)
-    after = applied(grants, actions)
-    held = {g.unit_id: g for g in after}
+    actions = decided(holds, held_units, **facts)
+    after = applied(holds, actions)
+    held = {hold.key: hold for hold in after}
     for c in held_units:
         if c.unit_id in held:
             holder = held[c.unit_id].pod
@@ -169,7 +182,7 @@ def test_once_settled_nothing_more_is_done_and_kubelet_is_obeyed(
             assert c.unit_id not in offered
     freed = {a.unit_id for a in actions if isinstance(a, Release)}
     assert freed.isdisjoint(c.unit_id for c in held_units)
-    assert all(g.device not in attached for g in grants if g.unit_id in freed)
+    assert all(hold.device not in attached for hold in holds if hold.key in freed)
     followed = [a.devices for a in actions if isinstance(a, Move) and a.reason == "renumbered"]
     assert len(followed) == len(set(followed))
     again = [a for a in decided(after, held_units, **facts) if not isinstance(a, Move) or a.reason != "renumbered"]

@@ -17,7 +17,7 @@ from agent.reconcile.grants import OWNER_PAUSES, Owners
 from cni.pods_file import PodsFile
 from tests.agent.reconcile.outside import Answers
 from tests.awaiting import until
-from tests.node import VF, open_books
+from tests.node import VF, granted, open_books
 
 TRAINER, WEB = PodRef("default", "trainer"), PodRef("shop", "web")
 OTHER = "0000:3b:00.3"
@@ -34,7 +34,7 @@ def follow(books: Ledger, told: Sequence[Sequence[HeldUnit] | None], enough: int
     class Unknown:
         @property
         def has_unknown(self) -> bool:
-            return any(grant.pod is None for grant in books.grants())
+            return any(hold.pod is None for hold in books.holds())
 
     async def work() -> None:
         answers = itertools.chain(told, itertools.repeat(told[-1]))
@@ -60,22 +60,22 @@ def follow(books: Ledger, told: Sequence[Sequence[HeldUnit] | None], enough: int
 
 def test_a_grants_pod_is_named_when_kubelet_tells_it(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        books.grant("rdma/vf", {VF: VF, OTHER: OTHER})
+        books.grant(granted("rdma/vf", {VF: VF, OTHER: OTHER}))
         held_units = [HeldUnit(TRAINER, "rdma/vf", VF), HeldUnit(TRAINER, "rdma/vf", OTHER), HeldUnit(WEB, "a/b", "c")]
         asked, counted = follow(books, [None, (), held_units], 3)
         assert (asked, counted) == (3, [("grant-bind", "claimed")])
-        assert [grant.pod for grant in books.grants()] == [TRAINER, TRAINER]
+        assert [hold.pod for hold in books.holds()] == [TRAINER, TRAINER]
 
 
 def test_kubelet_is_asked_a_few_times_and_no_grant_ends_by_that(tmp_path: Path) -> None:
     with open_books(tmp_path, clock=lambda: 1.0) as books:
-        books.grant("rdma/vf", {VF: VF})
+        books.grant(granted("rdma/vf", {VF: VF}))
         assert follow(books, [()], len(OWNER_PAUSES)) == (len(OWNER_PAUSES), [])
-        assert [grant.pod for grant in books.grants()] == [None]
+        assert [hold.pod for hold in books.holds()] == [None]
 
 
 def test_what_was_granted_after_kubelet_was_asked_is_nobodys_yet(tmp_path: Path) -> None:
     with open_books(tmp_path, clock=lambda: math.inf) as books:
-        books.grant("rdma/vf", {VF: VF})
+        books.grant(granted("rdma/vf", {VF: VF}))
         follow(books, [[HeldUnit(WEB, "rdma/vf", VF)]], len(OWNER_PAUSES))
-        assert [grant.pod for grant in books.grants()] == [None]
+        assert [hold.pod for hold in books.holds()] == [None]

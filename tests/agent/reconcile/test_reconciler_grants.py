@@ -1,4 +1,4 @@
-"""Grants that the reconciler frees, takes over, and moves after their devices."""
+"""Units that the reconciler frees, takes over, and moves after their devices."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from agent.reconcile.grants import UNCLAIMED_SECONDS
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until
 from tests.cni.tiny_node import tiny_snapshot
-from tests.node import POD, VF, attach, open_books, owner, prepare
+from tests.node import POD, VF, attach, granted, open_books, owner, prepare
 
 
 def test_a_grant_that_no_pod_claims_is_released_when_it_is_old(scene: Scene) -> None:
-    scene.books.grant("rdma/vf", {VF: VF})
+    scene.books.grant(granted("rdma/vf", {VF: VF}))
     scene.run_once()
-    assert [grant.unit_id for grant in scene.books.grants()] == [VF]
+    assert [hold.key for hold in scene.books.holds()] == [VF]
     scene.now += UNCLAIMED_SECONDS + 1
     scene.run_once()
-    assert scene.books.grants() == ()
+    assert scene.books.holds() == ()
 
 
 def test_a_grant_that_is_new_to_kubelets_word_stays_however_long_healing_took(scene: Scene) -> None:
     def meanwhile() -> None:
-        scene.books.grant("rdma/vf", {VF: VF})
+        scene.books.grant(granted("rdma/vf", {VF: VF}))
         scene.now += 10 * UNCLAIMED_SECONDS  # a driver that hangs, and another
 
     scene.meanwhile = meanwhile
     scene.run_once()
-    assert [grant.unit_id for grant in scene.books.grants()] == [VF]
+    assert [hold.key for hold in scene.books.holds()] == [VF]
 
 
 def test_a_clock_that_is_set_back_leaves_no_grant_for_the_time_between(tmp_path: Path) -> None:
@@ -39,8 +39,8 @@ def test_a_clock_that_is_set_back_leaves_no_grant_for_the_time_between(tmp_path:
     scene: Scene
     with open_books(tmp_path, clock=lambda: scene.now) as books:
         scene = Scene(books)
-        scene.offered = {VF: (VF, "0000:5e:00.2"), OTHER_VF: OTHER_VF}
-        books.grant("rdma/vf", scene.offered)
+        scene.offered = {VF: (VF, "0000:5e:00.2"), OTHER_VF: (OTHER_VF,)}
+        books.grant(granted("rdma/vf", scene.offered))
         books.bind([OTHER_VF], POD)
         scene.now -= 8 * 3600
         scene.held_units = [HeldUnit(POD, "rdma/vf", VF), HeldUnit(POD, "rdma/vf", OTHER_VF)]
@@ -51,18 +51,18 @@ def test_a_clock_that_is_set_back_leaves_no_grant_for_the_time_between(tmp_path:
         assert [books.pod_of(unit) for unit in (VF, OTHER_VF)] == [POD, POD]
         scene.held_units = [HeldUnit(POD, "rdma/vf", OTHER_VF)]
         scene.run_once()
-        assert {grant.devices for grant in books.grants()} == {(VF, "0000:5e:00.2"), (OTHER_VF,)}
+        assert {hold.devices for hold in books.holds()} == {(VF, "0000:5e:00.2"), (OTHER_VF,)}
         scene.now += UNCLAIMED_SECONDS + 1
         scene.run_once()
-        assert [grant.unit_id for grant in books.grants()] == [OTHER_VF]
+        assert [hold.key for hold in books.holds()] == [OTHER_VF]
 
 
 def test_a_kubelet_that_does_not_answer_frees_nothing(scene: Scene) -> None:
-    scene.books.grant("rdma/vf", {VF: VF})
+    scene.books.grant(granted("rdma/vf", {VF: VF}))
     scene.now += UNCLAIMED_SECONDS + 1
     scene.held_units = Unavailable("no kubelet")
     scene.run_once()
-    assert [grant.unit_id for grant in scene.books.grants()] == [VF]
+    assert [hold.key for hold in scene.books.holds()] == [VF]
     assert not scene.settled.value
 
 
@@ -70,21 +70,21 @@ def test_a_unit_that_a_pod_claims_is_taken_over_once_it_is_offered(scene: Scene)
     scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
     scene.offered = None
     scene.run_once()
-    assert scene.books.grants() == ()
+    assert scene.books.holds() == ()
     assert not scene.settled.value
-    scene.offered = {VF: VF}
+    scene.offered = {VF: (VF,)}
     scene.run_once()
-    (grant,) = scene.books.grants()
-    assert (grant.device, grant.pod) == (VF, POD)
+    (hold,) = scene.books.holds()
+    assert (hold.device, hold.pod) == (VF, POD)
     assert scene.settled.value
 
 
 def test_a_unit_whose_device_a_claim_has_is_not_taken_over_and_keeps_no_other_from_it(scene: Scene) -> None:
     prepare(scene.books)
-    scene.offered = {VF: VF, OTHER_VF: OTHER_VF}
+    scene.offered = {VF: (VF,), OTHER_VF: (OTHER_VF,)}
     scene.held_units = [HeldUnit(POD, "rdma/vf", VF), HeldUnit(POD, "rdma/vf", OTHER_VF)]
     scene.run_once()
-    assert [grant.device for grant in scene.books.grants()] == [OTHER_VF]
+    assert [hold.device for hold in scene.books.holds()] == [OTHER_VF]
     assert scene.settled.value
 
 
@@ -94,11 +94,11 @@ async def test_grants_are_settled_soon_after_the_lists_are_made_though_nothing_h
 
     running = asyncio.create_task(scene.reconciler.run(seconds=3600))
     await until(lambda: scene.reconciler.grants.is_too_early)
-    scene.offered = {VF: VF}
+    scene.offered = {VF: (VF,)}
     await until(lambda: scene.settled.value)
     running.cancel()
     await asyncio.wait([running])
-    assert [grant.pod for grant in scene.books.grants()] == [POD]
+    assert [hold.pod for hold in scene.books.holds()] == [POD]
 
 
 async def test_who_did_not_answer_is_asked_again_soon_though_nothing_happens(scene: Scene) -> None:
@@ -107,10 +107,10 @@ async def test_who_did_not_answer_is_asked_again_soon_though_nothing_happens(sce
     running = asyncio.create_task(scene.reconciler.run(seconds=3600))
     await until(lambda: scene.reconciler.view.asked_at > 0)
     scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
-    await until(lambda: scene.books.grants())
+    await until(lambda: scene.books.holds())
     running.cancel()
     await asyncio.wait([running])
-    assert [grant.pod for grant in scene.books.grants()] == [POD]
+    assert [hold.pod for hold in scene.books.holds()] == [POD]
 
 
 def test_a_pod_is_known_to_kubelet_or_to_the_runtime_or_to_nobody(scene: Scene) -> None:
@@ -135,7 +135,7 @@ def test_grants_follow_their_vfs_to_new_addresses_after_a_reboot(tmp_path: Path)
         scene = Scene(books)
         scene.snapshot = tiny_snapshot(2, boot_id="yesterday")
         scene.run_once()
-        books.grant("rdma/vf", {VF: VF})
+        books.grant(granted("rdma/vf", {VF: VF}))
         books.bind([VF], POD)
     with open_books(tmp_path, boot_id="today") as books:
         scene = Scene(books)
@@ -144,11 +144,11 @@ def test_grants_follow_their_vfs_to_new_addresses_after_a_reboot(tmp_path: Path)
         scene.offered = None
         scene.run_once()
         # Not before it is known what is offered; and what is needed for it is not forgotten meanwhile.
-        assert [grant.device for grant in books.grants()] == [VF]
+        assert [hold.device for hold in books.holds()] == [VF]
         assert {k.boot_id for k in books.known_devices()} == {"yesterday"}
-        scene.offered = {"0000:5e:00.2": "0000:5e:00.2", "0000:5e:00.3": "0000:5e:00.3"}
+        scene.offered = {vf: (vf,) for vf in ("0000:5e:00.2", "0000:5e:00.3")}
         scene.run_once()
-        assert [(grant.unit_id, grant.device) for grant in books.grants()] == [(VF, "0000:5e:00.2")]
+        assert [(hold.key, hold.device) for hold in books.holds()] == [(VF, "0000:5e:00.2")]
         assert ("grant-move", "renumbered") in scene.counted
         scene.run_once()
         assert [(k.device, k.boot_id) for k in books.known_devices()] == [

@@ -12,6 +12,7 @@ import pytest
 
 from agent.config import Config, Resource
 from agent.edits.build import unit_specs
+from agent.edits.specs import Specs
 from agent.edits.unit_specs import UnitSpecs
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import HeldUnit
@@ -26,7 +27,7 @@ from proto.deviceplugin.v1beta1 import api_pb2
 from tests import node as books
 from tests.agent.edits.unit_specs_rig import OTHER, SHARE, permuted
 from tests.agent.reconcile.outside import Answers
-from tests.node import change, node
+from tests.node import change, granted, node
 
 HCA = Resource("rdma/hca", "hca", shares=2)
 VF = Resource("rdma/dpdk", "vf")
@@ -51,7 +52,7 @@ class Rig:
     folder: Path
     ledger: Ledger
     outside: Offered
-    specs: UnitSpecs
+    specs: Specs
     by_cdi: Latest[bool]
     units: Units
     settled: Latest[bool]
@@ -83,8 +84,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     config = Latest(Config(resources=RESOURCES, kubelet_dir=tmp_path, cdi_dir=tmp_path / "cdi"))
     with books.open_books(tmp_path) as ledger:
         outside, by_cdi, settled = Offered(), Latest(True), Latest(False)
-        specs = UnitSpecs(ledger, tmp_path / "cdi", Latest(True))
-        units = Units(config, ledger, specs, by_cdi, outside, settled)
+        specs = Specs(ledger, tmp_path / "cdi")
+        units = Units(config, ledger, UnitSpecs(ledger, specs, Latest(True)), by_cdi, outside, settled)
         yield Rig(tmp_path, ledger, outside, specs, by_cdi, units, settled, config)
 
 
@@ -99,7 +100,7 @@ def paths(*named: str) -> api_pb2.ContainerAllocateResponse:
 def test_a_container_that_would_get_another_adapter_is_told_of_and_its_units_withheld(rig: Rig) -> None:
     answer = paths(f"{VERBS}1", "/dev/infiniband/rdma_cm")
     rig.note(("uid-a", HCA.name, [SHARE], answer), ("uid-b", HCA.name, [OTHER], paths(f"{VERBS}2")))
-    rig.ledger.grant(HCA.name, {SHARE: "0000:22:00.0", OTHER: "0000:32:00.0"})
+    rig.ledger.grant(granted(HCA.name, {SHARE: "0000:22:00.0", OTHER: "0000:32:00.0"}))
     rig.heal()
     assert said(rig) == (frozenset(), None)
     rig.outside.snapshot = permuted(node())
@@ -124,7 +125,7 @@ def test_units_of_containers_that_are_no_more_are_offered_though_kubelet_still_n
     rig.settled.set(True)
     rig.heal(HeldUnit(PodRef("default", "a"), HCA.name, SHARE, "main"))
     assert rig.outside.renumbered == {(HCA.name, SHARE)}
-    rig.ledger.grant(HCA.name, {OTHER: "0000:32:00.0"})
+    rig.ledger.grant(granted(HCA.name, {OTHER: "0000:32:00.0"}))
     rig.heal()
     assert rig.outside.renumbered == {(HCA.name, OTHER)}
     rig.ledger.release([OTHER])
@@ -167,7 +168,7 @@ def test_an_answer_of_names_misleads_nobody_whatever_the_numbers(rig: Rig) -> No
     named = api_pb2.ContainerAllocateResponse(cdi_devices=[api_pb2.CDIDevice(name=f"nodefabric.io/hca={SHARE}")])
     rig.note(("uid-a", HCA.name, [SHARE], named))
     rig.outside.snapshot = permuted(node())
-    rig.ledger.grant(HCA.name, {SHARE: "0000:22:00.0"})  # it came back into lost books
+    rig.ledger.grant(granted(HCA.name, {SHARE: "0000:22:00.0"}))  # it came back into lost books
     rig.heal()
     assert rig.outside.renumbered_text is None
     assert "uverbs2" in (rig.folder / f"cdi/nodefabric-unit-{SHARE}.json").read_text()
@@ -184,22 +185,17 @@ def test_paths_are_answered_where_runtime_or_kubelet_know_no_names(rig: Rig) -> 
     offer = rig.outside.offer()
     unit = offer.find(HCA.name, SHARE)
     assert unit is not None
-    rig.specs.grant(HCA.name, {SHARE: unit.device}, unit_specs(HCA, [unit], offer.snapshot))
+    rig.specs.grant(granted(HCA.name, {SHARE: unit.device}, unit_specs(HCA, [unit], offer.snapshot)))
     rig.ledger.bind([SHARE], PodRef("default", "a"))
     rig.note(("uid-a", HCA.name, [SHARE], api_pb2.ContainerAllocateResponse()))
     rig.heal()
     assert not rig.by_cdi.value
 
 
-def test_what_a_killed_agent_has_left_half_done_is_completed_at_the_start(rig: Rig) -> None:
-    offer = rig.outside.offer()
-    unit = offer.find(HCA.name, SHARE)
-    assert unit is not None
-    specs = unit_specs(HCA, [unit], offer.snapshot)
-    rig.ledger.grant(HCA.name, {SHARE: unit.device}, specs)  # the row is there, and its spec is not
+def test_what_a_killed_agent_has_left_half_done_is_gone_after_the_start(rig: Rig) -> None:
     folder = rig.folder / "cdi"
     folder.mkdir()
-    (folder / f"nodefabric-unit-{OTHER}.json").write_text("{}")  # the row is gone, and its spec is not
+    (folder / f"nodefabric-unit-{OTHER}.json").write_text("{}")  # the unit is given back, and its spec is there
     (folder / f".nodefabric-unit-{SHARE}.json.1").write_text("{")
     rig.heal()
-    assert [path.name for path in folder.iterdir()] == [f"nodefabric-unit-{SHARE}.json"]
+    assert list(folder.iterdir()) == []

@@ -5,21 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agent.model.allocation import (
-    Attachment,
-    AttachmentState,
-    Grant,
-    OwedLease,
-    Quarantine,
-    Undo,
-)
+from agent.model.allocation import Attachment, AttachmentState, OwedLease, Quarantine, Undo
 from agent.model.device import Problem, Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from agent.offer.left_out import LeftOut, Why
 from agent.offer.offer import Unit
 from agent.report import status
 from agent.report.facts import DriverState, Facts
-from tests.node import POD, VF, owner
+from tests.node import POD, VF, owner, unit_hold
 
 OTHER = "0000:3b:00.3"
 
@@ -59,7 +52,7 @@ ROW = Attachment(
 FACTS = Facts(
     Snapshot(problems=(Problem("/sys/x", "cannot be read"),), generation=7),
     {"rdma/vf": (offered(VF), offered(OTHER, "LinkDown")), "rdma/hca": ()},
-    (Grant(f"unit-{VF}", "rdma/vf", VF, 3.0, POD), Grant(f"unit-{OTHER}", "rdma/vf", OTHER, 4.0)),
+    (unit_hold(f"unit-{VF}", "rdma/vf", VF, 3.0, POD), unit_hold(f"unit-{OTHER}", "rdma/vf", OTHER, 4.0)),
     (ROW,),
     (Quarantine(OTHER, "clean-up failed: it is stuck", 6.0),),
     12.34,

@@ -1,4 +1,4 @@
-"""Recent events: what is told of grants, attachments, health and conditions, and that the list has an end."""
+"""Recent events: what is told of units, attachments, health and conditions, and that the list has an end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent.model.health import HEALTHY, Health, unhealthy
 from agent.offer.offer import Unit, Units
 from agent.process.conditions import Conditions
 from agent.report.events import MOST_TEXT, SAME_SECONDS, Events
-from tests.node import POD, VF, attach, open_books, owner, prepare
+from tests.node import POD, VF, attach, granted, open_books, owner, prepare
 
 
 class Clock:
@@ -41,9 +41,9 @@ def told(before: Units, after: Units) -> list[tuple[str, str, bool]]:
 def test_the_life_of_a_vf_is_told_by_the_books(tmp_path: Path) -> None:
     events = Events()
     with open_books(tmp_path) as books:
-        books.watch_grants(events.grant_changed)
+        books.watch_holds(events.hold_changed)
         books.watch_attachments(events.attachment_changed)
-        books.grant("rdma/vf", {"unit-1": VF})
+        books.grant(granted("rdma/vf", {"unit-1": VF}))
         row = attach(books, VF, owner("c1", "net1"))
         books.finish_attach([row.attachment_id], {})
         books.bind(["unit-1"], POD)

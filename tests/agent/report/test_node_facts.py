@@ -23,7 +23,7 @@ from agent.model.health import HEALTHY
 from agent.offer.offer import Offer, Unit
 from agent.report.overview import NodeFacts
 from agent.state import Latest
-from tests.node import VF, attach, new_report, open_books, owner
+from tests.node import VF, attach, granted, new_report, open_books, owner
 
 OTHER = "0000:3b:00.3"
 
@@ -53,19 +53,19 @@ def test_before_the_books_are_open_hardware_and_conditions_are_told() -> None:
     found = node.facts.read()
     assert found.snapshot.generation == 3
     assert set(found.conditions) == {"starting", "kubelet"}
-    assert found.grants == ()
+    assert found.holds == ()
 
 
 def test_containers_are_those_of_kubelets_newest_answer(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         node = Node(books)
-        books.grant("rdma/vf", {VF: VF})
+        books.grant(granted("rdma/vf", {VF: VF}))
         assert node.facts.read().containers == {}
         pod = PodDevices(PodRef("a", "p"), (ContainerDevices("main", (DeviceAssignment("rdma/vf", (VF,)),)),))
         node.kubelet.newest.set(Listing(1.0, (pod,)))
         found = node.facts.read()
         assert found.containers == {VF: "main"}
-        assert [grant.unit_id for grant in found.grants] == [VF]
+        assert [hold.key for hold in found.holds] == [VF]
 
 
 def test_each_offered_resource_has_a_kind_also_one_of_slices_that_are_gone() -> None:
@@ -87,7 +87,7 @@ def test_counters_are_read_with_what_was_granted_and_what_is_in_pods(tmp_path: P
     host = cast(Host, Counting())
     with open_books(tmp_path) as books:
         node = Node(books)
-        books.grant("rdma/vf", {OTHER: OTHER})
+        books.grant(granted("rdma/vf", {OTHER: OTHER}))
         attach(books, VF, owner())
         node.facts.counters(host)
         node.ledger.set(None)

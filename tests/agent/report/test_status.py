@@ -11,7 +11,7 @@ from typing import Any
 
 from agent.edits.add_facts import NOTED, RdmaFacts
 from agent.ledger.database import Books
-from agent.model.allocation import AttachmentState, ClaimState, Grant, Quarantine
+from agent.model.allocation import AttachmentState, ClaimState, Quarantine
 from agent.model.device import MigDevice, Problem, Snapshot
 from agent.model.health import HEALTHY, text_of
 from agent.offer.offer import Unit
@@ -20,7 +20,7 @@ from agent.report.events import Events
 from agent.report.facts import DriverState, Facts
 from tests.agent.ledger.test_claims import claim, of_share, of_vf
 from tests.agent.report.status_facts import DRIVER, FACTS, LEFT_OUT, OTHER, ROW, document, offered, slot
-from tests.node import POD, VF
+from tests.node import POD, VF, unit_hold
 
 
 def test_the_document_tells_who_holds_what_and_what_is_wrong() -> None:
@@ -73,7 +73,7 @@ def test_each_device_has_its_units_and_their_reasons_explained() -> None:
 
 def test_units_that_wait_for_a_device_are_told_by_numa_node() -> None:
     slots = [slot(n, numa) for n, numa in ((0, 0), (1, 0), (2, -1))]
-    granted = (Grant("slot-0", "rdma/vf", VF, 3.0, POD), Grant("slot-1", "rdma/vf", "", 4.0))
+    granted = (unit_hold("slot-0", "rdma/vf", VF, 3.0, POD), unit_hold("slot-1", "rdma/vf", "", 4.0))
     made = document(Facts(Snapshot(), {"rdma/vf": slots}, granted))
     counts = {"healthy": 2, "granted": 2, "bound": 1, "reasons": []}
     assert made["slots"] == [
@@ -126,7 +126,7 @@ def rail(number: int) -> Unit:
 
 def test_a_rail_of_several_nics_is_told_for_each_of_them_and_attached_with_any() -> None:
     unit = replace(rail(0), further=(replace(rail(0), device=OTHER, gpu=""),))
-    granted = (Grant("slot-0", "rdma/rail", VF, 3.0, POD, others=(OTHER,)),)
+    granted = (unit_hold("slot-0", "rdma/rail", VF, 3.0, POD, others=(OTHER,)),)
     row = replace(ROW, device=OTHER, state=AttachmentState.ATTACHED)
     made = document(Facts(Snapshot(), {"rdma/rail": (unit,)}, granted, (row,)))
     assert {offer["device"]: (offer["units"], offer["granted"]) for offer in made["offers"]} == dict.fromkeys(
@@ -154,8 +154,8 @@ def test_every_key_is_described_and_no_other(node_snapshot: Callable[[str], Snap
     first = replace(snapshot.gpus[0], mig_mode=True, mig_devices=(MigDevice("MIG-1", "1g.10gb", 7, 0, 10),))
     snapshot = replace(snapshot, gpus=(first, *snapshot.gpus[1:]), problems=(Problem("/sys/x", "cannot be read"),))
     units = {"rdma/vf": (offered(VF), offered(OTHER, "LinkDown"), slot(0, 0)), "rdma/rail": (rail(1),)}
-    of_rail = Grant("slot-1", "r", VF, 3.0, others=(OTHER,))
-    facts = replace(FACTS, snapshot=snapshot, units=units, grants=(*FACTS.grants, of_rail))
+    of_rail = unit_hold("slot-1", "r", VF, 3.0, others=(OTHER,))
+    facts = replace(FACTS, snapshot=snapshot, units=units, holds=(*FACTS.holds, of_rail))
     told = replace(ROW, request={**ROW.request, NOTED: RdmaFacts("mlx5_2", True, 1, 5).document()})
     facts = replace(facts, claims=(claim("c", of_share()),), driver=DRIVER, attachments=(told,))
     events = Events()
@@ -213,7 +213,7 @@ def test_an_idle_node_is_told_in_few_lines() -> None:
 
 
 def test_the_books_alone_tell_what_is_where_while_no_agent_runs() -> None:
-    found = Books(FACTS.grants, FACTS.attachments, FACTS.quarantines, FACTS.owed_leases, claims=(claim(),))
+    found = Books(FACTS.holds, FACTS.attachments, FACTS.quarantines, FACTS.owed_leases, claims=(claim(),))
     made = status.without_agent(found, node="n1", version="1.2", problem="does not run")
     with_agent = document()
     assert made.keys() == with_agent.keys() - {"snapshot"} | {"claims"}

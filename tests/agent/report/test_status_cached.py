@@ -16,7 +16,7 @@ from agent.model.health import HEALTHY, unhealthy
 from agent.offer.offer import Unit
 from agent.report.status import CachedStatus
 from tests.agent.report.reported_node import ReportedNode
-from tests.node import POD, VF, attach, open_books, owner
+from tests.node import POD, VF, attach, granted, open_books, owner
 
 
 class Source:
@@ -76,7 +76,7 @@ def test_each_kind_of_change_shows_in_the_next_answer(tmp_path: Path, node_snaps
             return tags[-1] != tags[-2]
 
         assert not changed()
-        books.grant("rdma/vf", {VF: VF})
+        books.grant(granted("rdma/vf", {VF: VF}))
         assert changed()
         row = attach(books, VF, owner())
         assert changed()

@@ -34,6 +34,7 @@ from hack.sim.fabric import device_of
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig
+from tests.node import granted
 from tests.waiting import until
 
 
@@ -129,7 +130,7 @@ def test_a_share_stands_for_the_adapter_that_it_is_of(rig: Rig, kernel: Kernel) 
     named: dict[str, Any] = {"mode": "macvlan", "deviceID": share, "pciBusID": share}
     with pytest.raises(RequestInvalid, match=f"{share} is a share that kubelet has given to no pod"):
         rig.add("c1", pod, **named)
-    rig.ledger.grant("rdma/hca", {"hca-946dae0300000000-6": tiny_node.vf(0), share: PF})
+    rig.ledger.grant(granted("rdma/hca", {"hca-946dae0300000000-6": tiny_node.vf(0), share: PF}))
     answer = rig.add("c1", pod, **named)
     assert rig.in_pod(pod) is not None
     assert rig.add("c1", pod, **named) == answer

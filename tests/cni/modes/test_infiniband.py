@@ -28,6 +28,7 @@ from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID, state
 from tests.cni.networks import network
 from tests.cni.tiny_node import PF_NETDEV, Rig, vf
+from tests.node import granted
 
 
 @pytest.fixture(params=["exclusive", "shared"])
@@ -176,7 +177,7 @@ def test_a_sandbox_made_anew_does_not_make_up_for_another_number(own_network: No
     """kubelet asks Allocate once for a pod: its container gets the file of the first number in any sandbox."""
     promised = {vf(1): "/dev/infiniband/uverbs1"}
     with rdma_node.opened(tmp_path, mode, ib=True, grants=FixedGrants(verbs_nodes=promised)) as rig:
-        rig.ledger.grant("rdma/ib", {vf(1): vf(1)})
+        rig.ledger.grant(granted("rdma/ib", {vf(1): vf(1)}))
         rig.machine.unbind(vf(0))  # uverbs0 is free: whatever is bound anew, or moves, takes it
         for attempt in range(2):
             pod = rig.pod(f"sandbox-{attempt}")
@@ -199,7 +200,7 @@ def test_a_vf_that_its_former_pod_had_bound_anew_since_the_grant_is_looked_at(
         for step in (machine.unbind, lambda device: machine.bind(device, "mlx5_core")):
             step(vf(1))
         rig.add("c1", pod, deviceID=vf(1), guid=GUID)
-        rig.ledger.grant("rdma/ib", {vf(1): vf(1)})
+        rig.ledger.grant(granted("rdma/ib", {vf(1): vf(1)}))
         promised[vf(1)] = "/dev/infiniband/uverbs1"
         machine.unbind(vf(0))  # uverbs0 is free
         rig.delete("c1", pod)

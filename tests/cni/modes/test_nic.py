@@ -144,6 +144,18 @@ def test_software_that_ended_with_its_namespace_leaves_no_row_and_takes_no_names
     assert (seen(lab), lab.ledger.attachments(), lab.ledger.quarantines()) == (namesake, (), ())
 
 
+def test_software_in_a_namespace_that_cannot_be_seen_from_here_keeps_its_row(lab: Rig) -> None:
+    """A plain file is where the runtime bound the namespace: its mount did not reach the agent. The pod may live."""
+    pod = lab.pod()
+    add(lab, pod, master="lab0")
+    [device] = [row.device for row in lab.ledger.attachments()]
+    with open(pod):
+        lab.remove(pod)
+        pod.touch()
+        assert lab.attachments.heal(device) is None
+        assert [row.device for row in lab.ledger.attachments()] == [device]
+
+
 def test_routes_to_gateways_out_of_the_own_subnets_and_with_a_source_come_back_too(lab: Rig) -> None:
     ip("addr", "add", "10.1.0.1/24", "dev", "lab0")
     ip("addr", "add", "10.1.0.9/24", "dev", "lab0")

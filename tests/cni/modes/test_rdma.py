@@ -13,12 +13,12 @@ import pytest
 
 from agent.errors import AttachmentError, DeviceBusy, HardwareError, NetlinkFailed
 from agent.hardware.host import RdmaCharDevice, RdmaLink
-from agent.model.allocation import Binding, PodRef
 from hack.sim.rdma import SimulatedRdma
 from tests.cni import tiny_node
 from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
 from tests.cni.tiny_node import Rig, vf
+from tests.node import granted
 from tests.waiting import until
 
 
@@ -135,31 +135,13 @@ def test_a_device_that_another_pod_had_at_the_grant_must_have_the_number_of_then
 ) -> None:
     with rdma_node.opened(tmp_path, grants=FixedGrants(verbs_nodes={vf(1): "/dev/infiniband/uverbs7"})) as node:
         node.add("c1", node.pod())  # of a device that kubelet has given to nobody, nobody was told
-        node.ledger.grant("rdma/vf", {vf(1): vf(1)})
+        node.ledger.grant(granted("rdma/vf", {vf(1): vf(1)}))
         pod = node.pod("other")
         with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs7 and has /dev/infiniband/uverbs1"):
             node.add("c2", pod, deviceID=vf(1))
         node.await_back(1)
         assert node.in_pod(pod) is None
         assert "mlx5_2" in outside(node)
-
-
-def test_a_device_that_was_chosen_late_must_have_the_number_that_its_spec_names(node: Rig) -> None:
-    """The choice is made by a scan: another pod may have brought the device back with another number since."""
-    slot, pods = "slot-rdma:vf-0-0", [node.pod(name) for name in ("a", "b")]
-    nodes = [{"path": "/dev/infiniband/uverbs7", "permissions": "rw"}, {"path": "/dev/infiniband/rdma_cm"}]
-    binding = Binding(
-        *(slot, "rdma/vf", "vf", vf(1), "worker", "c2", "net1", PodRef("default", "b")), edits={"deviceNodes": nodes}
-    )
-    node.ledger.grant("rdma/vf", {slot: ""})
-    node.ledger.bind_slots([binding])
-    with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs7 and has /dev/infiniband/uverbs1"):
-        node.add("c2", pods[1], deviceID=vf(1))
-    node.await_back(1)
-    assert "mlx5_2" in outside(node)
-    nodes[0]["path"] = "/dev/infiniband/uverbs1"
-    node.ledger.bind_slots([replace(binding, edits={"deviceNodes": nodes})])
-    node.add("c2", pods[1], deviceID=vf(1))
 
 
 def test_a_whole_adapter_takes_its_rdma_device_along(node: Rig) -> None:

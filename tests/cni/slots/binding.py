@@ -11,7 +11,7 @@ from typing import Any
 
 from agent.config import Config, Resource
 from agent.config.networks import Network
-from agent.edits.cdi import SlotSpecs
+from agent.edits.specs import Specs
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, HeldUnit, PodDevices
 from agent.ledger import Ledger
@@ -26,7 +26,7 @@ from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from tests.cni.networks import network
 from tests.live import Live
-from tests.node import attach, change, node, owner, rdma
+from tests.node import attach, change, granted, node, owner, rdma
 
 LATE = Resource("rdma/vf", "vf", binding="late")
 HELPED = Resource("rdma/hca", "hca", shares=2, environment=("nccl",))
@@ -66,7 +66,7 @@ class Rig:
     resources: tuple[Resource, ...] = RESOURCES
 
     def __post_init__(self) -> None:
-        self.specs = SlotSpecs(self.folder / "cdi")
+        self.specs = Specs(self.ledger, self.folder / "cdi")
         self.binder = self.make()
 
     def make(self, busy_seconds: float = 0.2) -> Binder:
@@ -77,7 +77,7 @@ class Rig:
         )
 
     def mend(self, known: View) -> tuple[tuple[str, str], ...]:
-        """Have a new agent on these books look after bindings and specs."""
+        """Have a new agent on these books look after slots and specs."""
         self.make()
         return self.bound.mend(known, self.stock.snapshot)
 
@@ -96,7 +96,7 @@ class Rig:
     def grant(self, pod: PodRef, *slots: str, gpus: tuple[str, ...] = (), container: str = "worker") -> None:
         """Have kubelet give a container of a pod these."""
         self.bound.forget(slots)
-        self.ledger.grant("rdma/vf", dict.fromkeys(slots, ""))
+        self.ledger.grant(granted("rdma/vf", dict.fromkeys(slots, "")))
         devices = (DeviceAssignment("rdma/vf", slots), DeviceAssignment("nvidia.com/gpu", gpus))
         before = self.pods.get(pod) or PodDevices(pod)
         self.pods[pod] = replace(before, containers=(*before.containers, ContainerDevices(container, devices)))

@@ -1,4 +1,4 @@
-"""Bindings over the life of pods: made once for a sandbox, written down first, and never taken from a new owner."""
+"""Slots over the life of pods: bound once for a sandbox, written down first, and never taken from a new owner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from agent.errors import DeviceBusy, Unavailable, UnknownUnit
 from agent.kubelet.checkpoint import FILE
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
-from agent.model.allocation import Binding, Undo
+from agent.model.allocation import Hold, Undo
 from agent.model.locality import Locality
 from agent.reconcile.grants import UNCLAIMED_SECONDS, Release, decide
 from agent.reconcile.view import View
@@ -26,7 +26,7 @@ from tests import descriptors
 from tests.agent.reconcile.scene import Scene
 from tests.cni.slots.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot, stock_of
 from tests.deviceplugin.dra.nodes import recorded_node
-from tests.node import attach, change, gpu_uuid, node, open_books, owner
+from tests.node import attach, change, gpu_uuid, granted, node, open_books, owner
 
 
 def note(rig: Rig, *entries: tuple[str, str, list[str]]) -> None:
@@ -49,7 +49,7 @@ def settle_grants(rig: Rig) -> None:
     """Do with the grants what the reconciler does a while later."""
     now = time.time() + UNCLAIMED_SECONDS + 1
     for action in decide(
-        rig.ledger.grants(),
+        rig.ledger.holds(),
         tuple(rig.known().held_units or ()),
         offered=None,
         attached=(),
@@ -59,6 +59,15 @@ def settle_grants(rig: Rig) -> None:
     ):
         if isinstance(action, Release):
             rig.ledger.release([action.unit_id])
+
+
+def test_kubelet_is_not_asked_where_no_slot_is_granted(rig: Rig) -> None:
+    rig.ledger.grant(granted("nvidia.com/gpu", {gpu_uuid(0): gpu_uuid(0)}))
+    assert rig.bind(call("c1")) == {}
+    assert rig.asked == 0
+    rig.settled = False  # the books may be new ones
+    assert rig.bind(call("c1")) == {}
+    assert rig.asked == 1
 
 
 def test_a_pod_gets_a_device_for_each_slot_and_a_spec_that_says_what_it_is(rig: Rig) -> None:
@@ -75,17 +84,8 @@ def test_a_pod_gets_a_device_for_each_slot_and_a_spec_that_says_what_it_is(rig: 
             "/dev/infiniband/rdma_cm",
         ]
         assert spec["env"] == [f"PCIDEVICE_RDMA_VF={','.join(bound.values())}"]
-    assert {grant.unit_id: grant.device for grant in rig.ledger.grants()} == bound
+    assert {grant.key: grant.device for grant in rig.ledger.holds()} == bound
     assert (rig.bind(call("c1")), rig.asked) == (bound, 1)  # the same sandbox once more
-
-
-def test_kubelet_is_not_asked_where_no_slot_is_granted(rig: Rig) -> None:
-    rig.ledger.grant("nvidia.com/gpu", {gpu_uuid(0): gpu_uuid(0)})
-    assert rig.bind(call("c1")) == {}
-    assert rig.asked == 0
-    rig.settled = False  # the books may be new ones
-    assert rig.bind(call("c1")) == {}
-    assert rig.asked == 1
 
 
 def test_a_late_or_repeated_del_leaves_the_new_pods_spec_alone(rig: Rig) -> None:
@@ -104,7 +104,7 @@ def test_a_late_or_repeated_del_leaves_the_new_pods_spec_alone(rig: Rig) -> None
     assert [a.attachment_id for a in rig.ledger.attachments()] == [row]
     rig.binder.unbind("c2", "eth0")
     assert rig.spec(slot(0)) is None
-    assert rig.ledger.bindings() == ()
+    assert rig.ledger.bound_slots() == ()
 
 
 def test_another_sandbox_of_the_pod_is_bound_before_or_after_the_old_ones_del(rig: Rig) -> None:
@@ -118,7 +118,7 @@ def test_another_sandbox_of_the_pod_is_bound_before_or_after_the_old_ones_del(ri
     rig.binder.unbind("c2", "eth0")
     third = rig.bind(call("c3"))[slot(0)]
     assert third != first  # whose VF is still in the first sandbox
-    assert [b.container_id for b in rig.ledger.bindings()] == ["c3"]
+    assert [b.container_id for b in rig.ledger.bound_slots()] == ["c3"]
 
 
 def test_a_device_whose_adapter_another_pod_has_is_passed_over(rig: Rig) -> None:
@@ -163,7 +163,7 @@ def test_sick_devices_are_named_by_their_reason(rig: Rig) -> None:
 
 
 def test_a_device_that_a_pod_has_under_its_own_name_is_not_given_away(rig: Rig) -> None:
-    rig.ledger.grant("rdma/vf", {rig.vfs[0]: rig.vfs[0]})  # from before the resource was bound late
+    rig.ledger.grant(granted("rdma/vf", {rig.vfs[0]: rig.vfs[0]}))  # from before the resource was bound late
     rig.grant(POD, slot(0))
     assert rig.bind(call("c1"))[slot(0)] == rig.vfs[1]
 
@@ -183,7 +183,7 @@ def test_variables_for_libraries_name_all_devices_of_the_container(rig: Rig) -> 
 
 def test_what_only_an_init_container_has_is_bound_too(rig: Rig) -> None:
     rig.grant(POD, slot(0))
-    rig.ledger.grant("rdma/vf", {slot(1): "", slot(2): ""})
+    rig.ledger.grant(granted("rdma/vf", {slot(1): "", slot(2): ""}))
     note(
         rig,
         (POD.uid, "worker", [slot(0)]),
@@ -202,11 +202,11 @@ def test_what_only_an_init_container_has_is_bound_in_a_sandbox_after_its_grant_h
     rig: Rig, others: tuple[str, ...]
 ) -> None:
     """PodResources tells of no init container: to the reconciler its slot is nobody's, a minute after Allocate."""
-    rig.ledger.grant("rdma/vf", dict.fromkeys((slot(1), *others), ""))
+    rig.ledger.grant(granted("rdma/vf", dict.fromkeys((slot(1), *others), "")))
     rig.pods[POD] = PodDevices(POD, (ContainerDevices("worker"),))
     note(rig, (POD.uid, "setup", [slot(1)]))
     settle_grants(rig)
-    assert slot(1) not in {grant.unit_id for grant in rig.ledger.grants()}
+    assert slot(1) not in {grant.key for grant in rig.ledger.holds()}
     if others:
         rig.grant(OTHER, *others)
     assert rig.bind(call("c1")).keys() == {slot(1)}
@@ -219,7 +219,7 @@ def test_what_an_init_container_had_before_another_pod_is_left_to_that(rig: Rig)
     rig.pods[POD] = PodDevices(POD, (ContainerDevices("worker"),))
     note(rig, (POD.uid, "setup", [slot(1)]))
     assert rig.bind(call("c1")) == {}
-    assert {b.unit_id: b.device for b in rig.ledger.bindings()} == bound
+    assert {b.key: b.device for b in rig.ledger.bound_slots()} == bound
 
 
 def test_an_interface_that_multus_asks_for_lets_go_of_its_own_slot(rig: Rig) -> None:
@@ -227,10 +227,10 @@ def test_an_interface_that_multus_asks_for_lets_go_of_its_own_slot(rig: Rig) -> 
     bound = rig.bind(call("c1", ifname="net1", device=slot(0)))
     assert rig.bind(call("c1", ifname="net2", device=slot(1))) == bound
     rig.binder.unbind("c1", "net2")
-    assert [b.unit_id for b in rig.ledger.bindings()] == [slot(0)]
+    assert [b.key for b in rig.ledger.bound_slots()] == [slot(0)]
     rig.binder.unbind("c1", "net1")
-    assert rig.ledger.bindings() == ()
-    assert rig.specs.slots() == frozenset()
+    assert rig.ledger.bound_slots() == ()
+    assert rig.specs.names() == frozenset()
 
 
 def test_a_spec_that_cannot_be_written_leaves_nothing_bound(rig: Rig) -> None:
@@ -238,26 +238,21 @@ def test_a_spec_that_cannot_be_written_leaves_nothing_bound(rig: Rig) -> None:
     rig.grant(POD, slot(0))
     with pytest.raises(Unavailable, match="cannot be written"):
         rig.bind(call("c1"))
-    assert rig.ledger.bindings() == ()
-    assert [grant.device for grant in rig.ledger.grants()] == [""]
+    assert rig.ledger.bound_slots() == ()
+    assert [grant.device for grant in rig.ledger.holds()] == [""]
 
 
 # -------------------------------------------------------------------------------- what no call asks for any more, and
 
 
-def test_specs_are_made_to_fit_the_books(rig: Rig) -> None:
-    rig.grant(POD, slot(0), slot(1))
+def test_a_spec_of_nobodys_goes_once_kubelet_says_so(rig: Rig) -> None:
+    rig.grant(POD, slot(0))
     rig.bind(call("c1"))
-    written = [rig.spec(slot(n)) for n in range(2)]
-    rig.specs.remove(slot(0))
-    rig.specs.write("vf", slot(1), {"env": ["STALE=1"]})
-    rig.specs.write("vf", slot(2), {"env": ["NOBODYS=1"]})
-    silent = View(time.time())
-    assert set(rig.mend(silent)) == {("spec-write", slot(0)), ("spec-write", slot(1))}
-    assert [rig.spec(slot(n)) for n in range(2)] == written
-    assert rig.mend(rig.known()) == (("spec-remove", slot(2)),)
+    (rig.folder / f"cdi/nodefabric-{slot(1)}.json").write_text("nobody's")
+    assert rig.mend(View(time.time())) == ()
+    assert rig.mend(rig.known()) == (("spec-remove", slot(1)),)
     assert rig.mend(rig.known()) == ()
-    assert rig.specs.slots() == {slot(0), slot(1)}
+    assert rig.specs.names() == {slot(0)}
 
 
 def test_a_resource_that_is_configured_no_more_is_named_with_what_helps(rig: Rig) -> None:
@@ -270,7 +265,7 @@ def test_a_resource_that_is_configured_no_more_is_named_with_what_helps(rig: Rig
             rig.bind(call("c1"))
         with pytest.raises(UnknownUnit):  # by a new agent too
             rig.make().bind(call("c1"), lambda: True)
-    assert rig.ledger.bindings() == ()
+    assert rig.ledger.bound_slots() == ()
     rig.resources = RESOURCES
     assert rig.bind(call("c1")).keys() == {slot(0)}
 
@@ -288,7 +283,7 @@ def test_pods_without_slots_start_whatever_became_of_late_binding(rig: Rig) -> N
 def test_what_kubelets_checkpoint_counts_to_a_pod_is_told(rig: Rig) -> None:
     rig.grant(POD, slot(0), slot(1))
     rig.bind(call("c1"))
-    first, second = rig.ledger.bindings()
+    first, second = rig.ledger.bound_slots()
     assert not rig.bound.is_noted(first)
     note(rig, (POD.uid, "worker", [slot(0)]))
     assert rig.bound.is_noted(first)
@@ -302,20 +297,20 @@ def test_what_kubelets_checkpoint_counts_to_a_pod_is_told(rig: Rig) -> None:
     scene.pods = frozenset({("kube-system", "kube-proxy-gpu-7")})
     scene.now += 3600
     scene.run_once()
-    assert rig.ledger.bindings() == (first,)
+    assert rig.ledger.bound_slots() == (first,)
 
 
-def test_a_binding_that_a_call_makes_its_own_while_it_is_judged_keeps_its_spec(rig: Rig) -> None:
+def test_a_slot_that_a_call_makes_its_own_while_it_is_judged_keeps_its_spec(rig: Rig) -> None:
     rig.grant(POD, slot(0), slot(1))
     rig.bind(call("c1", ifname="net1", device=slot(0)))
 
-    def judge(binding: Binding) -> bool:
-        if binding.unit_id == slot(1):
+    def judge(held: Hold) -> bool:
+        if held.key == slot(1):
             rig.bind(call("c1", ifname="net2", device=slot(1)))
-        return binding.unit_id == slot(1)
+        return held.key == slot(1)
 
     assert rig.bound.release(judge) == ()
-    assert rig.ledger.binding_of(slot(1)) is not None
+    assert rig.ledger.hold(slot(1)) is not None
     assert rig.spec(slot(1)) is not None
 
 

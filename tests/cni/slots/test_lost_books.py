@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.edits.cdi import SlotSpec
 from agent.errors import DeviceBusy
 from agent.kubelet.checkpoint import Entry
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef
+from agent.model.allocation import PodRef, Spec
 from agent.model.device import Snapshot
 from agent.reconcile.view import View
 from cni.slots.bound import Holder, is_over, slot_devices, slot_holders
@@ -72,8 +71,8 @@ def test_the_devices_of_a_living_pod_are_bound_again_and_go_to_no_other_pod(loss
     written = [rig.spec(s) for s in before]
     rig = loss.lose_books()
     assert set(rig.mend(rig.known([RUNS]))) == {("slot-rebind", slot(0)), ("slot-rebind", slot(1))}
-    assert {b.unit_id: b.device for b in rig.ledger.bindings()} == before
-    assert {(b.pod, b.container, b.container_id, b.resource_name, b.kind) for b in rig.ledger.bindings()} == {
+    assert {b.key: b.device for b in rig.ledger.bound_slots()} == before
+    assert {(b.pod, b.container, b.container_id, b.resource_name, b.kind) for b in rig.ledger.bound_slots()} == {
         (POD, "worker", "c1", "rdma/vf", "vf")
     }
     assert rig.mend(rig.known([RUNS])) == ()
@@ -81,7 +80,7 @@ def test_the_devices_of_a_living_pod_are_bound_again_and_go_to_no_other_pod(loss
     assert set(free_for_another(rig)) == set(rig.vfs) - set(before.values())
     assert rig.bind(call("c1")) == before
     rig.binder.unbind("c1", "eth0")
-    assert rig.ledger.bindings() == ()
+    assert rig.ledger.bound_slots() == ()
     assert rig.spec(slot(0)) is None
 
 
@@ -93,13 +92,13 @@ def test_a_device_is_held_while_kubelet_is_silent_and_bound_when_it_speaks(loss:
     silent = replace(rig.known(), held_units=None, pods=None)
     assert rig.mend(silent) == (("slot-hold", slot(0)),)
     assert rig.mend(silent) == ()
-    assert rig.bound.release(lambda binding: is_over(binding, rig.known([OTHER_RUNS]))) == ()
+    assert rig.bound.release(lambda slot: is_over(slot, rig.known([OTHER_RUNS]))) == ()
     assert set(free_for_another(rig)) == set(rig.vfs) - set(before.values())
     rig.pods.pop(OTHER)
     assert rig.mend(rig.known()) == (("slot-rebind", slot(0)),)  # by kubelet's word
-    assert [(b.pod.name, b.container_id) for b in rig.ledger.bindings()] == [("a", "")]
+    assert [(b.pod, b.container_id) for b in rig.ledger.bound_slots()] == [(UNNAMED, "")]
     assert rig.mend(rig.known([RUNS])) == (("slot-rebind", slot(0)),)  # and by the runtime's
-    assert [(b.pod, b.container_id) for b in rig.ledger.bindings()] == [(POD, "c1")]
+    assert [(b.pod, b.container_id) for b in rig.ledger.bound_slots()] == [(POD, "c1")]
     assert rig.spec(slot(0)) is not None
 
 
@@ -111,7 +110,7 @@ def test_what_is_held_is_free_when_nobody_has_the_slot(loss: Loss) -> None:
     rig.mend(replace(rig.known(), held_units=None, pods=None))
     rig.pods.clear()
     assert rig.mend(rig.known()) == (("spec-remove", slot(0)),)
-    assert rig.ledger.bindings() == ()
+    assert rig.ledger.bound_slots() == ()
     assert rig.spec(slot(0)) is None
 
 
@@ -122,15 +121,15 @@ def test_a_spec_that_tells_no_device_is_said_once_and_left_to_its_container(
     rig.grant(POD, slot(0), slot(1))
     bound = rig.bind(call("c1"))
     rig = loss.lose_books()
-    (rig.specs.folder / f"nodefabric-{slot(1)}.json").write_text('{"kind": "nodefabric.io/vf", "devices"')
+    (rig.folder / f"cdi/nodefabric-{slot(1)}.json").write_text('{"kind": "nodefabric.io/vf", "devices"')
     with caplog.at_level(logging.ERROR):
         assert rig.bound.mend(rig.known([RUNS]), rig.stock.snapshot) == (("slot-rebind", slot(0)),)
         rig.bound.mend(rig.known([RUNS]), rig.stock.snapshot)
     said = [record.getMessage() for record in caplog.records if slot(1) in record.getMessage()]
     assert len(said) == 1
     assert "recreate its pod" in said[0]
-    assert [b.device for b in rig.ledger.bindings()] == [bound[slot(0)]]
-    assert slot(1) in rig.specs.slots()
+    assert [b.device for b in rig.ledger.bound_slots()] == [bound[slot(0)]]
+    assert slot(1) in rig.specs.names()
 
 
 # -------------------------------------------------------------------------------- whose the slots are that no books t
@@ -153,9 +152,9 @@ def who(
     return slot_holders([slot(0)], known, noted).get(slot(0))
 
 
-def spec(addresses: Sequence[str], *files: str) -> SlotSpec:
+def spec(addresses: Sequence[str], *files: str) -> Spec:
     nodes = [{"path": path, "permissions": "rw"} for path in (*files, "/dev/infiniband/rdma_cm")]
-    return SlotSpec("vf", {"env": ["OTHER=1", f"PCIDEVICE_RDMA_VF={','.join(addresses)}"], "deviceNodes": nodes})
+    return Spec("vf", {"env": ["OTHER=1", f"PCIDEVICE_RDMA_VF={','.join(addresses)}"], "deviceNodes": nodes})
 
 
 def vfs_of(snapshot: Snapshot) -> list[str]:
@@ -180,7 +179,7 @@ def test_without_files_a_slot_has_a_device_that_is_in_a_pod_then_one_of_its_own_
     snapshot = node(rails=2, vfs=2)
     a, _, b, _ = vfs_of(snapshot)
     far = "slot-rdma:vf-1-0"
-    bare = SlotSpec("vf", {"env": [f"PCIDEVICE_RDMA_VF={a},{b}"]})
+    bare = Spec("vf", {"env": [f"PCIDEVICE_RDMA_VF={a},{b}"]})
     assert slot_devices({slot(0): bare, far: bare}, snapshot, (), ()) == {slot(0): a, far: b}
     assert slot_devices({far: bare}, snapshot, (), [a]) == {far: a}  # the other one has left already
     assert slot_devices({far: bare}, snapshot, [a], ()) == {far: b}
@@ -192,7 +191,7 @@ def test_a_device_is_no_two_slots() -> None:
     two = {slot(0): spec([a]), slot(1): spec([a])}
     assert slot_devices(two, snapshot, (), ()) == {slot(0): a}
     assert slot_devices(two, snapshot, [a], ()) == {}
-    pods = {slot(0): spec([a]), slot(1): SlotSpec("vf", {"env": [f"PCIDEVICE_RDMA_VIP={a}"]})}
+    pods = {slot(0): spec([a]), slot(1): Spec("vf", {"env": [f"PCIDEVICE_RDMA_VIP={a}"]})}
     assert len(slot_devices(pods, snapshot, (), ())) == 1
 
 
@@ -203,7 +202,7 @@ def test_a_spec_that_names_no_device_gives_none() -> None:
         {"env": [7, "PCIDEVICE_RDMA_VF=none"], "deviceNodes": [None]},
         {"env": ["PCIDEVICE_RDMA_VF="]},
     ):
-        assert slot_devices({slot(0): SlotSpec("vf", edits)}, Snapshot(), (), ()) == {}
+        assert slot_devices({slot(0): Spec("vf", edits)}, Snapshot(), (), ()) == {}
 
 
 STOPPED = Sandbox("c0", POD, ready=False)

@@ -1,4 +1,4 @@
-"""When a slot's binding is over: only once nobody can still be using it."""
+"""When what a slot was bound for is over: only once nobody can still be using it."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from pathlib import Path
 import pytest
 
 from agent.kubelet.cri import Sandbox
-from agent.model.allocation import Binding, PodRef
+from agent.model.allocation import Hold
 from agent.reconcile.view import View
 from cni.slots.bound import SANDBOX_SECONDS, is_over
-from tests.node import POD, VF, attach, open_books, owner
+from tests.node import POD, VF, attach, bound_slot, open_books, owner
 
-BINDING = Binding("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "worker", "c1", "net1", POD, {}, "boot", since=10.0)
-REBUILT = replace(BINDING, container_id="")
-LATER = BINDING.since + SANDBOX_SECONDS + 1
+BOUND = bound_slot("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "worker", "c1", "net1", POD, {}, "boot", since=10.0)
+REBUILT = replace(BOUND, container_id="")
+LATER = BOUND.bound_at + SANDBOX_SECONDS + 1
 MINE, OTHERS, NOBODY = {(POD.namespace, POD.name)}, {("kube-system", "kube-proxy-gpu-7")}, set[tuple[str, str]]()
 
 
 @pytest.mark.parametrize(
-    ("binding", "pods", "sandboxes", "asked_at", "is_noted", "expected"),
+    ("slot", "pods", "sandboxes", "asked_at", "is_noted", "expected"),
     [
         # It ends with its pod, as kubelet says.
-        (BINDING, OTHERS, None, LATER, False, True),
-        (BINDING, MINE, None, LATER, False, False),
+        (BOUND, OTHERS, None, LATER, False, True),
+        (BOUND, MINE, None, LATER, False, False),
         # One that knows no pods, or none but static ones while its checkpoint says otherwise, is not believed.
-        (BINDING, NOBODY, None, LATER, False, False),
-        (BINDING, OTHERS, None, LATER, True, False),
+        (BOUND, NOBODY, None, LATER, False, False),
+        (BOUND, OTHERS, None, LATER, True, False),
         # The runtime knows better which sandboxes live.
-        (BINDING, OTHERS, {"c2"}, LATER, True, True),
-        (BINDING, MINE, {"c2"}, LATER, False, True),
-        (BINDING, NOBODY, {"c1"}, LATER, False, False),
+        (BOUND, OTHERS, {"c2"}, LATER, True, True),
+        (BOUND, MINE, {"c2"}, LATER, False, True),
+        (BOUND, NOBODY, {"c1"}, LATER, False, False),
         # containerd lists a sandbox when all of it stands: after its ADD, and whatever comes after that.
-        (BINDING, MINE, {"c2"}, BINDING.since + 1, False, False),
+        (BOUND, MINE, {"c2"}, BOUND.bound_at + 1, False, False),
         # Nobody answers; or it was bound since they were asked.
-        (BINDING, None, None, LATER, False, False),
-        (BINDING, OTHERS, None, BINDING.since, False, False),
+        (BOUND, None, None, LATER, False, False),
+        (BOUND, OTHERS, None, BOUND.bound_at, False, False),
         # Its sandbox is not known, so it ends with its pod; or its pod is not known yet.
         (REBUILT, MINE, {"c2"}, LATER, False, False),
         (REBUILT, OTHERS, {"c2"}, LATER, False, True),
-        (replace(REBUILT, pod=PodRef("", "")), MINE, {"c2"}, LATER, False, False),
+        (replace(REBUILT, pod=None), MINE, {"c2"}, LATER, False, False),
     ],
 )
-def test_a_binding_is_over_once_nobody_can_use_it(
-    binding: Binding,
+def test_it_is_over_once_nobody_can_use_it(
+    slot: Hold,
     pods: set[tuple[str, str]] | None,
     sandboxes: set[str] | None,
     asked_at: float,
@@ -52,12 +52,12 @@ def test_a_binding_is_over_once_nobody_can_use_it(
     expected: bool,
 ) -> None:
     running = None if sandboxes is None else [Sandbox(sandbox, POD, ready=True) for sandbox in sandboxes]
-    assert is_over(binding, View(asked_at, None, pods, running), (), lambda binding: is_noted) is expected
+    assert is_over(slot, View(asked_at, None, pods, running), (), lambda _: is_noted) is expected
 
 
-def test_a_binding_lives_as_long_as_its_attachment(tmp_path: Path) -> None:
+def test_it_lives_as_long_as_its_attachment(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         row = attach(books, VF, owner("c1"))
-        assert not is_over(BINDING, View(LATER, None, set(), ()), (row,))
+        assert not is_over(BOUND, View(LATER, None, set(), ()), (row,))
         other = attach(books, "0000:3b:00.3", owner("c1"))
-        assert is_over(BINDING, View(LATER, None, set(), ()), (other,))
+        assert is_over(BOUND, View(LATER, None, set(), ()), (other,))

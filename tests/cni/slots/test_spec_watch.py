@@ -10,54 +10,43 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agent.config import Config, HealthSettings
-from agent.edits.cdi import SlotSpecs
+from agent.config import HealthSettings
 from agent.edits.claim_specs import ClaimSpecs
+from agent.edits.specs import Specs
 from agent.errors import Unavailable
 from agent.health_history import HealthHistory
-from agent.ledger import Ledger
-from agent.model.allocation import Binding, PodRef
-from agent.model.device import Snapshot
+from agent.model.allocation import PodRef, Spec
 from agent.process.conditions import Conditions
-from agent.reconcile.claims import Claims
 from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
-from agent.state import Latest
 from cni.install.folder import LOOK_SECONDS
-from cni.pod_devices import ClaimReader
-from cni.slots.bound import BoundSlots
 from cni.slots.spec_watch import SpecWatch
-from tests.agent.reconcile.outside import Answers
 from tests.awaiting import until
-from tests.node import open_books, prepare
+from tests.node import bound_slot, granted, open_books, prepare
 
-SLOT = "slot-rdma:vf-0-1"
+UNIT, SLOT = "0000:3b:00.3", "slot-rdma:vf-0-1"
 EDITS = {"env": ["PCIDEVICE_RDMA_VF=0000:3b:00.1"]}
-BINDING = Binding(SLOT, "rdma/vf", "vf", "0000:3b:00.1", "worker", "c1", "net1", PodRef("ai", "train-0"), EDITS)
+BOUND = bound_slot(SLOT, "rdma/vf", "vf", "0000:3b:00.1", "worker", "c1", "net1", PodRef("ai", "train-0"), EDITS)
 
 
 class Keeping:
-    """The specs of one binding in a folder."""
+    """The specs of a unit, a slot and a claim in a folder."""
 
     def __init__(self, specs: SpecWatch, report: Report) -> None:
         self.specs = specs
         self.report = report
 
 
-def healer_of(books: Ledger, folder: Path) -> Claims:
-    """Make what writes the specs of claims."""
-    return Claims(books, ClaimSpecs(folder), Latest(Snapshot()), Answers(), Latest[ClaimReader | None](None))
-
-
 @contextlib.asynccontextmanager
 async def keeping(books_in: Path, folder: Path) -> AsyncIterator[Keeping]:
     with open_books(books_in) as books:
-        books.bind_slots([BINDING])
+        books.grant(granted("rdma/vf", {UNIT: UNIT}, {UNIT: Spec("vf", EDITS)}))
+        books.bind_slots([BOUND])
         prepare(books)
         report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthHistory(HealthSettings()))
-        bound = BoundSlots(Latest(Config(kubelet_dir=books_in)), books, SlotSpecs(folder))
-        kept = SpecWatch(folder, (bound, healer_of(books, folder)), report)
+        specs = Specs(books, folder)
+        kept = SpecWatch(folder, (specs, ClaimSpecs(books, specs, folder)), report)
         running = asyncio.create_task(kept.run())
         try:
             yield Keeping(kept, report)
@@ -66,9 +55,9 @@ async def keeping(books_in: Path, folder: Path) -> AsyncIterator[Keeping]:
             await asyncio.wait([running])
 
 
-@pytest.mark.parametrize("name", [SLOT, "claim-uid-nics"])
+@pytest.mark.parametrize("name", [f"unit-{UNIT}.json", f"{SLOT}.json", "claim-uid-nics.json", "claim-uid-nics.claim"])
 async def test_a_cdi_spec_that_is_removed_is_written_again(tmp_path: Path, name: str) -> None:
-    spec = tmp_path / f"nodefabric-{name}.json"
+    spec = tmp_path / f"nodefabric-{name}"
     async with keeping(tmp_path, tmp_path) as kept:
         await until(spec.exists)
         text = spec.read_text()

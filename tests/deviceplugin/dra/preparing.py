@@ -13,6 +13,7 @@ import pytest
 
 from agent.config import Config, Resource
 from agent.edits.claim_specs import ClaimSpecs
+from agent.edits.specs import Specs
 from agent.errors import Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
@@ -146,8 +147,9 @@ class Desk:
         self.config = replace(config or Config(resources=resources or (VF,)), cdi_dir=folder / "cdi")
         self.offer = plain_offer(self.config.resources, snapshot if snapshot is not None else node())
         self.ledger = Ledger.open(folder / "ledger.db", boot_id)
-        self.specs = ClaimSpecs(folder / "cdi")
         self.folder = folder / "cdi"
+        self.cdi = Specs(self.ledger, self.folder)
+        self.specs = ClaimSpecs(self.ledger, self.cdi, self.folder)
         self.others = Others()
         self.catalog: Latest[tuple[DraDevice, ...]] = Latest(listed(self.offer, self.config))
         self.facts = Latest(Facts(stable_facts(self.offer, StableFacts())))
@@ -211,6 +213,12 @@ def prepared(desk: Desk, *results: Any, **more: Any) -> Any:
 def of_another(desk: Desk, device: str = "vf-0") -> ClaimRef:
     """Another claim, of another pod."""
     return desk.claimed(OTHER, claim(result("nic", device), ref=OTHER, pods=[OTHER_POD], owner=OTHER_POD))
+
+
+def had_alone(desk: Desk) -> dict[str, ClaimRef]:
+    """Map each device that a claim has alone to the claim."""
+    holds = ((found, hold) for found in desk.ledger.claims() for hold in found.devices if hold.exclusive)
+    return {hold.device: found.ref for found, hold in holds}
 
 
 def spec(desk: Desk, uid: str = REF.uid) -> dict[str, Any]:

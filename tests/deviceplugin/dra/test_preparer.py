@@ -13,10 +13,11 @@ import pytest
 from agent.config import Config
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import ClaimConflict, ClaimInvalid, DeviceBusy, DeviceGone, NotYet, Unavailable, UnitUnhealthy
-from agent.model.allocation import Claim, ClaimRef, ClaimState, PodRef
+from agent.model.allocation import ClaimRef, ClaimState, Hold, PodRef, Spec
 from agent.model.device import Snapshot
 from agent.model.health import Reason, unhealthy
 from agent.model.mounts import parse_mount
+from agent.model.unit_id import slot_id
 from agent.reconcile.claims import moved
 from deviceplugin.dra.preparer import DeviceUsers
 from deviceplugin.dra.services import PreparedDevice
@@ -37,10 +38,12 @@ from tests.deviceplugin.dra.preparing import (
     KubeletStandIn,
     Others,
     files,
+    had_alone,
     of_another,
     prepared,
     spec,
 )
+from tests.node import bound_slot
 
 # ------------------------------------------------------------------------------------------------------- prepare
 
@@ -52,7 +55,7 @@ def test_a_claim_is_in_the_books_and_its_spec_on_disk_when_kubelet_is_answered(d
     assert answer == [PreparedDevice(("nic",), NODE, "vf-0", (f"nodefabric.io/claim={name}",))]
     (row,) = desk.ledger.claims()
     assert (row.ref, row.state, row.pods, row.only_pod) == (REF, ClaimState.PREPARED, (POD,), POD.uid)
-    assert desk.ledger.claimed_devices() == {FIRST: REF}
+    assert had_alone(desk) == {FIRST: REF}
     assert spec(desk)[name]["env"] == [f"PCIDEVICE_RDMA_VF={FIRST}"]
 
 
@@ -78,14 +81,16 @@ def test_a_claim_that_the_healer_ends_meanwhile_is_not_said_to_be_prepared(desk:
     prepared(desk)
 
     class Meanwhile(ClaimSpecs):
-        def is_written(self, claim: Claim) -> bool:
-            desk.ledger.set_claim_state(claim.ref.uid, ClaimState.UNPREPARING)
+        def write(self, uid: str) -> None:
+            desk.ledger.set_claim_state(uid, ClaimState.UNPREPARING)
+            desk.specs.remove(uid)
             if is_gone:
-                desk.ledger.remove_claim(claim.ref.uid)
-            return super().is_written(claim)
+                desk.ledger.remove_claim(uid)
+            super().write(uid)
 
     with pytest.raises(NotYet, match="was just ended"):
-        desk.made(PATIENT, specs=Meanwhile(desk.folder)).prepare(REF)
+        desk.made(PATIENT, specs=Meanwhile(desk.ledger, desk.cdi, desk.folder)).prepare(REF)
+    assert files(desk) == []
     assert desk.preparer.prepare(REF)
 
 
@@ -102,7 +107,7 @@ def test_a_claim_that_got_something_else_meanwhile_is_prepared_anew(desk: Desk) 
     (answer,) = prepared(desk, result("nic", "vf-1"))
 
     assert answer.device_name == "vf-1"
-    assert list(desk.ledger.claimed_devices()) == ["0000:12:00.2"]
+    assert list(had_alone(desk)) == ["0000:12:00.2"]
 
 
 def test_without_the_api_server_a_claim_in_the_books_is_answered_and_another_fails(desk: Desk) -> None:
@@ -134,13 +139,12 @@ def test_what_an_add_finds_out_while_the_claim_is_read_stays_in_the_spec(desk: D
 
     class Meanwhile(Others):
         def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
-            desk.ledger.set_claim_edits(ref.uid, {device.cdi_name: edits})
-            desk.specs.renew(lambda: desk.ledger.claim(ref.uid))
+            desk.cdi.change(lambda: {device.key: Spec("claim", edits)})
             return super().get(ref)
 
     desk.others = Meanwhile(desk.others.claims)
     desk.made(QUICK).prepare(REF)
-    assert spec(desk) == {device.cdi_name: edits}
+    assert spec(desk) == {device.key: edits}
 
 
 def test_after_a_reboot_the_rows_are_made_anew(desk: Desk, desks: Desks) -> None:
@@ -162,14 +166,19 @@ def test_after_a_reboot_that_swaps_two_cards_each_claim_has_its_own_again(desk: 
     first, second = "vf-0", "vf-4"  # of two cards
     prepared(desk, result("nic", first))
     desk.preparer.prepare(of_another(desk, second))
-    before = desk.ledger.claimed_devices()
+    before = had_alone(desk)
     again = desks(VF, HCA, snapshot=swapped(desk.offer.snapshot), boot_id="another boot")
     again.others.claims = desk.others.claims
     again.ledger.move_claims(moved(again.ledger.claims(), again.offer.snapshot))
     for ref, device in ((REF, first), (OTHER, second)):
         (answer,) = again.preparer.prepare(ref)
         assert answer.device_name == device
-    assert [*again.ledger.claimed_devices().items()] == [*zip(list(before)[::-1], before.values(), strict=True)]
+    assert [*had_alone(again).items()] == [*zip(list(before)[::-1], before.values(), strict=True)]
+
+
+def test_what_a_slot_had_before_a_reboot_is_free_for_a_claim(desk: Desk, desks: Desks) -> None:
+    desk.ledger.bind_slots([SLOT])
+    assert prepared(desks(VF, boot_id="another boot"))
 
 
 def swapped(snapshot: Snapshot) -> Snapshot:
@@ -258,7 +267,7 @@ def test_who_looks_gets_character_devices_and_takes_nothing_from_anybody(desk: D
     desk.claimed(OTHER, claim(*looks, ref=OTHER, pods=[OTHER_POD]))
     desk.preparer.prepare(OTHER)
 
-    assert desk.ledger.claimed_devices() == {FIRST: REF}
+    assert had_alone(desk) == {FIRST: REF}
     assert [row.admin for row in desk.ledger.claim(OTHER.uid).devices] == [True, True]  # type: ignore[union-attr]
     of_hca = spec(desk, OTHER.uid)[f"{OTHER.uid}-1-hca-0"]
     assert list(of_hca) == ["deviceNodes"]
@@ -275,7 +284,7 @@ def test_a_device_of_a_claim_that_is_in_use_is_refused_at_once_naming_that_claim
         desk.preparer.prepare(of_another(desk))
 
     assert time.monotonic() - began < 5
-    assert desk.ledger.claimed_devices() == {FIRST: REF}
+    assert had_alone(desk) == {FIRST: REF}
     assert files(desk) == [f"nodefabric-claim-{REF.uid}.json"]
 
 
@@ -294,7 +303,7 @@ def test_a_device_of_a_claim_whose_pods_have_ended_is_waited_for(desks: Desks, h
 
     assert desk.preparer.prepare(of_another(desk))
     later.join()
-    assert desk.ledger.claimed_devices() == {FIRST: OTHER}
+    assert had_alone(desk) == {FIRST: OTHER}
 
 
 def test_a_device_in_the_sandbox_of_a_pod_that_lives_is_refused_naming_both(desk: Desk) -> None:
@@ -338,15 +347,24 @@ def test_a_device_whose_namespace_has_gone_is_healed_and_had(desk: Desk) -> None
     assert prepared(desk)
 
 
-def test_a_unit_that_a_pod_has_from_a_plugin_is_refused_and_one_of_a_pod_that_is_gone_waited_for(desk: Desk) -> None:
-    desk.ledger.grant("old/vf", {FIRST: FIRST})
-    desk.ledger.bind([FIRST], OTHER_POD)
-    desk.others.held[OTHER_POD.name] = {"main": {"old/vf": [FIRST]}}
+SLOT = bound_slot(slot_id("old/vf", 0, 0), "old/vf", "vf", FIRST, "main", "c1", "net1", OTHER_POD, {"env": ["A=1"]})
+
+
+@pytest.mark.parametrize("hold", [Hold(FIRST, "old/vf", (FIRST,)), SLOT], ids=["unit", "slot"])
+def test_what_a_pod_has_from_a_plugin_is_refused_and_that_of_a_pod_that_is_gone_waited_for(
+    desk: Desk, hold: Hold
+) -> None:
+    desk.ledger.grant([replace(hold, devices=() if hold.is_slot else hold.devices)])
+    desk.ledger.bind([hold.key], OTHER_POD)
+    if hold.is_slot:
+        desk.ledger.bind_slots([hold])
+    desk.others.held[OTHER_POD.name] = {"main": {"old/vf": [hold.key]}}
     with pytest.raises(ClaimConflict, match="pod team/other-pod"):
         prepared(desk)
 
     desk.others.held.clear()
-    later = threading.Timer(0.1, desk.ledger.release, [[FIRST]])
+    ends = (desk.ledger.unbind, [[hold]]) if hold.is_slot else (desk.ledger.release, [[hold.key]])
+    later = threading.Timer(0.1, *ends)
     later.start()
     assert prepared(desk)
     later.join()
@@ -376,7 +394,7 @@ def test_claims_side_by_side_never_get_one_device(desks: Desks) -> None:
         thread.join()
 
     assert failed == []
-    assert len(desk.ledger.claimed_devices()) == 16
+    assert len(had_alone(desk)) == 16
 
 
 # --------------------------------------------------------------------------------------------------------- killed
@@ -402,7 +420,7 @@ class Mortal:
 
 
 STEPS = {
-    "prepare": ("prepare_claim", "renew", "set_claim_state"),
+    "prepare": ("prepare_claim", "write", "set_claim_state"),
     "unprepare": ("set_claim_state", "remove", "remove_claim"),
 }
 
@@ -447,13 +465,13 @@ def users_of(desk: Desk) -> DeviceUsers:
 
 def test_nobody_is_asked_about_the_others_when_one_device_is_on_its_way_back(busy_desk: Desk) -> None:
     busy_desk.ledger.set_claim_state("claim-7", ClaimState.UNPREPARING)
-    assert users_of(busy_desk).passes(WANTED, busy_desk.ledger.claimed_devices())
+    assert users_of(busy_desk).passes(WANTED, had_alone(busy_desk))
     assert busy_desk.others.asked == []
 
 
 def test_an_api_server_that_does_not_answer_is_asked_once_for_all_of_them(busy_desk: Desk) -> None:
     busy_desk.others.is_away = True
-    assert not users_of(busy_desk).passes(WANTED, busy_desk.ledger.claimed_devices())
+    assert not users_of(busy_desk).passes(WANTED, had_alone(busy_desk))
     assert len(busy_desk.others.asked) == 1
 
 

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from agent.config import Config, HealthSettings
-from agent.edits import cdi
 from agent.edits.device_info import GrantedFiles
+from agent.edits.specs import Specs
 from agent.edits.unit_specs import UnitSpecs
 from agent.health_history import HealthHistory
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
@@ -74,11 +74,12 @@ class AgentNode:
         self._snapshot = scenario.snapshot
         self._offer = Latest(Offer())
         config = Latest(Config(resources=self._resources, kubelet_dir=folder))
-        bound = BoundSlots(config, self._ledger, cdi.SlotSpecs(folder / "cdi"))
+        specs = Specs(self._ledger, folder / "cdi")
+        bound = BoundSlots(config, self._ledger, specs)
         self._binder = Binder(config, self._ledger, bound, self._offer, _PodGrants(self))
-        specs = UnitSpecs(self._ledger, folder / "cdi", Latest(False))
+        units = UnitSpecs(self._ledger, specs, Latest(False))
         files = GrantedFiles(folder / "devinfo")
-        records = GrantRecords(self._ledger, files, self._offer, Latest(scenario.snapshot), specs, bound.forget)
+        records = GrantRecords(self._ledger, files, self._offer, specs, units, bound.forget)
         self._allocator = Allocator(self._offer, records.grant, self._ledger.pod_of, self._time)
         self._offers = Offers(HealthHistory(HealthSettings(0, 0, 0), self._time), self._time)
         for resource in self._resources:
@@ -107,7 +108,7 @@ class AgentNode:
         used = {unit for held in self._devices.held for unit in held.ids}
         gpus = [self._gpu(unit) for unit in sorted(self._devices.resources[self.gpu].healthy - used)]
         if self._way.binding == "late":
-            bound = {b.device for b in self._ledger.bindings()}
+            bound = {slot.device for slot in self._ledger.bound_slots()}
             nics = [u.device for u in self._offer.value.pools[NIC] if u.device not in bound and u.health.healthy]
         else:
             nics = [u.device for u in self._offer.value.units[NIC] if u.unit_id not in used and u.health.healthy]
@@ -130,9 +131,8 @@ class AgentNode:
         bound: dict[str, list[str]] = {}
         if self._way.binding == "late":
             self._binder.bind(Call(step.pod, "eth0", None, "", pod, "", "", self._conf), lambda: True)
-            for binding in self._ledger.bindings():
-                if binding.pod == pod:
-                    bound.setdefault(binding.container, []).append(binding.device)
+            for slot in self._ledger.bound_slots(step.pod):
+                bound.setdefault(slot.container, []).append(slot.device)
             self._offer_anew()
         else:
             units = [unit for held in self._of(step.pod) for unit in held.ids]
@@ -156,7 +156,7 @@ class AgentNode:
             self._devices.free()
             # As the reconciler does when kubelet counts a unit to no pod any more.
             used = {unit for held in self._devices.held for unit in held.ids}
-            self._ledger.release([g.unit_id for g in self._ledger.grants() if g.unit_id not in used])
+            self._ledger.release(hold.key for hold in self._ledger.holds() if hold.key not in used)
             self._offer_anew()
         self._note_change()
 

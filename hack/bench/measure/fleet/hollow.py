@@ -23,7 +23,7 @@ from agent.config.topology import Topology
 from agent.hardware.host import Host
 from agent.kubelet.podresources import Allocatable, ContainerDevices, DeviceAssignment, PodDevices, PodResources
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, Grant, PodRef
+from agent.model.allocation import Attachment, Hold, PodRef
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer, Unit
 from agent.process.conditions import Conditions
@@ -98,7 +98,7 @@ class CountedApi(ApiServer):
 class NothingHeld:
     """Books of a node to whose pods CNI has brought nothing."""
 
-    def grants(self) -> tuple[Grant, ...]:
+    def holds(self) -> tuple[Hold, ...]:
         """List nothing."""
         return ()
 

@@ -13,14 +13,7 @@ from prometheus_client import CollectorRegistry
 from agent.config import HealthSettings
 from agent.errors import ClaimConflict, DeviceBusy, LedgerError, NetlinkFailed, Unavailable
 from agent.health_history import HealthHistory
-from agent.model.allocation import (
-    Attachment,
-    AttachmentState,
-    ClaimState,
-    Grant,
-    PodRef,
-    Quarantine,
-)
+from agent.model.allocation import Attachment, AttachmentState, ClaimState, PodRef, Quarantine
 from agent.model.device import Gpu, MigDevice, PciDevice, Problem, Snapshot
 from agent.model.health import HEALTHY, Health, unhealthy
 from agent.offer.offer import Unit
@@ -31,7 +24,7 @@ from agent.report.metrics import MOST_PENDING, Metrics
 from agent.report.report import Report
 from tests.agent.ledger.test_claims import claim, of_share, of_vf
 from tests.node import POD as CLAIMANT
-from tests.node import UNDO, VF, attach, claimed_vf, open_books, owner, pci, prepare
+from tests.node import UNDO, VF, attach, claimed_vf, open_books, owner, pci, prepare, unit_hold
 
 POD = PodRef("team", "trainer-0", "uid-1")
 
@@ -78,7 +71,7 @@ FACTS = Facts(
         "rdma/vf": (offered("rdma/vf", VF0, VF0), offered("rdma/vf", VF1, VF1, health=unhealthy("LinkDown"))),
         "rdma/hca": (),
     },
-    grants=(Grant(VF0, "rdma/vf", VF0, 0.0, POD), Grant("unbound", "rdma/hca", "0000:5e:00.0", 0.0)),
+    holds=(unit_hold(VF0, "rdma/vf", VF0, 0.0, POD), unit_hold("unbound", "rdma/hca", "0000:5e:00.0", 0.0)),
     attachments=(attachment(VF0, AttachmentState.ATTACHED),),
     quarantines=(Quarantine("0000:3b:00.9", "ResetFailed", 0.0),),
     scan_milliseconds=12.5,
@@ -111,7 +104,7 @@ def leaving(*since: float) -> Facts:
     return Facts(Snapshot(), claims=(*rows, claim("c")))
 
 
-RAIL = replace(FACTS, grants=(Grant("rail-GPU-1", "rdma/rail", VF0, 0.0, POD, others=(VF1,)),), exporter_names=True)
+RAIL = replace(FACTS, holds=(unit_hold("rail-GPU-1", "rdma/rail", VF0, 0.0, POD, others=(VF1,)),), exporter_names=True)
 EXPORTER = replace(FACTS, exporter_names=True)
 FORMER = replace(FACTS, units={"rdma/other": (offered("rdma/other", VF1, VF1),)})
 HOST = Facts(
@@ -213,14 +206,14 @@ def test_each_fact_has_its_series(facts: Facts, name: str, labels: dict[str, str
 
 def test_two_shares_of_one_hca_in_one_pod_are_two_series() -> None:
     shares = tuple(offered("rdma/hca", f"guid-{i}", "0000:5e:00.0") for i in range(2))
-    grants = tuple(Grant(u.unit_id, u.resource_name, u.device, 0.0, POD) for u in shares)
-    registry = metrics_of(Facts(Snapshot(), units={"rdma/hca": shares}, grants=grants))
+    holds = tuple(unit_hold(u.unit_id, u.resource_name, u.device, 0.0, POD) for u in shares)
+    registry = metrics_of(Facts(Snapshot(), units={"rdma/hca": shares}, holds=holds))
     (family,) = [f for f in registry.collect() if f.name == "nodefabric_allocation_info"]
     assert len({tuple(sorted(s.labels.items())) for s in family.samples}) == 2
 
 
 def test_a_device_that_cni_brought_in_without_a_unit_is_told_with_its_pod() -> None:
-    registry = metrics_of(replace(FACTS, grants=(), units={}))
+    registry = metrics_of(replace(FACTS, holds=(), units={}))
     (family,) = [f for f in registry.collect() if f.name == "nodefabric_allocation_info"]
     (told,) = family.samples
     assert (told.labels["device"], told.labels["pod"], told.labels["unit"]) == (VF0, "trainer-0", "")

@@ -1,0 +1,299 @@
+"""Holds: what kubelet gave to pods, by units, by slots and by claims (`claims.py` writes those).
+
+A unit's or slot's hold begins with kubelet's Allocate, and names its pod once that is known. The device that was chosen
+for a slot belongs to one sandbox, and to one boot: after a reboot none is true. Those of another boot are passed over,
+and removed with the next that is made: opening the books must not need a disk that can be written.
+
+Two holds that exclude each other (`Hold.excludes`) are not of one device: who comes second is refused, in the
+transaction that would have made it so.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
+
+from agent.errors import ClaimConflict, DeviceBusy
+from agent.ledger import rows
+from agent.ledger.database import Database, Mirror
+from agent.model.allocation import Claim, Hold, PodRef, Spec
+
+_TICK = 1e-6
+"""Seconds between slots that are bound together: ADD names interfaces in the order in which a container is told."""
+ClaimWatcher = Callable[[Claim | None, Claim | None], None]
+Guard = Callable[[Sequence[Hold]], AbstractContextManager[None]]
+
+
+def _unguarded(holds: Sequence[Hold]) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+class HoldBook(Database):
+    """Who may use what."""
+
+    def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
+        super().__init__(path, boot_id, clock)
+        self._holds: Mirror[str, Hold] = Mirror(attrgetter("key"), attrgetter("devices"))
+        self._claims: Mapping[str, Claim] = {}
+        """By UID, in the order of namespaces and names."""
+        self._claim_watchers: list[ClaimWatcher] = []
+        self._guard_of_holds: Guard = _unguarded
+
+    def watch_holds(self, watcher: Callable[[Hold | None, Hold | None], None]) -> None:
+        """Call `watcher` with each hold before and after a change. It must not block or raise."""
+        self._holds.watch(watcher)
+
+    def watch_claims(self, watcher: ClaimWatcher) -> None:
+        """Call `watcher` with each claim before and after a change. It must not block or raise."""
+        self._claim_watchers.append(watcher)
+
+    def guard_holds(self, guard: Guard) -> None:
+        """Write holds by units, slots and claims inside of what `guard` makes of them.
+
+        It may block briefly, and raise LedgerError: then nothing is written.
+        """
+        self._guard_of_holds = guard
+
+    # ---------------------------------------------------------------------------------------------- what there is
+
+    def holds(self) -> tuple[Hold, ...]:
+        """List what pods have by units and slots, oldest first."""
+        self._check_open()
+        found = (hold for hold in self._holds.all() if not hold.claim_uid)
+        return tuple(sorted(found, key=attrgetter("since", "key")))
+
+    def hold(self, key: str) -> Hold | None:
+        """Return the hold of a unit or slot."""
+        self._check_open()
+        return self._holds.get(key)
+
+    def holds_on(self, device: str) -> tuple[Hold, ...]:
+        """List the holds of a device, of claims too, but for admin access."""
+        self._check_open()
+        return tuple(hold for hold in self._holds.of_device(device) if not hold.admin)
+
+    def bound_slots(self, container_id: str | None = None) -> tuple[Hold, ...]:
+        """List the slots that have a device, as they were bound; with `container_id` those of one sandbox."""
+        self._check_open()
+        found = (hold for hold in self._holds.all() if hold.is_bound and container_id in (None, hold.container_id))
+        return tuple(sorted(found, key=attrgetter("bound_at", "key")))
+
+    def pod_of(self, key: str) -> PodRef | None:
+        """Name the pod that a unit was granted to; None if that is not known, or the unit not granted."""
+        found = self._holds.get(key)
+        return found.pod if found is not None else None
+
+    def resource_held(self, device: str) -> str | None:
+        """Name the resource that a device was given to a pod for; None if it was not."""
+        return next((hold.resource_name for hold in self.holds_on(device)), None)
+
+    def claims(self) -> tuple[Claim, ...]:
+        """List all claims, by namespace and name."""
+        self._check_open()
+        return tuple(self._claims.values())
+
+    def claim(self, uid: str) -> Claim | None:
+        """Return the claim of a UID."""
+        self._check_open()
+        return self._claims.get(uid)
+
+    def claims_for(self, pod: PodRef) -> tuple[Claim, ...]:
+        """List the claims that are known to be a pod's, in any state, by their names."""
+        return tuple(claim for claim in self.claims() if claim.is_for(pod))
+
+    def claim_on(self, device: str) -> Claim | None:
+        """Return the claim that has a device alone."""
+        uid = next((hold.claim_uid for hold in self.holds_on(device) if hold.claim_uid and hold.exclusive), None)
+        return self._claims.get(uid) if uid is not None else None
+
+    # ------------------------------------------------------------------------------------------- units and slots
+
+    def grant(self, holds: Iterable[Hold]) -> None:
+        """Record that kubelet was given units and slots.
+
+        One that is there already begins a new life without a pod: an init container's unit is granted again to the
+        main container, and kubelet frees units without a word.
+        Raises ClaimConflict for a device that a DRA claim has alone: nothing is recorded then.
+        """
+        now = self._clock()
+        made = [replace(hold, since=now) for hold in holds]
+
+        def write() -> list[Hold]:
+            self._refuse_held(made)
+            self._put_rows(made)
+            return made
+
+        with self._guard_of_holds(made):
+            self._write(write, durable=False, then=self._holds.put)
+
+    def bind(self, keys: Iterable[str], pod: PodRef) -> None:
+        """Name the pod that has these units and slots. To name the same pod twice is a no-op."""
+        units = tuple(keys)
+        self._change_holds(lambda: [replace(hold, pod=pod) for hold in self._known(units)])
+
+    def set_specs(self, specs: Mapping[str, Spec]) -> None:
+        """Record what the CDI specs of some holds say from now on, of claims too. One that is gone has none."""
+        self._change_holds(lambda: [replace(hold, spec=specs[hold.key]) for hold in self._known(specs)])
+
+    def move(self, devices: Mapping[str, tuple[str, ...]]) -> None:
+        """Name the devices that units stand for now, whoever has them."""
+        self._change_holds(lambda: [replace(hold, devices=devices[hold.key]) for hold in self._known(devices)])
+
+    def date_again(self, key: str) -> None:
+        """Take a unit or slot for granted at this moment: the clock was set back since."""
+        self._change_holds(lambda: [replace(hold, since=self._clock()) for hold in self._known([key])])
+
+    def release(self, keys: Iterable[str], granted_before: float = math.inf) -> None:
+        """Forget these units and slots: kubelet no longer counts them to any pod. A slot that is bound stays.
+
+        `granted_before` (seconds since the epoch) spares one that was granted anew meanwhile.
+        """
+        units = tuple(keys)
+
+        def write() -> list[str]:
+            gone = [h.key for h in self._known(units) if h.since < granted_before and not h.is_bound]
+            self._drop_rows(gone)
+            return gone
+
+        self._write(write, durable=False, then=self._holds.remove)
+
+    def bind_slots(self, slots: Iterable[Hold]) -> tuple[Hold, ...]:
+        """Record the devices of some slots, and for whom, in place of what these slots were bound to before.
+
+        Raises DeviceBusy if another slot or a DRA claim has one of them; nothing is recorded then.
+        """
+        wanted = tuple(slots)
+
+        def write() -> tuple[Hold, ...]:
+            now = self._clock()
+            made = tuple(
+                replace(
+                    hold,
+                    since=known.since if (known := self._holds.get(hold.key)) else now,
+                    bound_at=now + number * _TICK,
+                    boot_id=self.boot_id,
+                )
+                for number, hold in enumerate(wanted)
+            )
+            try:
+                self._refuse_held(made)
+            except ClaimConflict as error:
+                raise DeviceBusy(str(error)) from error
+            self._put_rows(made)
+            return made
+
+        return self._write(write, durable=False, then=self._holds.put)
+
+    def unbind(self, slots: Iterable[Hold]) -> tuple[Hold, ...]:
+        """Leave these slots without a device, but not those that another sandbox has taken over. Return which went."""
+        wanted = {hold.key: hold for hold in slots}
+
+        def write() -> tuple[Hold, ...]:
+            found = tuple(hold for hold in self._known(wanted) if hold.is_bound and hold.is_bound_as(wanted[hold.key]))
+            self._put_rows(map(_without_device, found))
+            return found
+
+        return self._write(write, durable=False, then=lambda found: self._holds.put(map(_without_device, found)))
+
+    # --------------------------------------------------------------------------------------------------- writing
+
+    def _refuse_held(self, holds: Iterable[Hold]) -> None:
+        """Raise ClaimConflict for a device that another hold excludes. For writers, in their transaction."""
+        for hold in holds:
+            if not (self._claims or hold.is_slot or hold.claim_uid):
+                continue  # units exclude none but claims, and many have a part of one adapter
+            for device in hold.devices:
+                for other in self._holds.of_device(device):
+                    if other.key != hold.key and hold.excludes(other):
+                        raise ClaimConflict(device, self._whose(other))
+
+    def _whose(self, hold: Hold) -> str:
+        if hold.claim_uid:
+            return f"claim {self._claims[hold.claim_uid].ref}"
+        pod = f"pod {hold.pod}" if hold.pod is not None else "a pod that kubelet has not named yet"
+        return f"{pod} ({hold.key} of {hold.resource_name})"
+
+    def _known(self, keys: Iterable[str]) -> tuple[Hold, ...]:
+        return tuple(hold for hold in map(self._holds.get, keys) if hold is not None)
+
+    def _change_holds(self, changed: Callable[[], Sequence[Hold]]) -> None:
+        """Write what `changed` makes of holds that are there, looked up in the transaction."""
+
+        def write() -> Sequence[Hold]:
+            found = changed()
+            self._put_rows(found)
+            return found
+
+        self._write(write, durable=False, then=self._follow)
+
+    def _follow(self, holds: Sequence[Hold]) -> None:
+        """Have memory follow what was written of holds that were there."""
+        self._holds.put(holds)
+        of_claims = {hold.key: hold for hold in holds if hold.claim_uid}
+        claims = [self._claims[uid] for uid in dict.fromkeys(hold.claim_uid for hold in of_claims.values())]
+        self._put_claims(replace(c, devices=tuple(of_claims.get(h.key, h) for h in c.devices)) for c in claims)
+
+    def _put_rows(self, holds: Iterable[Hold]) -> None:
+        """Write rows in place of those with the same keys. Raises ClaimConflict if two have one device alone."""
+        found = tuple(holds)
+        rows.insert(self._db, "holds", map(rows.hold_columns, found), replace=True)
+        before = {hold.key: self._holds.get(hold.key) for hold in found}
+        moved = [
+            hold
+            for hold in found
+            if (known := before[hold.key]) is None or known.devices != hold.devices or hold.is_slot
+        ]
+        self._db.executemany("DELETE FROM hold_devices WHERE key = :key", [{"key": hold.key} for hold in moved])
+        self._insert_devices(moved)
+
+    def _insert_devices(self, holds: Sequence[Hold]) -> None:
+        """Write the devices of holds. What slots had in another boot goes: it may be a claim's, too, by now."""
+        self._db.execute(
+            "DELETE FROM hold_devices WHERE key IN (SELECT key FROM holds WHERE bound_at > 0 AND boot_id <> :boot_id)",
+            {"boot_id": self.boot_id},
+        )
+        try:
+            rows.insert(self._db, "hold_devices", (each for hold in holds for each in rows.device_columns(hold)))
+        except sqlite3.IntegrityError as error:
+            devices = ", ".join(device for hold in holds for device in hold.devices)
+            raise ClaimConflict(devices, "another slot or claim, or another request of this one,") from error
+
+    def _drop_rows(self, keys: Iterable[str]) -> None:
+        gone = [{"key": key} for key in keys]
+        self._db.executemany("DELETE FROM holds WHERE key = :key", gone)
+        self._db.executemany("DELETE FROM hold_devices WHERE key = :key", gone)
+
+    def _put_claims(self, claims: Iterable[Claim], gone: Iterable[str] = ()) -> None:
+        """Have memory follow what was written: claims that are new or other ones, and the UIDs of those gone."""
+        before, dropped = self._claims, frozenset(gone)
+        changed = {claim.ref.uid: claim for claim in claims}
+        now = (claim for uid, claim in {**before, **changed}.items() if uid not in dropped)
+        self._claims = {claim.ref.uid: claim for claim in sorted(now, key=_by_name)}
+        for uid in {**changed, **dict.fromkeys(dropped)}:
+            old, new = before.get(uid), self._claims.get(uid)
+            held = {hold.key for hold in old.devices} if old is not None else set()
+            self._holds.remove(held - {hold.key for hold in (new.devices if new is not None else ())})
+            self._holds.put(new.devices if new is not None else ())
+            for watcher in self._claim_watchers:
+                watcher(old, new)
+
+    def _load(self) -> None:
+        super()._load()
+        holds, claims = rows.holds_and_claims(self._read)
+        self._holds.put(
+            _without_device(hold) if hold.bound_at and hold.boot_id != self.boot_id else hold for hold in holds
+        )
+        self._put_claims(claims)
+
+
+def _by_name(claim: Claim) -> tuple[str, str, str]:
+    return claim.ref.namespace, claim.ref.name, claim.ref.uid
+
+
+def _without_device(slot: Hold) -> Hold:
+    return Hold(slot.key, slot.resource_name, since=slot.since, pod=slot.pod)

@@ -1,0 +1,161 @@
+"""Rails, each of whose NICs the books know, and bound slots: one device each, gone with sandbox or boot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.errors import ClaimConflict, DeviceBusy
+from agent.ledger import database
+from agent.model.allocation import Claim, ClaimRef, ClaimState, Spec
+from tests.node import POD, VF, bound_slot, claimed, granted, open_books
+
+OTHER_VF = "0000:3b:00.3"
+SLOT = "slot-rdma:vf-0-0"
+SECOND = "slot-rdma:vf-0-1"
+BOUND = bound_slot(SLOT, "rdma/vf", "vf", VF, "worker", "c1", "eth0", POD, {"env": ["A=1"]})
+UNBOUND = {SLOT: ()}
+
+
+def test_a_bound_slot_is_kept_with_all_it_says(tmp_path: Path) -> None:
+    now = [5.0]
+    with open_books(tmp_path, clock=lambda: now[0]) as books:
+        books.grant(granted("rdma/vf", UNBOUND))
+        now[0] = 7.0
+        (made,) = books.bind_slots([BOUND])
+        assert made == replace(BOUND, boot_id="boot", since=5.0, bound_at=7.0)
+    with open_books(tmp_path) as books:
+        assert books.bound_slots() == books.holds() == books.holds_on(VF) == books.bound_slots("c1") == (made,)
+        assert books.bound_slots("c2") == ()
+        assert books.hold(SLOT) == made
+        assert books.resource_held(VF) == "rdma/vf"
+    assert database.read_books(tmp_path / "ledger.db").holds == (made,)
+
+
+def test_a_device_is_bound_to_one_slot_only(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        (made,) = books.bind_slots([BOUND])
+        with pytest.raises(DeviceBusy, match=rf"{VF} is not free: pod default/trainer \({SLOT} of rdma/vf\) has it"):
+            books.bind_slots([replace(BOUND, key=SECOND)])
+        assert books.bound_slots() == (made,)
+        books.bind_slots([replace(BOUND, devices=(OTHER_VF,)), replace(BOUND, key="slot-rdma:vf-0-2", devices=("x",))])
+        books.bind_slots([replace(BOUND, key=SECOND)])
+        assert {slot.key: slot.device for slot in books.bound_slots()} == {
+            SLOT: OTHER_VF,
+            SECOND: VF,
+            "slot-rdma:vf-0-2": "x",
+        }
+
+
+def test_a_slot_bound_anew_is_not_unbound_by_its_former_owner(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.grant(granted("rdma/vf", UNBOUND))
+        (old,) = books.bind_slots([BOUND])
+        (new,) = books.bind_slots([replace(BOUND, container_id="c2", devices=(OTHER_VF,))])
+        assert books.unbind([old]) == ()
+        assert books.bound_slots() == (new,)
+        books.bind([SLOT], replace(POD, uid=""))  # as kubelet names it, meanwhile
+        assert [slot.key for slot in books.unbind([new])] == [SLOT]
+        assert books.unbind([new]) == ()
+        assert books.bound_slots() == ()
+        assert [(hold.devices, hold.spec, hold.pod) for hold in books.holds()] == [((), None, replace(POD, uid=""))]
+
+
+def test_slots_are_listed_as_they_were_bound_also_after_a_restart(tmp_path: Path) -> None:
+    with open_books(tmp_path, clock=lambda: 5.0) as books:
+        books.grant(granted("rdma/vf", {SLOT: (), SECOND: ()}))
+        books.bind_slots([replace(BOUND, key=SECOND), replace(BOUND, devices=(OTHER_VF,))])
+        assert [slot.key for slot in books.bound_slots()] == [SECOND, SLOT]
+    with open_books(tmp_path) as books:
+        assert [slot.key for slot in books.bound_slots()] == [SECOND, SLOT]
+
+
+def test_a_slot_that_is_bound_stays_though_kubelet_counts_it_to_no_pod(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        (made,) = books.bind_slots([BOUND])
+        books.release([SLOT])
+        assert books.holds() == (made,)
+        books.unbind([made])
+        books.release([SLOT])
+        assert books.holds() == ()
+
+
+def test_a_reboot_voids_what_slots_were_bound_to_and_keeps_the_slots(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.grant(granted("rdma/vf", UNBOUND))
+        books.bind_slots([BOUND])
+    for _ in range(2):
+        with open_books(tmp_path, "another boot") as books:
+            assert books.bound_slots() == ()
+            assert [(hold.key, hold.devices) for hold in books.holds()] == [(SLOT, ())]
+            books.bind([SLOT], POD)
+    with open_books(tmp_path, "another boot") as books:
+        (made,) = books.bind_slots([replace(BOUND, key=SECOND)])  # the device is free again
+    found = database.read_books(tmp_path / "ledger.db").holds
+    assert [hold for hold in found if hold.devices] == [made]
+
+
+def test_a_slot_bound_in_another_boot_leaves_its_device_though_nobody_wrote_that(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.bind_slots([BOUND])
+    with open_books(tmp_path, "another boot") as books:
+        books.bind_slots([replace(BOUND, key=SECOND)])
+        assert [hold.devices for hold in books.holds()] == [(), (VF,)]
+
+
+RAIL, NICS = "rail-GPU-1", ("0000:3b:00.0", "0000:3c:00.0", "0000:3d:00.0")
+OTHER = "0000:5b:00.0"
+SPEC = Spec("rail", {"env": ["A=1"]}, beside=(RAIL,)).with_nodes(NICS[1], [{"path": "/dev/infiniband/uverbs1"}])
+
+
+def claim(device: str) -> Claim:
+    found = claimed("nic", "node", "nic", "rdma/nic", "nic", device, "name")
+    return Claim(ClaimRef("uid-c", "default", "c"), ClaimState.PREPARING, (found,))
+
+
+def test_each_nic_of_a_rail_is_found_with_its_grant_also_after_a_restart(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.grant(granted("rdma/rail", {RAIL: NICS}, {RAIL: SPEC}))
+        books.bind([RAIL], POD)
+    for boot in ("boot-1", "boot-2"):
+        with open_books(tmp_path, boot) as books:
+            (hold,) = books.holds()
+            assert (hold.devices, hold.device, hold.pod) == (NICS, NICS[0], POD)
+            assert hold.spec == SPEC
+            for nic in NICS:
+                assert books.resource_held(nic) == "rdma/rail"
+                assert books.holds_on(nic) == (hold,)
+    assert database.read_books(tmp_path / "ledger.db").holds == (hold,)
+
+
+@pytest.mark.parametrize("nic", NICS)
+def test_no_claim_gets_any_nic_of_a_granted_rail_nor_a_rail_any_that_is_claimed(tmp_path: Path, nic: str) -> None:
+    with open_books(tmp_path) as books:
+        books.grant(granted("rdma/rail", {RAIL: NICS}))
+        with pytest.raises(ClaimConflict, match=f"{RAIL} of rdma/rail"):
+            books.prepare_claim(claim(nic))
+        books.release([RAIL])
+        assert (books.holds_on(nic), books.resource_held(nic)) == ((), None)
+        books.prepare_claim(claim(nic))
+        with pytest.raises(ClaimConflict, match=nic):
+            books.grant(granted("rdma/rail", {RAIL: NICS}))
+        assert books.holds() == ()
+
+
+def test_a_rail_that_moves_has_its_new_nics_alone(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.grant(granted("rdma/rail", {RAIL: NICS}))
+        books.move({RAIL: (NICS[1], OTHER)})
+        assert [len(books.holds_on(nic)) for nic in (*NICS, OTHER)] == [0, 1, 0, 1]
+    with open_books(tmp_path) as books:
+        assert books.holds()[0].devices == (NICS[1], OTHER)
+
+
+def test_naming_the_pod_and_saying_specs_leaves_all_nics_in_the_file(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.grant(granted("rdma/rail", {RAIL: NICS}, {RAIL: SPEC}))
+        books.bind([RAIL], POD)
+        books.set_specs({RAIL: SPEC})
+    assert database.read_books(tmp_path / "ledger.db").holds[0].devices == NICS
