@@ -43,6 +43,8 @@ class HoldBook(Database):
         """By UID, in the order of namespaces and names."""
         self._claim_watchers: list[ClaimWatcher] = []
         self._guard_of_holds: Guard = _unguarded
+        self._void: tuple[str, ...] = ()
+        """Slots that were bound in another boot, and have devices in the file still."""
 
     def watch_holds(self, watcher: Callable[[Hold | None, Hold | None], None]) -> None:
         """Call `watcher` with each hold before and after a change. It must not block or raise."""
@@ -253,10 +255,8 @@ class HoldBook(Database):
 
     def _insert_devices(self, holds: Sequence[Hold]) -> None:
         """Write the devices of holds. What slots had in another boot goes: it may be a claim's, too, by now."""
-        self._db.execute(
-            "DELETE FROM hold_devices WHERE key IN (SELECT key FROM holds WHERE bound_at > 0 AND boot_id <> :boot_id)",
-            {"boot_id": self.boot_id},
-        )
+        void = [{"key": key} for key in self._void if (known := self._holds.get(key)) is None or not known.devices]
+        self._db.executemany("DELETE FROM hold_devices WHERE key = :key", void)
         try:
             rows.insert(self._db, "hold_devices", (each for hold in holds for each in rows.device_columns(hold)))
         except sqlite3.IntegrityError as error:
@@ -285,9 +285,9 @@ class HoldBook(Database):
     def _load(self) -> None:
         super()._load()
         holds, claims = rows.holds_and_claims(self._read)
-        self._holds.put(
-            _without_device(hold) if hold.bound_at and hold.boot_id != self.boot_id else hold for hold in holds
-        )
+        void = {hold.key for hold in holds if hold.bound_at and hold.boot_id != self.boot_id}
+        self._void = tuple(void)
+        self._holds.put(_without_device(hold) if hold.key in void else hold for hold in holds)
         self._put_claims(claims)
 
 

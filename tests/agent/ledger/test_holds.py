@@ -103,6 +103,14 @@ def test_a_slot_bound_in_another_boot_leaves_its_device_though_nobody_wrote_that
     with open_books(tmp_path, "another boot") as books:
         books.bind_slots([replace(BOUND, key=SECOND)])
         assert [hold.devices for hold in books.holds()] == [(), (VF,)]
+        books.bind_slots([replace(BOUND, devices=(OTHER_VF,))])
+        books.bind_slots([replace(BOUND, key="slot-rdma:vf-0-2", devices=("x",))])
+    with open_books(tmp_path, "another boot") as books:
+        assert {slot.key: slot.device for slot in books.bound_slots()} == {
+            SLOT: OTHER_VF,
+            SECOND: VF,
+            "slot-rdma:vf-0-2": "x",
+        }
 
 
 RAIL, NICS = "rail-GPU-1", ("0000:3b:00.0", "0000:3c:00.0", "0000:3d:00.0")
