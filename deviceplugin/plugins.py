@@ -274,12 +274,7 @@ class DevicePlugins:
 
     async def _read_books(self, resources: tuple[Resource, ...], last: Reading) -> Reading:
         try:
-            return await asyncio.to_thread(
-                read,
-                self._ground.ledger,
-                with_names=any(map(asks_for_names, resources)),
-                with_slots=any(resource.has_slots for resource in resources),
-            )
+            return await asyncio.to_thread(read, self._ground.ledger, with_names=any(map(asks_for_names, resources)))
         except LedgerError as error:
             log.warning("the device lists keep the quarantines known so far: %s", error)
             return last

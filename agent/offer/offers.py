@@ -19,48 +19,37 @@ from agent.model.vf_identity import Rail
 from agent.offer.offer import Offer, Unit
 from agent.offer.rails import NamedRails
 from agent.offer.selection import EXCLUSIVE_KINDS, Assignment, assign
-from agent.offer.units import NOTHING_HELD, Holdings, Inputs, Reading, make_offer, nic_resource, offered_as
+from agent.offer.units import Inputs, Reading, make_offer, nic_resource, offered_as
 
 _CLAIM = "claim"
 
 
-def read(books: Ledger, *, with_names: bool, with_slots: bool) -> Reading:
-    """Read the books. `with_names` if a selector asks for interface names, `with_slots` if there are any.
-
-    Raises LedgerError.
-    """
-    attached, holds = books.attachments(), books.holds()
-    claimed = [found for claim in books.claims() for found in claim.devices if not found.admin]
+def read(books: Ledger, *, with_names: bool) -> Reading:
+    """Read the books. `with_names` if a selector asks for interface names. Raises LedgerError."""
+    attached = books.attachments()
+    holds = (*books.holds(), *(hold for claim in books.claims() for hold in claim.devices if not hold.admin))
     shares: Counter[str] = Counter()
-    for found in claimed:
-        if not found.exclusive:
-            shares[found.device] += found.shares
+    for hold in holds:
+        if hold.is_share:
+            shares[hold.device] += hold.shares
     ours = {a.device: a.resource_name for a in attached if a.resource_name and is_pci_address(a.device)}
     return Reading(
         quarantined={q.device: q.reason for q in books.quarantines()},
         whole_adapters=frozenset(a.device for a in attached if a.undo.mode == "nic"),
         host_names={a.device: a.undo.netdev for a in attached} if with_names else {},
-        holders={device: hold.resource_name for hold in holds for device in _devices_of(hold)}
-        | {found.device: found.resource_name for found in claimed}
-        | ours,
+        holders={device: hold.resource_name for hold in holds for device in _devices_of(hold)} | ours,
         attached=frozenset(ours),
-        forms={d: (hold.resource_name, form) for hold in holds if (form := _form(hold)) for d in _devices_of(hold)}
-        | {found.device: (found.resource_name, _CLAIM) for found in claimed if found.exclusive},
-        granted=Counter(device for hold in holds for device in _devices_of(hold)),
+        forms={d: (hold.resource_name, form) for hold in holds if (form := _form(hold)) for d in _devices_of(hold)},
+        slots={hold.key: hold.device for hold in holds if hold.is_slot},
+        granted=Counter(device for hold in holds if not hold.claim_uid for device in _devices_of(hold)),
         shares_claimed=shares,
         shares_granted=frozenset(h.key for h in holds if h.device in shares and UnitId.parse(h.key).is_share),
         kept={hold.key: hold.devices for hold in holds if UnitId.parse(hold.key).is_rail},
-        held=Holdings(
-            frozenset(hold.key for hold in holds if hold.is_slot),
-            {hold.key: hold.device for hold in holds if hold.is_bound},
-        )
-        if with_slots
-        else NOTHING_HELD,
     )
 
 
 def _devices_of(hold: Hold) -> Iterator[str]:
-    """List what a unit brings. A rail is called by its GPU, and its row names its NICs."""
+    """List what a hold brings. A rail is called by its GPU, and its row names its NICs."""
     yield from hold.devices
     unit = UnitId.parse(hold.key)
     if unit.is_rail:
@@ -105,6 +94,8 @@ def form_of(resource: Resource) -> str:
 
 def _form(hold: Hold) -> str:
     """Tell as what a device was handed out; empty if it is shared, or not known yet."""
+    if hold.claim_uid:
+        return _CLAIM if hold.exclusive else ""
     unit = UnitId.parse(hold.key)
     if unit.is_slot:
         return "slot" if hold.device else ""

@@ -25,6 +25,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count, islice
+from operator import attrgetter
 from types import MappingProxyType
 
 from agent.config import Resource, SharedPool
@@ -39,19 +41,7 @@ from agent.offer.selection import NO_NAMES, Assignment, Candidate, Taken, assign
 from agent.placement import Distances, choose_sets
 
 NO_QUARANTINE: Mapping[str, str] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """What the books say of slots."""
-
-    granted: frozenset[str] = frozenset()
-    """Slots that kubelet was given, bound or not."""
-    bound: Mapping[str, str] = field(default_factory=dict)
-    """Slot → its device."""
-
-
-NOTHING_HELD = Holdings()
+NO_SLOTS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +60,8 @@ class Reading:
     """Of these, the ones that are in a pod for certain."""
     forms: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False)
     """Device that one container may have → the resource that it was handed out under, and as what: see `form_of`."""
-    held: Holdings = NOTHING_HELD
-    """Slots in use."""
+    slots: Mapping[str, str] = field(default_factory=dict)
+    """Slot that kubelet has granted → its device; empty for one that is not bound."""
     granted: Mapping[str, int] = field(default_factory=dict, compare=False)
     """Device → how many units of it kubelet has granted."""
     shares_claimed: Mapping[str, int] = field(default_factory=dict)
@@ -131,7 +121,7 @@ def make_offer(inputs: Inputs) -> Offer:
             continue
         if resource.has_slots:
             pools[resource.name] = found
-            found = list_slots(resource, found, inputs.books.held)
+            found = list_slots(resource, found, inputs.books.slots)
         if isinstance(resource.compat, SharedPool):
             found = _pool_units(resource, found)
         units[resource.name] = found
@@ -283,7 +273,7 @@ def _numa_node(candidate: Candidate, snapshot: Snapshot) -> int:
 # ------------------------------------------------------------------------------------------------------------- slots
 
 
-def list_slots(resource: Resource, devices: Sequence[Unit], held: Holdings = NOTHING_HELD) -> tuple[Unit, ...]:
+def list_slots(resource: Resource, devices: Sequence[Unit], held: Mapping[str, str] = NO_SLOTS) -> tuple[Unit, ...]:
     """List a resource's slots. `devices` are the units that it would offer with early binding.
 
     kubelet must always find as many healthy slots on a NUMA node as there are devices that no slot has, so that the
@@ -292,21 +282,18 @@ def list_slots(resource: Resource, devices: Sequence[Unit], held: Holdings = NOT
     listed until the grant ends; a bound one is as healthy as its device.
     """
     by_address = {unit.device: unit for unit in devices}
-    bound = {slot: device for slot, device in held.bound.items() if UnitId.parse(slot).is_slot_of(resource.name)}
-    waiting = {slot for slot in held.granted if UnitId.parse(slot).is_slot_of(resource.name) and slot not in bound}
+    mine = {slot: held[text] for text in held if (slot := UnitId.parse(text)).is_slot_of(resource.name)}
+    bound = {slot: device for slot, device in mine.items() if device}
     taken = set(bound.values())
-    nodes = {unit.numa_node for unit in devices} | {UnitId.parse(slot).numa_node for slot in (*bound, *waiting)}
     limits = _shared_out(resource.slots, devices)
-    slots: list[Unit] = []
-    for node in sorted(nodes):
-        here = {slot: by_address.get(device) for slot, device in bound.items() if UnitId.parse(slot).numa_node == node}
-        slots += (_bound(resource, slot, bound[slot], node, unit) for slot, unit in here.items())
+    slots = [_bound(resource, slot, device, by_address.get(device)) for slot, device in bound.items()]
+    for node in sorted({unit.numa_node for unit in devices} | {slot.numa_node for slot in mine}):
+        here = sorted((slot for slot in mine if slot.numa_node == node), key=attrgetter("number"))
         free = [unit for unit in devices if unit.numa_node == node and unit.device not in taken]
-        waiting_here = [UnitId.parse(slot) for slot in waiting if UnitId.parse(slot).numa_node == node]
-        granted = [slot.text for slot in sorted(waiting_here, key=lambda slot: slot.number)]
-        room = len(free) if limits is None else min(len(free), max(0, limits[node] - len(here)))
-        names = _names(resource.name, node, granted, room, here)
-        slots += _free(resource, names, node, free)
+        waiting = [slot.text for slot in here if slot not in bound]
+        room = len(free) if limits is None else min(len(free), max(0, limits[node] - len(here) + len(waiting)))
+        fresh = (name for n in count() if (name := slot_id(resource.name, node, n)) not in held)
+        slots += _free(resource, [*waiting, *islice(fresh, max(0, room - len(waiting)))], node, free)
     return tuple(sorted(slots, key=lambda unit: (unit.numa_node, UnitId.parse(unit.unit_id).number)))
 
 
@@ -319,18 +306,6 @@ def _shared_out(slots: int | None, devices: Sequence[Unit]) -> Counter[int] | No
     by_rest = sorted(counts, key=lambda node: (-(slots * counts[node] % len(devices)), node))
     shares.update(by_rest[: slots - shares.total()])
     return shares
-
-
-def _names(resource_name: str, node: int, granted: Sequence[str], room: int, bound: Collection[str]) -> list[str]:
-    """Name the slots that are not bound: those granted already, then the lowest numbers that are left."""
-    names = list(granted)
-    number = 0
-    while len(names) < room:
-        name = slot_id(resource_name, node, number)
-        if name not in bound and name not in granted:
-            names.append(name)
-        number += 1
-    return names
 
 
 def _free(resource: Resource, names: Sequence[str], node: int, free: Sequence[Unit]) -> list[Unit]:
@@ -352,10 +327,11 @@ def _free(resource: Resource, names: Sequence[str], node: int, free: Sequence[Un
     ]
 
 
-def _bound(resource: Resource, slot: str, device: str, node: int, unit: Unit | None) -> Unit:
+def _bound(resource: Resource, slot: UnitId, device: str, unit: Unit | None) -> Unit:
     health: Health = unit.health if unit is not None else unhealthy(Reason.DEVICE_GONE)
     rdma = unit.rdma_devices if unit is not None else ()
-    return Unit(slot, resource.name, resource.kind, device, health, node, rdma, is_slot=True, beside=device)
+    of = slot.text, resource.name, resource.kind, device, health, slot.numa_node, rdma
+    return Unit(*of, is_slot=True, beside=device)
 
 
 # ------------------------------------------------------------------------------------------------- GPUs and rails

@@ -10,7 +10,7 @@ import pytest
 from agent.config import Resource
 from agent.model.allocation import PodRef
 from agent.model.device import LinkLayer, Snapshot
-from agent.offer.units import Holdings, list_slots
+from agent.offer.units import list_slots
 from deviceplugin.preference import Ratios
 from tests.agent.placement.hosts import Host
 from tests.agent.placement.hosts import uuid as gpu_name
@@ -92,7 +92,7 @@ def test_the_device_of_a_slot_whose_pod_has_ended_is_free_before_kubelet_says_so
         bound = dict(zip(slots, [unit.device for unit in pool], strict=True))
         d.clock.now += 60
         (over,) = [slot for slot, device in bound.items() if d.distances.distance(gpu_uuid(2), device).name == "PIX"]
-        held = Holdings(frozenset(slots), {slot: device for slot, device in bound.items() if slot != over})
+        held = {**bound, over: ""}
         d.allocator.offer.set(
             replace(
                 d.allocator.offer.value,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from agent.model.unit_id import slot_id
 from agent.offer.offer import HealthChange, Offer, Unit, health_changes
 from agent.offer.offer import Units as UnitsByName
 from agent.offer.offers import Offers, differs_in_pods_only, read
-from agent.offer.units import NOTHING_HELD, Holdings, Reading, with_profiles
+from agent.offer.units import Reading, with_profiles
 from deviceplugin.server import Units, post
 from tests.node import attach, change, claimed, gpu_uuid, granted, netdev, node, open_books, without
 
@@ -158,16 +159,16 @@ def slot_offers() -> Offers:
     return Offers(HealthHistory(), lambda: 0.0)
 
 
-def made(maker: Offers, held: Holdings) -> Offer:
-    return maker.make(WITH_SLOTS, SNAPSHOT, Reading(held=held))
+def made(maker: Offers, held: Mapping[str, str]) -> Offer:
+    return maker.make(WITH_SLOTS, SNAPSHOT, Reading(slots=held))
 
 
 def test_kubelet_is_told_nothing_where_nothing_changes_for_it() -> None:
     maker, units = slot_offers(), Units(())
     for held, version in (
-        (NOTHING_HELD, 1),
-        (Holdings(frozenset({SLOT}), {SLOT: VFS[0]}), 1),
-        (Holdings(frozenset({SLOT}), {SLOT: VFS[-1]}), 2),
+        ({}, 1),
+        ({SLOT: VFS[0]}, 1),
+        ({SLOT: VFS[-1]}, 2),
     ):
         offer = made(maker, held)
         post(units, offer.units["rdma/vf"])
@@ -179,7 +180,7 @@ def test_adapters_that_are_in_pods_are_told_from_vfs(tmp_path: Path, mode: str, 
     device, undo = "0000:3b:00.0", Undo("ens1f0", "02:00:00:00:01:00", 1500, False, mode=mode)
     with open_books(tmp_path) as books:
         attach(books, device, undo=undo)
-        assert read(books, with_names=False, with_slots=False).whole_adapters == expected
+        assert read(books, with_names=False).whole_adapters == expected
 
 
 def test_devices_of_claims_are_in_use_and_those_that_are_only_looked_at_are_not(tmp_path: Path) -> None:
@@ -194,9 +195,9 @@ def test_devices_of_claims_are_in_use_and_those_that_are_only_looked_at_are_not(
     with open_books(tmp_path) as books:
         books.prepare_claim(Claim(ClaimRef("u", "ns", "c"), ClaimState.PREPARING, tuple(found)))
         books.grant(granted("rdma/hca", shares))
-        assert read(books, with_names=False, with_slots=False).shares_granted == {"hca-0c42a10300651234-0"}
+        assert read(books, with_names=False).shares_granted == {"hca-0c42a10300651234-0"}
         books.release(shares)
-        reading = read(books, with_names=False, with_slots=False)
+        reading = read(books, with_names=False)
     assert reading.holders == {"0000:3b:00.1": "rdma/vf", "0000:3b:00.0": "rdma/hca"}
     assert reading.forms == {"0000:3b:00.1": ("rdma/vf", "claim")}
     assert reading.granted == {}

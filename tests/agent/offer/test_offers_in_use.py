@@ -100,7 +100,9 @@ def use(books: InUse, offer: Offer, chance: Random) -> None:
     what = chance.choice(["grant", "grant", "bind", "claim", "end", "unprepare"])
     if what == "claim" and ready and (unit := chance.choice(ready)).device not in books.things():
         found = claimed("r", "n", unit.unit_id, unit.resource_name, unit.kind, unit.device, "")
-        books.claimed[unit.device] = Claim(ClaimRef(unit.device, "ns", "c"), ClaimState.PREPARED, (found,))
+        books.claimed[unit.device] = Claim(
+            ClaimRef(unit.device, "ns", "c"), ClaimState.PREPARED, (replace(found, claim_uid=unit.device),)
+        )
     elif what == "unprepare" and books.claimed:
         del books.claimed[chance.choice(list(books.claimed))]
     elif what == "grant" and free:
@@ -125,7 +127,7 @@ def test_no_device_in_use_is_offered_to_another_pod(chance: Random) -> None:
     offer = Offer()
     for _ in range(20):
         seen = with_profiles(resources, snapshot, seen)
-        offer = maker.make(seen, snapshot, read(books, with_names=False, with_slots=True))
+        offer = maker.make(seen, snapshot, read(books, with_names=False))
         units = [unit for units in offer.units.values() for unit in units]
         assert len({unit.unit_id for unit in units}) == len(units)
         for unit in (unit for units in offer.claimable.values() for unit in units):

@@ -178,7 +178,7 @@ def test_a_granted_rail_that_misses_a_nic_keeps_its_set_and_is_ill(position: int
 
 
 def listed(maker: Offers, resource: Resource, snapshot: Snapshot, books: Ledger) -> Offer:
-    return maker.make((resource,), snapshot, read(books, with_names=False, with_slots=False))
+    return maker.make((resource,), snapshot, read(books, with_names=False))
 
 
 def test_another_number_is_for_rails_that_nobody_has(tmp_path: Path) -> None:

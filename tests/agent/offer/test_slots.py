@@ -12,7 +12,7 @@ from agent.config import Resource
 from agent.model.health import HEALTHY, unhealthy
 from agent.model.unit_id import UnitId, slot_id
 from agent.offer.offer import Unit
-from agent.offer.units import Holdings, list_slots
+from agent.offer.units import list_slots
 
 LATE = Resource("rdma/vf", "vf", binding="late")
 
@@ -35,7 +35,7 @@ def test_a_slot_is_listed_for_each_device_on_its_numa_node() -> None:
 
 
 def test_a_granted_slot_is_the_last_to_be_called_unhealthy() -> None:
-    held = Holdings(frozenset({slot_id(LATE.name, 0, 1)}))
+    held = {slot_id(LATE.name, 0, 1): ""}
     units = list_slots(LATE, [device(0, reason="NoDriver"), device(1)], held)
     assert shown(units) == [("0-0", False), ("0-1", True)]
 
@@ -43,7 +43,7 @@ def test_a_granted_slot_is_the_last_to_be_called_unhealthy() -> None:
 def test_a_bound_slot_is_as_healthy_as_its_device() -> None:
     slot = slot_id(LATE.name, 0, 0)
     for reason in ("", "LinkDown"):
-        units = list_slots(LATE, [device(0), device(1, reason=reason)], Holdings(bound={slot: device(1).device}))
+        units = list_slots(LATE, [device(0), device(1, reason=reason)], {slot: device(1).device})
         assert units[0].device == device(1).device
         assert units[0].rdma_devices == ("mlx5_1",)
         assert shown(units) == [("0-0", not reason), ("0-1", True)]
@@ -51,7 +51,7 @@ def test_a_bound_slot_is_as_healthy_as_its_device() -> None:
 
 def test_a_device_bound_to_a_slot_of_another_numa_node_moves_a_slot_there() -> None:
     slot = slot_id(LATE.name, 0, 0)
-    held = Holdings(bound={slot: device(2, node=1).device})
+    held = {slot: device(2, node=1).device}
     units = list_slots(LATE, [device(0), device(1), device(2, node=1), device(3, node=1)], held)
     assert shown(units) == [("0-0", True), ("0-1", True), ("0-2", True), ("1-0", True)]
 
@@ -65,7 +65,7 @@ def test_fewer_slots_than_devices_are_shared_out_to_numa_nodes() -> None:
 
 
 def test_slots_of_another_resource_are_none_of_ours() -> None:
-    held = Holdings(frozenset({"slot-rdma:other-0-0", "0000:3b:02.1"}), {"slot-rdma:other-0-1": device(0).device})
+    held = {"slot-rdma:other-0-0": "", "0000:3b:02.1": "", "slot-rdma:other-0-1": device(0).device}
     assert [unit.unit_id for unit in list_slots(LATE, [device(0)], held)] == [slot_id(LATE.name, 0, 0)]
 
 
@@ -80,7 +80,7 @@ def test_kubelet_finds_as_many_slots_on_a_numa_node_as_devices(data: st.DataObje
     bound_slots = data.draw(st.lists(st.sampled_from(sorted(granted)), unique=True)) if granted else []
     bound = dict(zip(bound_slots, (unit.device for unit in data.draw(st.permutations(devices))), strict=False))
     limit = data.draw(st.none() | st.integers(1, 12))
-    units = list_slots(replace(LATE, slots=limit), devices, Holdings(granted, bound))
+    units = list_slots(replace(LATE, slots=limit), devices, {**dict.fromkeys(granted, ""), **bound})
 
     listed = {unit.unit_id: unit for unit in units}
     assert len(listed) == len(units)

@@ -199,7 +199,7 @@ class AgentNode:
 
     def _offer_anew(self) -> None:
         """Post lists as the books are now."""
-        books = read(self._ledger, with_names=False, with_slots=self._way.binding == "late")
+        books = read(self._ledger, with_names=False)
         offer = self._offers.make(self._resources, self._snapshot, books)
         self._offer.set(offer)
         for resource in self._resources:
