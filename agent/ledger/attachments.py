@@ -14,7 +14,7 @@ from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import rows
 from agent.ledger.database import Mirror
 from agent.ledger.holds import HoldBook
-from agent.model.allocation import Attachment, AttachmentState, ClaimState, Owner, PodRef, Undo
+from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimState, Owner, PodRef, Undo
 
 
 class AttachmentBook(HoldBook):
@@ -138,6 +138,10 @@ class AttachmentBook(HoldBook):
             for row in self.attachments()
             if row.owner.container_id == container_id and row.owner.cni_ifname == cni_ifname
         )
+
+    def attachments_of_claim(self, claim: Claim) -> tuple[Attachment, ...]:
+        """List what is in pods of a claim, or of the devices that it has alone."""
+        return tuple(row for row in self.attachments() if row.claim_uid == claim.ref.uid or row.device in claim.alone)
 
     def has_interface(self, container_id: str, ifname: str) -> bool:
         """Tell whether a container has, or is being given, an interface of this name."""

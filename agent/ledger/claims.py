@@ -6,7 +6,7 @@ transaction that would have made it so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -30,28 +30,17 @@ class ClaimBook(AttachmentBook):
         made = replace(claim, state=ClaimState.PREPARING, boot_id=boot_id, since=now, devices=devices)
 
         def write() -> list[Claim]:
-            self._refuse_held(made.devices)
+            self._refuse_held(devices)
             self._refuse_attached(made)
-            self._write_claims([made])
+            self._drop_holds_of(claim.ref.uid)
+            rows.insert(self._db, "claims", [rows.claim_columns(made)], replace=True)
+            rows.insert(self._db, "holds", map(rows.hold_columns, devices))
+            self._insert_devices(devices)
             return [made]
 
-        with self._guard_of_holds(made.devices):
+        with self._guard_of_holds(devices):
             self._write(write, durable=False, then=self._put_claims)
         return made
-
-    def move_claims(self, claims: Iterable[Claim]) -> None:
-        """Write what claims say now in place of what they said, in one step: their devices have other addresses.
-
-        They stay of the boot that they were prepared in. Raises ClaimConflict if two claims have one device alone.
-        """
-        made = tuple(claims)
-
-        def write() -> list[Claim]:
-            known = [claim for claim in made if claim.ref.uid in self._claims]
-            self._write_claims(known)
-            return known
-
-        self._write(write, durable=False, then=self._put_claims)
 
     def set_claim_state(self, uid: str, state: ClaimState) -> None:
         """Write how far kubelet has come with a claim. Raises LedgerError for one that is not in the books."""
@@ -65,8 +54,7 @@ class ClaimBook(AttachmentBook):
         """Forget a claim and its devices. One that is not there is gone already."""
 
         def write() -> None:
-            claim = self._claims.get(uid)
-            self._drop_rows(hold.key for hold in (claim.devices if claim is not None else ()))
+            self._drop_holds_of(uid)
             self._db.execute("DELETE FROM claims WHERE claim_uid = :claim_uid", {"claim_uid": uid})
 
         def mirrored(_: None) -> None:
@@ -85,14 +73,9 @@ class ClaimBook(AttachmentBook):
 
         self._write(write, durable=False, then=self._put_claims)
 
-    def _write_claims(self, claims: Sequence[Claim]) -> None:
-        """Write claims with their devices, in place of what is there of them. In a transaction."""
-        rows.insert(self._db, "claims", map(rows.claim_columns, claims), replace=True)
-        before = (self._claims.get(claim.ref.uid) for claim in claims)
-        self._drop_rows(hold.key for claim in before if claim is not None for hold in claim.devices)
-        made = [hold for claim in claims for hold in claim.devices]
-        rows.insert(self._db, "holds", map(rows.hold_columns, made))
-        self._insert_devices(made)
+    def _drop_holds_of(self, uid: str) -> None:
+        claim = self._claims.get(uid)
+        self._drop_rows(hold.key for hold in (claim.devices if claim is not None else ()))
 
     def _refuse_attached(self, claim: Claim) -> None:
         """Raise ClaimConflict for a device that is in a pod that the claim is not for."""

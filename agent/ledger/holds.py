@@ -143,7 +143,10 @@ class HoldBook(Database):
         self._change_holds(lambda: [replace(hold, spec=specs[hold.key]) for hold in self._known(specs)])
 
     def move(self, devices: Mapping[str, tuple[str, ...]]) -> None:
-        """Name the devices that units stand for now, whoever has them."""
+        """Name the devices that holds stand for now, of claims too, whoever has them.
+
+        Claims stay of the boot that they were prepared in. Raises ClaimConflict if two have one device alone.
+        """
         self._change_holds(lambda: [replace(hold, devices=devices[hold.key]) for hold in self._known(devices)])
 
     def date_again(self, key: str) -> None:

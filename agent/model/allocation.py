@@ -418,6 +418,11 @@ class Claim:
     since: float = 0.0
     """Seconds since the epoch."""
 
+    @property
+    def alone(self) -> frozenset[str]:
+        """The devices that nobody else may have."""
+        return frozenset(hold.device for hold in self.devices if hold.exclusive and not hold.admin)
+
     def is_for(self, pod: PodRef) -> bool:
         """Tell whether a pod may use it. A runtime that tells no UID is believed in its names."""
         if pod.uid:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 
 from agent.edits.claim_specs import ClaimSpecs
 from agent.errors import ClaimConflict, Refused, Unavailable
@@ -93,17 +92,19 @@ class Claims:
         self._is_restored = True
 
     def _follow_moves(self) -> None:
-        there = moved(self._ledger.claims(), self._snapshot.value)
+        claims = self._ledger.claims()
+        there = moved(claims, self._snapshot.value)
         if not there:
             return
         try:
-            self._ledger.move_claims(there)
+            self._ledger.move(there)
         except ClaimConflict as error:
             log.error("claims do not follow their devices: %s", error)
             return
-        for claim in there:
-            log.warning("devices of claim %s have other addresses since the node was booted", claim.ref)
-            self._outside.count("claim-move", "renumbered")
+        for claim in claims:
+            if any(hold.key in there for hold in claim.devices):
+                log.warning("devices of claim %s have other addresses since the node was booted", claim.ref)
+                self._outside.count("claim-move", "renumbered")
 
     def _mend_specs(self) -> None:
         """Have specs of claims that are in the books, and no other of ours.
@@ -143,17 +144,13 @@ class Claims:
         """Tell whether anybody on the node has the claim, or may have."""
         if view.pods is None or (view.asks_runtime and view.sandboxes is None):
             return True
-        if claim.since > view.asked_at - NEW_SECONDS or self._has_devices_in_pods(claim):
+        if claim.since > view.asked_at - NEW_SECONDS or self._ledger.attachments_of_claim(claim):
             return True
         # A pod of the same name may be another one, whose claim waits for what this one has.
         is_over = claim.state is ClaimState.UNPREPARING
         if not is_over and any((pod.namespace, pod.name) in view.pods for pod in claim.pods):
             return True
         return any(sandbox.ready and claim.is_for(sandbox.pod) for sandbox in view.sandboxes or ())
-
-    def _has_devices_in_pods(self, claim: Claim) -> bool:
-        alone = {device.device for device in claim.devices if device.exclusive and not device.admin}
-        return any(row.claim_uid == claim.ref.uid or row.device in alone for row in self._ledger.attachments())
 
     def _is_due(self, claim: Claim) -> bool:
         now = self._clock()
@@ -176,7 +173,7 @@ class Claims:
     def _end(self, claim: Claim) -> None:
         """Do what kubelet would have had done. From the first step on nothing of the claim comes into a pod."""
         self._ledger.set_claim_state(claim.ref.uid, ClaimState.UNPREPARING)
-        if self._has_devices_in_pods(claim):
+        if self._ledger.attachments_of_claim(claim):
             self._ledger.set_claim_state(claim.ref.uid, claim.state)
             return
         self._specs.remove(claim.ref.uid)
@@ -186,22 +183,14 @@ class Claims:
         self._outside.count("claim-unprepare", "orphan")
 
 
-def moved(claims: Iterable[Claim], snapshot: Snapshot) -> tuple[Claim, ...]:
-    """List the claims of earlier boots whose devices are elsewhere now, with their new addresses.
+def moved(claims: Iterable[Claim], snapshot: Snapshot) -> Mapping[str, tuple[str, ...]]:
+    """Map the holds of claims of earlier boots whose devices are elsewhere now to where these are.
 
     A device that is found nowhere keeps its address.
     """
-    before = [claim for claim in claims if claim.boot_id != snapshot.boot_id]
+    before = [hold for claim in claims if claim.boot_id != snapshot.boot_id for hold in claim.devices]
     if not (before and snapshot.boot_id):
-        return ()
+        return {}
     now = addresses(snapshot)
-    there = [
-        replace(
-            claim,
-            devices=tuple(
-                replace(hold, devices=tuple(now.get(hold.identity, d) for d in hold.devices)) for hold in claim.devices
-            ),
-        )
-        for claim in before
-    ]
-    return tuple(new for old, new in zip(before, there, strict=True) if new != old)
+    there = ((hold, tuple(now.get(hold.identity, device) for device in hold.devices)) for hold in before)
+    return {hold.key: devices for hold, devices in there if devices != hold.devices}

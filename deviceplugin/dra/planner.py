@@ -195,11 +195,15 @@ class Planner:
         before: Mapping[str, int],
     ) -> Iterator[Unit]:
         """Choose different devices for results of one late-bound resource. `before` counts what was chosen already."""
-        resource, taken = mine[0][2], self._taken(claim) + Counter(before)
+        resource = mine[0][2]
         # All are of one request, which has one amount of shares, or of devices that are not shared.
         most = resource.shares - mine[0][0].shares if resource.kind == "hca" else 0
         pool = offer.claimable.get(resource.name, ())
-        free = {u.device: u for u in self._free(claim, resource, pool) if taken[u.device] <= most}
+        free = {
+            unit.device: unit
+            for unit in self._free(claim, resource, pool)
+            if self._taken(claim, unit.device) + before.get(unit.device, 0) <= most
+        }
         # Nobody lets go of a device that nobody has, though it may be left out below.
         others = {unit.device for unit in pool if unit.health.healthy} - free.keys() - before.keys()
         if resource.bonded:
@@ -227,14 +231,9 @@ class Planner:
         container = container_of(result.base) if claim.is_extended else None
         return LateWish(tuple(unit.device for unit in device.units), is_pinned, container)
 
-    def _taken(self, claim: Allocation) -> Counter[str]:
-        """Count what others have of each device: its shares, or all of it."""
-        taken = Counter(device for hold in self._ledger.holds() for device in hold.devices)
-        for other in self._ledger.claims():
-            for found in other.devices if other.ref.uid != claim.ref.uid else ():
-                if not found.admin:
-                    taken[found.device] += found.shares
-        return taken
+    def _taken(self, claim: Allocation, device: str) -> int:
+        """Count what others have of a device: its shares, or all of it."""
+        return sum(hold.shares for hold in self._ledger.holds_on(device) if hold.claim_uid != claim.ref.uid)
 
     def _free(self, claim: Allocation, resource: Resource, pool: Sequence[Unit]) -> list[Unit]:
         """List the healthy devices that are in no other pod; adapters with shares may be in any."""
@@ -242,7 +241,6 @@ class Planner:
         if resource.kind != "hca":
             own = {pod.uid for pod in claim.pods}
             busy = {row.device for row in self._ledger.attachments() if row.owner.pod.uid not in own}
-            busy |= {slot.device for slot in self._ledger.bound_slots()}
         return [unit for unit in pool if unit.health.healthy and unit.device not in busy]
 
     def _load(self, claim: Allocation, offer: Offer) -> Mapping[str, int]:

@@ -189,11 +189,10 @@ class Preparer:
         self._ledger.remove_claim(ref.uid)
 
     def _await_home(self, claim: Claim) -> None:
-        began, rows = time.monotonic(), self._rows_of(claim)
-        alone = _alone(claim)
+        began, rows = time.monotonic(), self._ledger.attachments_of_claim(claim)
         # What no ADD brought in, of a pod on the host's network or by vfio, only the sandbox shows. kubelet may forget
         # a pod that was deleted by force before it has stopped that.
-        if alone - {row.device for row in rows} and (sandbox := self._users.living(claim)) is not None:
+        if claim.alone - {row.device for row in rows} and (sandbox := self._users.living(claim)) is not None:
             raise DeviceBusy(
                 f"sandbox {sandbox.sandbox_id} of pod {sandbox.pod}, which has the claim, lives: its devices come back"
                 " when the runtime has stopped that"
@@ -216,18 +215,9 @@ class Preparer:
                 time.sleep(max(self._patience.back, self._patience.longer * waited))
                 left = self._users.row(left)
 
-    def _rows_of(self, claim: Claim) -> list[Attachment]:
-        """List what of a claim is in pods."""
-        alone = _alone(claim)
-        return [row for row in self._ledger.attachments() if row.claim_uid == claim.ref.uid or row.device in alone]
-
     def _is_quarantined(self, device: str) -> bool:
         """Tell whether a device is in quarantine: then it is nobody's until it is clean, and nobody need wait."""
         return any(withheld.device == device for withheld in self._ledger.quarantines())
-
-
-def _alone(claim: Claim) -> frozenset[str]:
-    return frozenset(found.device for found in claim.devices if found.exclusive and not found.admin)
 
 
 def _answer(device: Hold) -> PreparedDevice:
@@ -263,9 +253,14 @@ class DeviceUsers:
 
     def _users_of(self, claim_uid: str, device: str) -> Iterator[bool]:
         """Tell of each holder whether it is about to let go. What costs more comes later."""
-        yield from self._claims(claim_uid, device)
+        holds = [hold for hold in self._ledger.holds_on(device) if hold.claim_uid != claim_uid]
+        for uid in dict.fromkeys(hold.claim_uid for hold in holds if hold.claim_uid):
+            claim = self._ledger.claim(uid)
+            yield claim is None or self._is_over(claim)
         yield from self._rows(device)
-        yield from self._plugins(device)
+        for hold in holds:
+            if not hold.claim_uid:  # kubelet takes a unit back without a word, and a look finds that out
+                yield hold.pod is not None and self._is_gone(hold.pod)
 
     def heal(self, row: Attachment) -> Attachment | None:
         """Bring a device back whose namespace has gone, and return its row if it is still there.
@@ -288,13 +283,8 @@ class DeviceUsers:
 
     def row(self, row: Attachment) -> Attachment | None:
         """Return a row as it is now; None if it is gone."""
-        now = (other for other in self._ledger.attachments() if other.attachment_id == row.attachment_id)
-        return next(now, None)
-
-    def _claims(self, claim_uid: str, device: str) -> Iterator[bool]:
-        for other in self._ledger.claims():
-            if other.ref.uid != claim_uid and any(d.device == device and not d.admin for d in other.devices):
-                yield self._is_over(other)
+        now = self._ledger.attachment_on(row.device)
+        return now if now is not None and now.attachment_id == row.attachment_id else None
 
     def _is_over(self, claim: Claim) -> bool:
         """Tell whether nobody may use a claim any more: then its pods are gone or ending, and kubelet unprepares it.
@@ -320,12 +310,6 @@ class DeviceUsers:
         if row is not None:
             claim = self._ledger.claim(row.claim_uid) if row.claim_uid else None
             yield row.state is AttachmentState.DETACHING or (claim is not None and self._is_over(claim))
-
-    def _plugins(self, device: str) -> Iterator[bool]:
-        """Look at what device plugins gave to pods: kubelet takes it back without a word, and a look finds that out."""
-        for hold in self._ledger.holds_on(device):
-            if not hold.claim_uid:
-                yield hold.pod is not None and self._is_gone(hold.pod)
 
     def _is_gone(self, pod: PodRef) -> bool:
         try:

@@ -266,21 +266,16 @@ def test_the_file_itself_refuses_two_claims_with_one_device(tmp_path: Path) -> N
 # ---------------------------------------------------------------------------------------------------------- a reboot
 
 
-def moved(found: Claim, device: str) -> Claim:
-    """Say that a claim's device has another address."""
-    return replace(found, devices=(replace(found.devices[0], devices=(device,)),))
-
-
 def test_claims_whose_devices_have_changed_places_are_written_in_one_step(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         books.prepare_claim(claim("a"))
         books.prepare_claim(claim("b", of_vf(OTHER_VF)))
     with open_books(tmp_path, "boot-2") as books:
         a, b = books.claims()
-        books.move_claims([moved(a, OTHER_VF), moved(b, VF), claim("unknown")])
+        books.move({a.devices[0].key: (OTHER_VF,), b.devices[0].key: (VF,), "unknown": (VF,)})
         assert alone(books) == {VF: "b", OTHER_VF: "a"}
         assert {found.boot_id for found in books.claims()} == {"boot"}
         renewed = books.claims()
         with refused(books, "another slot or claim"):
-            books.move_claims([moved(renewed[1], OTHER_VF)])
+            books.move({b.devices[0].key: (OTHER_VF,)})
     assert read_books(tmp_path / "ledger.db").claims == renewed

@@ -169,7 +169,7 @@ def test_after_a_reboot_that_swaps_two_cards_each_claim_has_its_own_again(desk: 
     before = had_alone(desk)
     again = desks(VF, HCA, snapshot=swapped(desk.offer.snapshot), boot_id="another boot")
     again.others.claims = desk.others.claims
-    again.ledger.move_claims(moved(again.ledger.claims(), again.offer.snapshot))
+    again.ledger.move(moved(again.ledger.claims(), again.offer.snapshot))
     for ref, device in ((REF, first), (OTHER, second)):
         (answer,) = again.preparer.prepare(ref)
         assert answer.device_name == device
