@@ -29,7 +29,7 @@ from cni.add_facts import FactsWriter, RailFiles
 from cni.attach import BUSY_SECONDS
 from cni.attachment import Attachments, Settings
 from cni.call import Node
-from cni.pod_devices import ClaimReader, HeldDevices, PodClaims, Sources
+from cni.pod_devices import ClaimReader, HeldDevices, PodClaims
 from cni.server import CniServer
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots, SlotHealer
@@ -88,9 +88,8 @@ class Parts:
         self.leaves: Latest[Mapping[str, Neighbour]] = Latest({})
         """Adapter → the switch port at the other end, as far as somebody listens."""
         rail_files = RailFiles(at_start.cdi_dir, offer, self.asker, self.leaves)
-        facts = FactsWriter(node, specs, self.claim_specs.metadata, rail_files)
-        sources = Sources(claims, allocator.verbs_nodes, facts)
-        held = HeldDevices(config, node, self.asker, offer, self.holders, sources)
+        facts = FactsWriter(config, node, specs, self.claim_specs.metadata, rail_files, allocator.verbs_nodes)
+        held = HeldDevices(config, node, self.asker, offer, self.holders, claims)
         places = Settings(
             busy_seconds,
             netns_folders=at_start.netns_folders,
@@ -98,7 +97,7 @@ class Parts:
             foreign_run=host.root / "var/run/cni",
         )
         binder = Binder(config, ledger, bound, offer, held, busy_seconds)
-        self.attachments = Attachments(node, held, binder, places)
+        self.attachments = Attachments(node, held, binder, facts, places)
         unable = partial(report.conditions.first, besides=NO_ADD_NEEDS)
         self.server = CniServer(
             at_start.cni_socket, self.attachments, condition=unable, observe=report.metrics.observe_cni

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent.config import Config
 from agent.edits.add_facts import (
     NOTED,
     AddedEdits,
@@ -133,13 +134,32 @@ _START = "sandbox-"
 class FactsWriter:
     """Writes specs and files at ADD. Methods block, and may run on many threads at once."""
 
-    def __init__(self, node: Node, specs: Specs, metadata: MetadataFiles, files: RailFiles) -> None:
+    def __init__(
+        self,
+        config: Latest[Config],
+        node: Node,
+        specs: Specs,
+        metadata: MetadataFiles,
+        files: RailFiles,
+        verbs_nodes: Mapping[str, str],
+    ) -> None:
+        """`verbs_nodes` maps a device to the verbs node that its container gets, as far as its grant said."""
+        self._config = config
         self._node = node
         self._specs = specs
         self._metadata = metadata
         self._files = files
+        self._verbs_nodes = verbs_nodes
         self._writing = threading.Lock()
         """Held from a look at a sandbox's rows until the specs say so: the last of two ADDs sees the rows of both."""
+
+    def follows(self, device: str) -> bool:
+        """Return whether containers get the files that a unit's or slot's device has in its pod: it has a CDI name."""
+        return any(hold.spec is not None and not hold.claim_uid for hold in self._node.ledger.holds_on(device))
+
+    def verbs_node(self, device: str) -> str | None:
+        """Return the verbs node that kubelet was given for a device at its grant, if that is known."""
+        return self._verbs_nodes.get(device)
 
     def entered(self, row: Attachment, netns: int) -> None:
         """Have the CDI specs of what a device came by name the character devices that it has in its pod.
@@ -171,7 +191,7 @@ class FactsWriter:
                 found[hold.key] = spec, spec.with_nodes(row.device, nodes) if spec.nodes else replace(spec, edits=edits)
         return found
 
-    def describe(self, rows: Sequence[Attachment], result: Mapping[str, Any]) -> None:
+    def _describe(self, rows: Sequence[Attachment], result: Mapping[str, Any]) -> None:
         """Have the files that describe claims' devices say what these are in the pod of some rows, as ADD is to answer.
 
         A share that several pods have has another interface in each, and one file for all: it is described in none.
@@ -202,8 +222,13 @@ class FactsWriter:
     def attached(self, rows: Sequence[Attachment], result: Mapping[str, Any], netns: int) -> None:
         """Write the facts of the devices that an ADD has brought into a pod, as it is to answer. Raises Unavailable.
 
-        Those that earlier ADDs have brought in for the same sandbox are written, too.
+        The rows are of one pod, whose namespace is given. Those that earlier ADDs have brought in for the same sandbox
+        are written, too.
         """
+        if any(row.claim_uid for row in rows):
+            self._describe(rows, result)
+        if not self._config.value.tells:
+            return
         container_id, pod = rows[0].owner.container_id, rows[0].owner.pod
         if not any(wants_facts(hold.edits) for hold in self._holds(container_id, pod)):
             return
@@ -223,7 +248,7 @@ class FactsWriter:
 
         Those of slots and claims go with these.
         """
-        if self._rows(container_id):
+        if not self._config.value.tells or self._rows(container_id):
             return
         self._files.remove(container_id)
         with self._writing:

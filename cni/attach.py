@@ -21,7 +21,8 @@ from agent.hardware import netns as namespaces
 from agent.hardware.netlink.announce import Announcer
 from agent.model.allocation import Attachment, AttachmentState, Owner
 from cni import permission, result
-from cni.call import BEGUN, Call, Grants, LeasingNetwork, Node, request_of
+from cni.add_facts import FactsWriter
+from cni.call import BEGUN, Call, LeasingNetwork, Node, request_of
 from cni.call_limits import NotWanted, Turns
 from cni.detach import Add, Detacher
 from cni.heal import owner_alive
@@ -89,7 +90,7 @@ class Attacher:
         node: Node,
         targets: Targets,
         detacher: Detacher,
-        grants: Grants,
+        facts: FactsWriter,
         turns: Turns,
         busy_seconds: float = BUSY_SECONDS,
     ) -> None:
@@ -97,7 +98,7 @@ class Attacher:
         self._node = node
         self._targets = targets
         self._detacher = detacher
-        self._grants = grants
+        self._facts = facts
         self._turns = turns
         self._busy_seconds = busy_seconds
         self._announcer = Announcer()
@@ -180,7 +181,7 @@ class Attacher:
                 work.brought.append(self._bring_in(work, target, undo))
             brought = work.brought
             answer = _answer(work.call, brought)
-            self._grants.attached([one.row for one in brought], answer, work.netns)
+            self._facts.attached([one.row for one in brought], answer, work.netns)
             if work.add.close():  # from here on a DEL finds the rows
                 raise _overtaken(work.call)
             self._node.ledger.finish_attach([one.row.attachment_id for one in brought], answer)
@@ -196,7 +197,7 @@ class Attacher:
         """Bring a device into the pod, and note at once how that is undone."""
         host, mode, timer = self._node.host, choice.named(target.mode), work.timer
         planned = mode.plan(host, self._node.snapshot, target)
-        follows = bool(target.claim_uid) or self._grants.follows(target.device)
+        follows = bool(target.claim_uid) or self._facts.follows(target.device)
         if follows:
             planned = replace(planned, any_node=True)
         timer.end("plan")
@@ -217,7 +218,7 @@ class Attacher:
         timer.end("books")
         facts = mode.enter(host, planned, work.netns)
         if follows:
-            self._grants.entered(row, work.netns)
+            self._facts.entered(row, work.netns)
         else:
             self._require_promised_node(row, work.netns)
         timer.end("device")
@@ -269,7 +270,7 @@ class Attacher:
         A mode sees to it for its own steps. But numbers change at other pods' moves and failed ADDs, too, and kubelet
         keeps to what Allocate answered once, however often it makes the pod's sandbox again.
         """
-        promised = self._grants.verbs_node(row.device)
+        promised = self._facts.verbs_node(row.device)
         if promised is not None and self._node.ledger.holds_on(row.device):
             rdma.require_node(self._node.host, row, netns, promised)
 

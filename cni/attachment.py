@@ -11,8 +11,9 @@ from agent.errors import HardwareError, RequestInvalid
 from agent.model.allocation import Attachment, PodRef, is_place
 from agent.model.unit_id import UnitId
 from cni import check
+from cni.add_facts import FactsWriter
 from cni.attach import BUSY_SECONDS, MAX_ADDING, Attacher
-from cni.call import NO_GRANTS, Call, Grants, Node, Slots
+from cni.call import Call, Node, Slots
 from cni.call_limits import Rules, Turns
 from cni.detach import Detacher
 from cni.found_vfs import NETNS_FOLDERS, Finder
@@ -21,6 +22,7 @@ from cni.ipam.leases import LeaseBook
 from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopter
 from cni.permission import Permission
+from cni.pod_devices import HeldDevices
 from cni.targets import Pool, Targets
 
 Ended = Callable[[PodRef, float | None], object]
@@ -52,28 +54,30 @@ class Settings:
     """… their locks."""
 
 
+USUAL = Settings()
+
+
 class Attachments:
     """Devices in pods, on the ledger and the hardware. Methods block and may run on many threads at once."""
 
     def __init__(
-        self, node: Node, grants: Grants = NO_GRANTS, slots: Slots | None = None, settings: Settings | None = None
+        self, node: Node, held: HeldDevices, slots: Slots, facts: FactsWriter, settings: Settings = USUAL
     ) -> None:
-        """`slots` chooses devices late."""
-        settings = settings or Settings()
+        """`held` finds what pods hold, `slots` chooses devices late, `facts` tells containers."""
         self._node = node
-        self._slots = slots or Slots()
-        self._grants = grants
+        self._slots = slots
+        self._facts = facts
         self._on_end: tuple[Ended, ...] = ()
         self.detacher = Detacher(node)
         self._healer = Healer(node, self.detacher, settings.heal_seconds)
-        self.finder = Finder(node, grants, netns_folders=settings.netns_folders)
+        self.finder = Finder(node, held, netns_folders=settings.netns_folders)
         self.adopter = Adopter(
             node, state=settings.foreign_state, run=settings.foreign_run, netns_folders=settings.netns_folders
         )
         rules = Rules(settings.max_adding, untrusted=settings.max_adding * 3 // 4)
         turns = Turns("ADDs under way", rules, self.detacher.leases.trust)
-        targets = Targets(node, grants, self._slots, Pool(node, grants), Permission(node, grants), turns)
-        self._attacher = Attacher(node, targets, self.detacher, grants, turns, settings.busy_seconds)
+        targets = Targets(node, held, slots, Pool(node, held), Permission(node, held), turns)
+        self._attacher = Attacher(node, targets, self.detacher, facts, turns, settings.busy_seconds)
 
     def watch_ends(self, listener: Ended) -> None:
         """Call a listener at each DEL of a pod, on the thread that carries it out."""
@@ -102,7 +106,7 @@ class Attachments:
                 self.adopter.adopt_of(call.container_id, call.ifname)
             self.detacher.delete(call)
             self._slots.unbind(call.container_id, call.ifname)
-            self._grants.detached(call.container_id, call.pod)
+            self._facts.detached(call.container_id, call.pod)
             if call.pod.name:
                 for listener in self._on_end:
                     listener(call.pod, call.spooled_at)

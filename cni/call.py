@@ -1,4 +1,4 @@
-"""What CNI works on: a call, the node that it is about, and whom to ask what its pod was given."""
+"""What CNI works on: a call, the node that it is about, and what kubelet gave its pod."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
-from agent.config import CniSettings
 from agent.config.networks import NO_IPAM, Network
 from agent.config.routing import NO_ROUTING
-from agent.errors import DeviceBusy, RequestInvalid
+from agent.errors import DeviceBusy
 from agent.hardware.host import Host
-from agent.kubelet.podresources import PodDevices
 from agent.ledger import Ledger
-from agent.model.allocation import NO_SETTINGS, Attachment, PodRef, VfSettings
+from agent.model.allocation import Attachment, PodRef
 from agent.model.device import Snapshot
 from agent.state import Latest
 from cni.ipam import plugins as ipam
@@ -46,8 +43,8 @@ class Call:
     """When a DEL was put on disk, as time.time tells; None for one that comes at this moment."""
 
 
-class Slots:
-    """Chooses the devices of pods' slots; as it stands here there are none. `cni.slots.binder` knows more.
+class Slots(Protocol):
+    """Chooses the devices of pods' slots: `cni.slots.binder`, which this layer may not import.
 
     Methods block, and may be called on many threads at once.
     """
@@ -58,7 +55,6 @@ class Slots:
         Waits a bounded time for devices on their way back, as long as `wanted` says that it is worth it. Raises
         DeviceBusy if there are too few, Unavailable if kubelet does not answer.
         """
-        return ()
 
     def unbind(self, container_id: str, ifname: str) -> None:
         """Let go of the devices that were chosen for a sandbox in calls for this interface. Repeatable."""
@@ -236,10 +232,6 @@ class _Wanted:
         self.by = 0
 
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
-ANYTHING_GOES = CniSettings(require_grant=False)
-
-
 @dataclass(frozen=True, slots=True)
 class GrantedDevice:
     """A VF that kubelet granted to a pod, and the network it joins."""
@@ -272,87 +264,3 @@ class Holding:
 
     def __or__(self, other: Holding) -> Holding:
         return Holding(self.whole | other.whole, self.shared | other.shared)
-
-
-class Grants:
-    """Whom to ask for it; any thread may. As it stands here nothing is offered or granted, and anything goes.
-
-    `cni.pod_devices.HeldDevices` knows more. What asks kubelet may raise Unavailable.
-    """
-
-    @property
-    def settings(self) -> CniSettings:
-        """What the configuration of this moment says of CNI."""
-        return ANYTHING_GOES
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the books have agreed with kubelet's word once since the start."""
-        return True
-
-    def offered(self) -> Mapping[str, str]:
-        """Map the PCI devices that resources offer to kubelet to their resources."""
-        return NOTHING
-
-    def network_of(self, resource_name: str, device: str) -> Network | None:
-        """Return what a device of a resource joins in a chained call; None too if that is not to be told."""
-        return None
-
-    def named_network(self, name: str, device: str) -> Network:
-        """Return what a device joins as an entry of the configuration says. Raises RequestInvalid."""
-        raise RequestInvalid(f"network {name} is not in the agent's configuration")
-
-    def settled(self, found: GrantedDevice) -> GrantedDevice:
-        """Fill in what a device's network, and its name, say of the place that it stands at. Raises RequestInvalid."""
-        return found
-
-    def rates_of(self, resource_name: str) -> VfSettings:
-        """Return what the VFs of a resource may send, where their network says nothing of it."""
-        return NO_SETTINGS
-
-    def verbs_node(self, device: str) -> str | None:
-        """Return the verbs node that kubelet was given for a device at its grant, if that is known."""
-        return None
-
-    def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
-        """List the devices that kubelet gave to a pod and that have to do with its network."""
-        return ()
-
-    def claimed(self, pod: PodRef, device: str) -> GrantedDevice | None:
-        """Return how a pod has a device by a claim; None if it has not."""
-        return None
-
-    def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
-        """List the devices that were chosen for a pod's claims where these have a place. Raises AgentError."""
-        return ()
-
-    def follows(self, device: str) -> bool:
-        """Return whether containers get the files that a unit's device has in its pod."""
-        return False
-
-    def entered(self, row: Attachment, netns: int) -> None:
-        """Have what containers will get agree with what a device became in its pod. Raises AgentError."""
-
-    def attached(self, rows: Sequence[Attachment], result: Mapping[str, Any], netns: int) -> None:
-        """Have what containers will get and read agree with what came into their pod, as ADD is to answer.
-
-        The rows are of one pod, whose namespace is given. Raises AgentError.
-        """
-
-    def detached(self, container_id: str, pod: PodRef) -> None:
-        """Remove what was written for containers of a sandbox whose DEL has come."""
-
-    def units(self, pod: PodRef) -> Iterable[tuple[str, str]]:
-        """List resource name and unit of all that kubelet gave to a pod, of any plugin."""
-        return ()
-
-    def pod_devices(self, pod: PodRef) -> PodDevices | None:
-        """Ask kubelet what a pod holds, of any resource; None if it does not know the pod."""
-        return None
-
-    def holding(self, pod: PodRef) -> Holding | None:
-        """Ask kubelet which PCI devices a pod has; None if it does not know the pod."""
-        return Holding()
-
-
-NO_GRANTS = Grants()

@@ -23,8 +23,9 @@ from agent.model.allocation import Attachment, AttachmentState, NetnsId, Owner, 
 from agent.model.device import PciDevice
 from agent.model.vf_identity import KnownDevice, is_left_over, is_strange, usual_name
 from cni import netconf
-from cni.call import NO_GRANTS, Call, Grants, Node, request_of
+from cni.call import Call, Node, request_of
 from cni.modes.moving import EVERYBODY
+from cni.pod_devices import HeldDevices
 
 UNKNOWN = "?"
 """Stands for a container, an interface of a call and a network that nobody remembers: no request can name it."""
@@ -57,14 +58,14 @@ class Finder:
     def __init__(
         self,
         node: Node,
-        grants: Grants = NO_GRANTS,
+        held: HeldDevices,
         *,
         netns_folders: Sequence[Path] = NETNS_FOLDERS,
         processes: Path = Path("/proc"),
     ) -> None:
         """`netns_folders` are where runtimes bind their pods' namespaces; `processes` is /proc."""
         self._node = node
-        self._grants = grants
+        self._held = held
         self._netns_folders = tuple(netns_folders)
         self._processes = processes
 
@@ -170,7 +171,7 @@ class Finder:
         resource_name: str = "",
     ) -> None:
         resource_name = resource_name or self._node.ledger.resource_held(device) or ""
-        network = self._grants.network_of(resource_name, device) if owner.container_id != UNKNOWN else None
+        network = self._held.network_of(resource_name, device) if owner.container_id != UNKNOWN else None
         conf = netconf.from_document({})
         if network is not None:
             conf = netconf.with_network(conf, network)

@@ -18,10 +18,11 @@ from agent.hardware.sysfs.read import Attributes
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef
 from agent.model.device import PciDevice, Snapshot, is_pci_address
-from cni.call import Call, Grants, Holding, Node
+from cni.call import Call, Holding, Node
 from cni.modes import nic
 from cni.modes.mode import Planned, Target
 from cni.netconf import NetConf
+from cni.pod_devices import HeldDevices
 
 REMEDY = "or set cni.requireGrant: false in the agent's configuration"
 MAX_HOLDERS = 3
@@ -97,9 +98,9 @@ def refusal(
 class Permission:
     """Looks at what calls name. Methods block, and may be called on many threads at once."""
 
-    def __init__(self, node: Node, grants: Grants) -> None:
+    def __init__(self, node: Node, held: HeldDevices) -> None:
         self._node = node
-        self._grants = grants
+        self._held = held
 
     def check(self, call: Call, conf: NetConf, mode: str, device: str, *, is_granted: bool) -> None:
         """Raise NotAllowed for a device that the call's pod may not have, Unavailable if kubelet does not answer.
@@ -107,7 +108,7 @@ class Permission:
         `device` is the ledger's key of what is to be attached, `is_granted` tells that `conf.device` is what kubelet
         gave: a slot's, say, whose network may name a `master` all the same.
         """
-        settings, is_granted = self._grants.settings, is_granted and call.conf.master is None
+        settings, is_granted = self._held.settings, is_granted and call.conf.master is None
         needs_grant = settings.require_grant and not is_granted
         if not (needs_grant or settings.protect):
             return
@@ -169,14 +170,14 @@ class Permission:
         found = (devices.get(address) for address in named.devices)
         vfs = [vf for device in found if device is not None for vf in device.vfs] if not named.stays else []
         of_devices, of_vfs = self._resource_of(named.devices), self._resource_of(vfs)
-        holding = self._grants.holding(call.pod) if of_devices and call.pod.name else None
+        holding = self._held.holding(call.pod) if of_devices and call.pod.name else None
         why = refusal(named, of_devices, of_vfs, holding, call.pod, self._holders(of_devices))
         if why is not None:
             raise NotAllowed(why)
 
     def _resource_of(self, devices: Iterable[str]) -> Mapping[str, str]:
         """Return which of some devices a resource offers, or was offered by until a pod got it, and which resource."""
-        offered = self._grants.offered()
+        offered = self._held.offered()
         named = ((device, offered.get(device) or self._node.ledger.resource_held(device)) for device in devices)
         return {device: resource for device, resource in named if resource is not None}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from agent.config import CniSettings, Config, Resource, SharedPool
@@ -18,7 +18,7 @@ from agent.config.template import filled
 from agent.errors import DeviceBusy, DeviceGone, Refused, RequestInvalid, Unavailable, UnknownUnit
 from agent.kubelet import checkpoint
 from agent.kubelet.podresources import AsksKubelet, HeldUnit, KubeletAsker, PodDevices, held_units
-from agent.model.allocation import NO_SETTINGS, Attachment, Claim, ClaimRef, ClaimState, Hold, PodRef, VfSettings
+from agent.model.allocation import NO_SETTINGS, Claim, ClaimRef, ClaimState, Hold, PodRef, VfSettings
 from agent.model.device import is_pci_address
 from agent.model.fields import at, objects_at
 from agent.model.unit_id import UnitId
@@ -26,7 +26,7 @@ from agent.offer.offer import Offer, Unit
 from agent.offer.selection import may_be_nic
 from agent.offer.units import plain_offer
 from agent.state import Latest
-from cni.call import GrantedDevice, Grants, Holding, Node
+from cni.call import GrantedDevice, Holding, Node
 from cni.pods_file import PodsFile
 
 log = logging.getLogger(__name__)
@@ -39,34 +39,11 @@ class ClaimReader(Protocol):
         """Read a claim; None if there is none of this UID. Raises Unavailable, and Refused."""
 
 
-class Facts(Protocol):
-    """What `cni.add_facts.FactsWriter` does. Methods block, and raise AgentError."""
+class HeldDevices:
+    """Finds the devices that kubelet gave to a pod, and which of them come into its network.
 
-    def entered(self, row: Attachment, netns: int) -> None:
-        """Have specs name the character devices that a device has in its pod."""
-
-    def describe(self, rows: Sequence[Attachment], result: Mapping[str, Any]) -> None:
-        """Write the files that describe claims' devices."""
-
-    def attached(self, rows: Sequence[Attachment], result: Mapping[str, Any], netns: int) -> None:
-        """Write what ADD found out of devices."""
-
-    def detached(self, container_id: str, pod: PodRef) -> None:
-        """Remove what was written for an ended sandbox."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where `HeldDevices` looks, and who writes what ADD finds out."""
-
-    claims: PodClaims
-    verbs_nodes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Device → the verbs node that its container gets."""
-    facts: Facts | None = None
-
-
-class HeldDevices(Grants):
-    """Finds the devices that kubelet gave to a pod, and which of them come into its network."""
+    Any thread may ask. What asks kubelet may raise Unavailable.
+    """
 
     def __init__(
         self,
@@ -75,7 +52,7 @@ class HeldDevices(Grants):
         kubelet: KubeletAsker,
         offer: Latest[Offer],
         holders: PodsFile,
-        sources: Sources,
+        claims: PodClaims,
     ) -> None:
         """`offer` is what kubelet is offered.
 
@@ -87,7 +64,7 @@ class HeldDevices(Grants):
         self._kubelet = kubelet
         self._offer = offer
         self._holders = holders
-        self._sources = sources
+        self._claims = claims
 
     @property
     def _config(self) -> Config:
@@ -122,44 +99,18 @@ class HeldDevices(Grants):
         """Map the PCI devices that resources offer to their resources."""
         return self.offer().network_devices
 
-    def verbs_node(self, device: str) -> str | None:
-        """Return the verbs node that kubelet was given for a device at its grant, if that is known."""
-        return self._sources.verbs_nodes.get(device)
-
     def claimed(self, pod: PodRef, device: str) -> GrantedDevice | None:
         """Return how a pod has a device by a claim; None if it has not."""
-        return self._sources.claims.claimed(pod, device)
+        return self._claims.claimed(pod, device)
 
     def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
         """List the devices that were chosen for a pod's claims where these have a place. Raises AgentError."""
-        return self._sources.claims.of_place(pod, place)
+        return self._claims.of_place(pod, place)
 
     def noted_units(self) -> frozenset[str]:
         """Name the units that kubelet's checkpoint counts to containers; none where it cannot be read."""
         entries = checkpoint.entries(self._config.kubelet_dir) or ()
         return frozenset(unit for entry in entries for unit in entry.unit_ids)
-
-    def follows(self, device: str) -> bool:
-        """Return whether containers get the files that a unit's or slot's device has in its pod: it has a CDI name."""
-        return any(hold.spec is not None and not hold.claim_uid for hold in self._ledger.holds_on(device))
-
-    def entered(self, row: Attachment, netns: int) -> None:
-        """Have the CDI specs of a row's claim, or units, name the character devices that its device has in its pod."""
-        if self._sources.facts is not None:
-            self._sources.facts.entered(row, netns)
-
-    def attached(self, rows: Sequence[Attachment], result: Mapping[str, Any], netns: int) -> None:
-        """Have specs and files say what the devices are in the pod."""
-        if (facts := self._sources.facts) is not None:
-            if any(row.claim_uid for row in rows):
-                facts.describe(rows, result)
-            if self._config.tells:
-                facts.attached(rows, result, netns)
-
-    def detached(self, container_id: str, pod: PodRef) -> None:
-        """Remove the files that describe an ended sandbox's devices."""
-        if self._sources.facts is not None and self._config.tells:
-            self._sources.facts.detached(container_id, pod)
 
     def _unit(self, unit_id: str) -> Unit | None:
         return self._offer.value.by_id.get(unit_id)
@@ -169,7 +120,7 @@ class HeldDevices(Grants):
 
         Those of its claims come first, then those of its units. Raises AgentError as either does.
         """
-        return (*self._sources.claims.devices(pod), *self._of_units(pod))
+        return (*self._claims.devices(pod), *self._of_units(pod))
 
     def _of_units(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the devices of a pod's units.
@@ -290,7 +241,7 @@ class HeldDevices(Grants):
 
     def holding(self, pod: PodRef) -> Holding | None:
         """Ask which PCI devices a pod holds; None if kubelet does not know it. Not on the loop; raises Unavailable."""
-        by_claims = self._sources.claims.holding(pod)
+        by_claims = self._claims.holding(pod)
         found = self.pod_devices(pod)
         if found is None:
             return by_claims

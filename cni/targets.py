@@ -21,13 +21,14 @@ from agent.model.pf_selector import PfSelector
 from agent.model.unit_id import UnitId
 from agent.placement import Distances, match_nics
 from cni import netconf
-from cni.call import Call, GrantedDevice, Grants, Node, Slots
+from cni.call import Call, GrantedDevice, Node, Slots
 from cni.call_limits import Turns
 from cni.detach import Add
 from cni.modes import child, choice
 from cni.modes.mode import Target
 from cni.netconf import NetConf
 from cni.permission import Permission, device_names, pf_in_pod
+from cni.pod_devices import HeldDevices
 
 MAX_IFNAME = 15
 MAX_BASE = 12
@@ -55,7 +56,7 @@ class Targets:
     def __init__(
         self,
         node: Node,
-        grants: Grants,
+        held: HeldDevices,
         slots: Slots,
         pool: Pool,
         permission: Permission,
@@ -63,7 +64,7 @@ class Targets:
     ) -> None:
         """`turns` has room for calls that wait for a device."""
         self._node = node
-        self._grants = grants
+        self._held = held
         self._slots = slots
         self._pool = pool
         self._permission = permission
@@ -119,7 +120,7 @@ class Targets:
         place = call.conf.device
         if place is None or not is_place(place):
             return None
-        here = self._grants.of_place(call.pod, place)
+        here = self._held.of_place(call.pod, place)
         of_call = {row.parent for row in self._node.ledger.attachments_of(call.container_id, call.ifname)}
         in_pod = {row.parent for row in self._node.ledger.attachments() if row.owner.container_id == call.container_id}
         first = [found for found in here if found.device in of_call]  # a repeated call
@@ -154,7 +155,7 @@ class Targets:
         if call.conf.prev_result is None or not call.pod.name:
             return ()
         taken = {str(i.get("name")) for i in call.conf.prev_result.get("interfaces") or []} | {call.ifname}
-        given = map(self._grants.settled, (*self._grants.devices(call.pod), *self._bound(call, add)))
+        given = map(self._held.settled, (*self._held.devices(call.pod), *self._bound(call, add)))
         own = ((self._limited(_conf_of(found, call.conf), found.resource_name), found) for found in given)
         wanted = [(conf, found) for conf, found in own if not (found.files_only or self._needs_nothing(conf))]
         if any(conf.bond for conf, _ in wanted):
@@ -207,7 +208,7 @@ class Targets:
         if mode != "bond":  # its VFs are looked at, each
             self._permission.check(call, conf, mode, device, is_granted=resource_name is not None)
         if resource_name is None:
-            claimed = self._grants.claimed(call.pod, conf.device or device)
+            claimed = self._held.claimed(call.pod, conf.device or device)
             claim_uid = claimed.claim_uid if claimed is not None else ""
             held = self._node.ledger.resource_held(device) or ""
             resource_name = claimed.resource_name if claimed is not None else held
@@ -217,14 +218,14 @@ class Targets:
 
     def _as_configured(self, conf: NetConf) -> NetConf:
         """Set a call's device up as the network says that it names. What is the pod's own stays: MAC, GUID, file."""
-        made = netconf.with_network(conf, self._grants.named_network(conf.network, conf.device or ""))
+        made = netconf.with_network(conf, self._held.named_network(conf.network, conf.device or ""))
         settings = replace(made.settings, mac=conf.mac or made.settings.mac)
         guid = conf.guid or made.guid
         return replace(made, settings=settings, guid=guid, device_info_file=conf.device_info_file)
 
     def _limited(self, conf: NetConf, resource_name: str) -> NetConf:
         """Give a VF the rates of its resource, where its network says nothing of any."""
-        settings, rates = conf.settings, self._grants.rates_of(resource_name)
+        settings, rates = conf.settings, self._held.rates_of(resource_name)
         if rates.is_empty or settings.min_tx_rate is not None or settings.max_tx_rate is not None:
             return conf
         return replace(conf, settings=replace(settings, min_tx_rate=rates.min_tx_rate, max_tx_rate=rates.max_tx_rate))
@@ -369,9 +370,9 @@ class Pool:
     pod has, then of the PF with the fewest in use. What is left the books tell.
     """
 
-    def __init__(self, node: Node, grants: Grants) -> None:
+    def __init__(self, node: Node, held: HeldDevices) -> None:
         self._node = node
-        self._grants = grants
+        self._held = held
         self._guard = threading.Lock()
         self._chosen: dict[tuple[str, str], str] = {}
         """Container and interface → the VF that is on its way into the books."""
@@ -403,7 +404,7 @@ class Pool:
             return ()
         distances = Distances(snapshot)
         try:
-            return distances.gpus_of(self._grants.units(pod))
+            return distances.gpus_of(self._held.units(pod))
         except Unavailable as error:
             log.info("the GPUs of %s are not known, and its VF is chosen without: %s", pod, error)
             return ()
@@ -415,7 +416,7 @@ class Pool:
             names = ", ".join(selector.pf for selector in wanted)
             raise HardwareError(f"pf selects no VF of this node: look at the names ({names}) and at sriov_numvfs")
         held = {row.device for row in self._node.ledger.attachments()} | set(self._chosen.values())
-        protected = frozenset(self._grants.settings.protect)
+        protected = frozenset(self._held.settings.protect)
         reasons = (
             ("in pods", held),
             (
@@ -425,7 +426,7 @@ class Pool:
             (
                 "of resources that kubelet gives",
                 {
-                    *self._grants.offered(),
+                    *self._held.offered(),
                     *(a for a in pool if self._node.ledger.holds_on(a)),
                 },
             ),

@@ -21,8 +21,10 @@ from agent.model.allocation import Attachment
 from agent.operator import admin
 from agent.reconcile.reconciler import Reconciler
 from agent.state import Latest
-from cni.attachment import Attachments, Settings
+from cni import heal
+from cni.attachment import Attachments
 from cni.call import Node
+from cni.detach import Detacher
 from cni.heal import PodKnown, ReleaseRequest
 
 MAX_REASON = 500
@@ -119,11 +121,10 @@ def _without_agent(config: Config, wish: ReleaseRequest, open_host: Callable[[],
             raise Unavailable(f"{host.root}/proc/sys/kernel/random/boot_id cannot be read: run this on the node itself")
         ledger = Ledger.open(config.ledger_path, snapshot.boot_id)
         stack.callback(ledger.close)
-        attachments = Attachments(
-            Node(host, ledger, Latest(snapshot)), settings=Settings(netns_folders=config.netns_folders)
-        )
-        stack.callback(attachments.close)
-        return attachments.release(wish, asyncio.run(_who_is_known(config)))
+        node = Node(host, ledger, Latest(snapshot))
+        detacher = Detacher(node)
+        stack.callback(detacher.close)
+        return heal.release(node, detacher, wish, asyncio.run(_who_is_known(config)))
 
 
 async def _who_is_known(config: Config) -> Callable[[Attachment], bool | None]:

@@ -27,8 +27,9 @@ from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer, Unit
 from agent.placement import Distances, for_pairs
 from agent.state import Latest
-from cni.call import Call, GrantedDevice, Grants, Slots
+from cni.call import Call, GrantedDevice
 from cni.permission import pf_in_pod
+from cni.pod_devices import HeldDevices
 from cni.slots.bound import BoundSlots
 from cni.slots.choice import Choice, Wish, choose, wishes
 
@@ -95,7 +96,7 @@ POLL_SECONDS = 0.05
 log = logging.getLogger(__name__)
 
 
-class Binder(Slots):
+class Binder:
     """Chooses devices for slots. Methods block and may run on many threads at once."""
 
     def __init__(
@@ -104,7 +105,7 @@ class Binder(Slots):
         ledger: Ledger,
         bound: BoundSlots,
         offer: Latest[Offer],
-        grants: Grants,
+        held: HeldDevices,
         busy_seconds: float = BUSY_SECONDS,
     ) -> None:
         """`busy_seconds` is how long a pod waits for devices on their way back."""
@@ -112,7 +113,7 @@ class Binder(Slots):
         self._ledger = ledger
         self._bound = bound
         self._offer = offer
-        self._grants = grants
+        self._held = held
         self._busy_seconds = busy_seconds
 
     def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
@@ -162,9 +163,9 @@ class Binder(Slots):
         # The grant of what only an init container has may have ended: nobody tells the reconciler whose it is.
         noted = checkpoint.containers_of(self._config.value.kubelet_dir, pod.uid) if pod.uid else ()
         is_granted = any(hold.is_slot for hold in self._ledger.holds())
-        if not is_granted and not _slots_of(noted) and (not late or self._grants.is_settled):
+        if not is_granted and not _slots_of(noted) and (not late or self._held.is_settled):
             return ()
-        found = self._grants.pod_devices(pod)
+        found = self._held.pod_devices(pod)
         containers = _listed(found, {held.container: held.answers for held in noted}) if found is not None else ()
         return containers + self._init_containers(pod, containers, noted)
 

@@ -22,10 +22,11 @@ from agent.state import Latest
 from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments, Settings
 from cni.call import Node
-from cni.pod_devices import ClaimReader, HeldDevices, PodClaims, Sources
+from cni.pod_devices import ClaimReader, HeldDevices, PodClaims
 from cni.pods_file import PodsFile
 from hack.sim.machine import SimulatedMachine
 from tests.cni.networks import PREVIOUS, network
+from tests.cni.stand_ins import NoSlots
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
 from tests.node import claimed
 
@@ -91,12 +92,12 @@ class Scene:
         offered = {"rdma/vf": tuple(Unit(vf(i), "rdma/vf", "vf", vf(i), HEALTHY, 0) for i in range(3))}
         offer = Latest(Offer(node.snapshot, claimable=offered))
         files = RailFiles(rig.folder / "cdi", offer, kubelet, Latest({}))
-        facts = FactsWriter(node, specs, self.specs.metadata, files)
+        facts = FactsWriter(self.config, node, specs, self.specs.metadata, files, {})
         holders = cast(PodsFile, SimpleNamespace(noted=(), is_settled=True))
-        self.granted = HeldDevices(self.config, node, kubelet, offer, holders, Sources(self.claims, facts=facts))
+        self.granted = HeldDevices(self.config, node, kubelet, offer, holders, self.claims)
         rig.attachments.close()
         settings = Settings(0.3, foreign_state=rig.folder / "var/lib/cni", foreign_run=rig.folder / "var/run/cni")
-        rig.attachments = Attachments(node, self.granted, settings=settings)
+        rig.attachments = Attachments(node, self.granted, NoSlots(), facts, settings)
 
     def claim(self, name: str, *devices: Hold, pods: tuple[str, ...] = ("c1",), owned: bool = True) -> Claim:
         """Prepare a claim for pods; with `owned` it is the first one's alone."""

@@ -19,16 +19,15 @@ from agent.offer.rails import rails_of
 from agent.placement import Distances
 from agent.state import Latest
 from cni.add_facts import FactsWriter, RailFiles
-from cni.attachment import Attachments
 from cni.call import Node, Observer
 from cni.slots.bound import BoundSlots
 from tests import gids
 from tests.cni import tiny_node
 from tests.cni.claiming import Scene as ClaimScene
 from tests.cni.claiming import of_share, of_vf
-from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
 from tests.cni.modes.rdma_node import rdma_name
+from tests.cni.stand_ins import FixedDevices, attachments_of
 from tests.cni.tiny_node import Rig, vf
 from tests.node import bound_slot, granted, node
 
@@ -56,14 +55,14 @@ class Scene:
         self.specs = Specs(rig.ledger, self.folder)
         node = Node(rig.machine, rig.ledger, Latest(rig.machine.scan()), self.notes)
         config = cast(Any, Latest(None))
+        tells = cast(Any, Latest(SimpleNamespace(tells=True)))
         self.bound = BoundSlots(config, rig.ledger, self.specs)
         offer = Latest(Offer(node.snapshot))
         files = RailFiles(self.folder, offer, cast(Any, SimpleNamespace()), Latest({}))
-        self.facts = FactsWriter(node, self.specs, cast(Any, None), files)
-        grants = Telling(self.facts)
-        grants.given = rig.granted
+        self.facts = FactsWriter(tells, node, self.specs, cast(Any, None), files, {})
+        held = FixedDevices(rig.granted)
         rig.attachments.close()
-        rig.attachments = Attachments(node, grants)
+        rig.attachments = attachments_of(node, held, facts=self.facts)
 
     def bind(self, container_id: str, slot: str = SLOT, index: int = 0, env: tuple[str, ...] = ASKED) -> None:
         """Have a slot of a sandbox's container bound."""
@@ -84,15 +83,6 @@ class Scene:
 
     def files(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("*sandbox*"))
-
-
-class Telling(FixedGrants):
-    """Grants with somebody who tells."""
-
-    def __init__(self, facts: FactsWriter) -> None:
-        super().__init__()
-        self.attached = facts.attached  # type: ignore[method-assign]
-        self.detached = facts.detached  # type: ignore[method-assign]
 
 
 @pytest.fixture

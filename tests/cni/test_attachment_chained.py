@@ -11,11 +11,11 @@ import pytest
 
 from agent.errors import HardwareError, IpamFailed, RequestInvalid
 from agent.state import Latest
-from cni.attachment import Attachments
 from cni.call import GrantedDevice, Node
 from tests.cni import tiny_node
 from tests.cni.networks import PREVIOUS
 from tests.cni.networks import network as network_of_keys
+from tests.cni.stand_ins import attachments_of
 from tests.cni.tiny_node import Rig, mac_of, stub_answer, tiny_snapshot, vf
 from tests.node import attach, owner
 
@@ -143,7 +143,7 @@ def test_a_call_that_is_not_chained_is_refused(rig: Rig) -> None:
 
 
 def test_where_devices_are_kept_apart_the_pod_must_have_got_its_own(rig: Rig) -> None:
-    attachments = Attachments(Node(rig.machine, rig.ledger, Latest(EXCLUSIVE)))
+    attachments = attachments_of(Node(rig.machine, rig.ledger, Latest(EXCLUSIVE)))
     with rig.call("c1", rig.pod(), CONF) as call:
         with pytest.raises(HardwareError, match="was brought into the pod by another plugin"):
             attachments.add(call)

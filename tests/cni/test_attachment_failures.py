@@ -28,10 +28,10 @@ from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState
 from agent.state import Latest
 from cni import protocol
-from cni.attachment import Attachments
 from cni.call import Node
 from cni.protocol import Answer, Request
 from tests.cni import tiny_node
+from tests.cni.stand_ins import attachments_of
 from tests.cni.tiny_node import ASKED, Rig, netdev, stub_answer, vf
 from tests.waiting import until
 
@@ -136,7 +136,7 @@ def test_books_that_cannot_be_written_give_the_vf_back_and_are_put_right_later(r
     pod, before = rig.pod(), rig.found()
     ledger = Forgetful.open(rig.folder / "ledger.db", "boot")
     snapshot = rig.machine.scan()
-    attachments = Attachments(Node(rig.machine, ledger, Latest(snapshot)))
+    attachments = attachments_of(Node(rig.machine, ledger, Latest(snapshot)))
     with (
         rig.call("c1", pod, {"deviceID": vf(0), **ASKED, "ipam": rig.ipam()}) as call,
         pytest.raises(LedgerError, match="the disk is full"),

@@ -9,10 +9,9 @@ import pytest
 
 from agent.errors import DeviceBusy
 from agent.model.allocation import PodRef
-from cni.attachment import Attachments
 from cni.call import GrantedDevice, Node
-from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
+from tests.cni.stand_ins import FixedDevices, attachments_of
 from tests.cni.tiny_node import Rig, vf
 from tests.live import Live
 
@@ -63,7 +62,7 @@ def test_a_del_while_kubelet_is_asked_makes_the_add_undo_itself(rig: Rig, leases
             attachments.delete(call)
         return (GrantedDevice(vf(0), "rdma/vf", network({"ipam": rig.ipam()} if leases else {})),)
 
-    attachments = Attachments(Node(rig.machine, rig.ledger, Live(rig.machine.scan)), FixedGrants(answer=granted))
+    attachments = attachments_of(Node(rig.machine, rig.ledger, Live(rig.machine.scan)), FixedDevices(answer=granted))
     try:
         with (
             rig.call("c1", pod, {"prevResult": {"cniVersion": "1.0.0"}}, "eth0") as call,

@@ -12,15 +12,15 @@ from agent.errors import AttachmentError, RequestInvalid
 from agent.model.allocation import VfSettings
 from cni.call import GrantedDevice
 from tests.cni import tiny_node
-from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import PREVIOUS, network
+from tests.cni.stand_ins import FixedDevices
 from tests.cni.tiny_node import PF_NETDEV, Rig, vf
 
 
 @pytest.fixture
 def rig(own_network: None, tmp_path: Path) -> Iterator[Rig]:
-    grants = FixedGrants(rates=VfSettings(min_tx_rate=10, max_tx_rate=1000))
-    with tiny_node.open_rig(tmp_path, grants=grants) as rig:
+    held = FixedDevices(rates=VfSettings(min_tx_rate=10, max_tx_rate=1000))
+    with tiny_node.open_rig(tmp_path, held=held) as rig:
         yield rig
 
 

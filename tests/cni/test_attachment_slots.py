@@ -12,10 +12,11 @@ import pytest
 
 from agent.errors import DeviceBusy, RequestInvalid
 from agent.model.unit_id import slot_id
-from cni.attachment import Attachments, Settings
-from cni.call import NO_GRANTS, Call, GrantedDevice, Node, Slots
+from cni.attachment import Settings
+from cni.call import Call, GrantedDevice, Node
 from tests.cni import tiny_node
 from tests.cni.networks import network
+from tests.cni.stand_ins import NoSlots, attachments_of
 from tests.cni.tiny_node import Rig, stub_answer, vf
 from tests.live import Live
 
@@ -24,7 +25,7 @@ CHAINED: Mapping[str, Any] = {"prevResult": {"cniVersion": "1.0.0", "interfaces"
 NETWORK = network({"name": "rails", "vlan": 7})
 
 
-class Chooser(Slots):
+class Chooser(NoSlots):
     """Binds as it is told, and notes what it is asked."""
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ def rig(own_network: None, tmp_path: Path, slots: Chooser) -> Iterator[Rig]:
     with tiny_node.open_rig(tmp_path) as rig:
         rig.attachments.close()
         node = Node(rig.machine, rig.ledger, Live(rig.machine.scan))
-        rig.attachments = Attachments(node, NO_GRANTS, slots, Settings(busy_seconds=0.3))
+        rig.attachments = attachments_of(node, slots=slots, settings=Settings(busy_seconds=0.3))
         yield rig
 
 
@@ -123,7 +124,7 @@ def test_calls_for_a_device_by_its_address_ask_for_no_slots(rig: Rig, slots: Cho
 def test_few_pods_wait_at_once_for_the_devices_of_their_slots(rig: Rig, slots: Chooser) -> None:
     rig.attachments.close()
     node = Node(rig.machine, rig.ledger, Live(rig.machine.scan))
-    rig.attachments = Attachments(node, NO_GRANTS, slots, Settings(max_adding=2))
+    rig.attachments = attachments_of(node, slots=slots, settings=Settings(max_adding=2))
     waits, go = threading.Event(), threading.Event()
 
     def wait() -> None:

@@ -17,8 +17,9 @@ from agent.model.vf_identity import KnownDevice
 from cni.call import Node
 from cni.found_vfs import UNKNOWN, Finder
 from cni.heal import ReleaseRequest
-from tests.cni.fixed_grants import FixedGrants
+from cni.pod_devices import HeldDevices
 from tests.cni.networks import network
+from tests.cni.stand_ins import FixedDevices
 from tests.cni.tiny_node import Rig, mac_of, netdev, open_rig, vf
 from tests.live import Live
 from tests.node import claimed_vf, prepare
@@ -41,12 +42,12 @@ def lost(own_network: None, tmp_path: Path) -> Iterator[Rig]:
         yield rig
 
 
-def finder(rig: Rig, **more: Any) -> Finder:
+def finder(rig: Rig, held: HeldDevices | None = None) -> Finder:
     node = Node(rig.machine, rig.ledger, Live(rig.machine.scan))
     node.locks = rig.attachments._node.locks
     return Finder(
         node,
-        **more,
+        held or FixedDevices(),
         netns_folders=(rig.folder,),
         processes=rig.folder / "no-proc",
     )
@@ -174,7 +175,7 @@ def test_living_namespaces_are_found_by_folder_and_by_process(own_network: None,
 
 def test_a_known_containers_leases_are_returned_without_any_del(lost: Rig) -> None:
     joined = network({"name": "rails", "ipam": lost.ipam()})
-    finding = finder(lost, grants=FixedGrants(networks={"rdma/vf": joined}))
+    finding = finder(lost, held=FixedDevices(networks={"rdma/vf": joined}))
     names = {("default", "trainer"): "c1"}
     assert finding.in_namespaces([vf(0)], {vf(0): POD}, names, {vf(0): "rdma/vf"}) == (vf(0),)
     lost.remove(lost.folder / "pod.netns")

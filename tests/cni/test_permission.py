@@ -14,12 +14,11 @@ import pytest
 from agent.config import CniSettings
 from agent.errors import DeviceBusy, HardwareError, NotAllowed, Unavailable
 from agent.model.allocation import PodRef
-from cni.attachment import Attachments
-from cni.call import Call, GrantedDevice, Holding, Node, Slots
+from cni.call import Call, GrantedDevice, Holding, Node
 from cni.permission import Named, refusal
 from cni.request import code_of
 from tests.cni import tiny_node
-from tests.cni.fixed_grants import FixedGrants
+from tests.cni.stand_ins import FixedDevices, NoSlots, attachments_of
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, netdev, vf
 from tests.live import Live
 from tests.node import granted
@@ -30,11 +29,11 @@ SLOT = "slot-rdma:vf-0-0"
 
 
 @dataclass
-class Kubelet(FixedGrants):
+class Kubelet(FixedDevices):
     """What resources offer, and what kubelet says that pods have."""
 
     resources: Mapping[str, str] = field(default_factory=lambda: {vf(0): "rdma/vf", vf(1): "rdma/vf"})
-    pods: dict[PodRef, Holding] = field(default_factory=dict)
+    by_pod: dict[PodRef, Holding] = field(default_factory=dict)
     cni: CniSettings = field(default_factory=CniSettings)
     asked: int = 0
     away: bool = False
@@ -43,10 +42,10 @@ class Kubelet(FixedGrants):
         self.asked += 1
         if self.away:
             raise Unavailable("kubelet is away")
-        return self.pods.get(pod)
+        return self.by_pod.get(pod)
 
     def gives(self, *whole: str, shared: tuple[str, ...] = ()) -> None:
-        self.pods[POD] = Holding(frozenset(whole), frozenset(shared))
+        self.by_pod[POD] = Holding(frozenset(whole), frozenset(shared))
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def kubelet() -> Kubelet:
 @pytest.fixture
 def strict(own_network: None, tmp_path: Path, kubelet: Kubelet) -> Iterator[Rig]:
     """A node whose VFs 0 and 1 a resource offers."""
-    with tiny_node.open_rig(tmp_path, grants=kubelet) as rig:
+    with tiny_node.open_rig(tmp_path, held=kubelet) as rig:
         yield rig
 
 
@@ -221,14 +220,16 @@ def test_a_protected_device_that_a_pod_was_given_before_does_not_come_into_its_n
 
 
 def test_a_slot_of_the_pods_own_brings_no_other_interface_along(strict: Rig, kubelet: Kubelet) -> None:
-    class Bound(Slots):
+    class Bound(NoSlots):
         def bind(self, call: Call, wanted: object) -> tuple[GrantedDevice, ...]:
             return (GrantedDevice(vf(0), "rdma/vf", None, SLOT),)
 
     kubelet.resources = {PF: "rdma/hca", vf(0): "rdma/vf"}
     kubelet.gives(vf(0))
     strict.attachments.close()
-    strict.attachments = Attachments(Node(strict.machine, strict.ledger, Live(strict.machine.scan)), kubelet, Bound())
+    strict.attachments = attachments_of(
+        Node(strict.machine, strict.ledger, Live(strict.machine.scan)), kubelet, Bound()
+    )
     pod = strict.pod()
     with refused(f"{PF_NETDEV} belongs to rdma/hca"):
         strict.add("c1", pod, deviceID=SLOT, mode="macvlan", master=PF_NETDEV)

@@ -37,7 +37,7 @@ from agent.placement import Distances
 from agent.state import Latest
 from cni.add_facts import FactsWriter
 from cni.call import GrantedDevice, Holding, Node
-from cni.pod_devices import HeldDevices, PodClaims, Sources
+from cni.pod_devices import HeldDevices, PodClaims
 from cni.pods_file import PodsFile
 from tests.awaiting import until
 from tests.cni.networks import network
@@ -61,7 +61,7 @@ def granted_of(
     node = Node(cast(Host, None), books, Latest(snapshot))
     cell, asker = Latest(config), KubeletAsker(kubelet, loop)
     claims = PodClaims(cell, node, asker, Latest(None))
-    return HeldDevices(cell, node, asker, Latest(offer), holders, Sources(claims))
+    return HeldDevices(cell, node, asker, Latest(offer), holders, claims)
 
 
 POD = PodRef("default", "p", "uid-p")
@@ -312,7 +312,7 @@ def test_only_the_files_of_the_nic_that_has_others_change_in_the_spec(tmp_path: 
         specs.grant(granted("rdma/rail", {RAIL: NICS}, {RAIL: spec}))
         host = cast(Host, SimpleNamespace(rdma=Devices(mlx5_0=8, mlx5_1=9)))
         node = Node(host, books, Latest(Snapshot()))
-        facts = FactsWriter(node, specs, cast(Any, None), cast(Any, None))
+        facts = FactsWriter(Latest(Config()), node, specs, cast(Any, None), cast(Any, None), {})
         for number in (1, 0):
             undo = replace(UNDO, rdma=f"mlx5_{number}", extra={"rdma_index": number})
             row = attach(books, NICS[number], owner(cni_ifname=f"net{number}"), undo=undo)

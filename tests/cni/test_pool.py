@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,9 +28,10 @@ from agent.model.allocation import PodRef, Undo
 from agent.model.device import Snapshot
 from agent.state import Latest
 from cni import netconf
-from cni.call import NO_GRANTS, Call, Grants, Node
+from cni.call import Call, Node
+from cni.pod_devices import HeldDevices
 from cni.targets import Pool
-from tests.cni.fixed_grants import FixedGrants
+from tests.cni.stand_ins import FixedDevices
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, vf
 from tests.node import attach, gpu_uuid, granted, node, open_books, owner
 
@@ -47,9 +48,9 @@ def call_for(container_id: str, *pf: str, pod: str = "trainer") -> Call:
 
 
 @contextmanager
-def opened(folder: Path, snapshot: Snapshot, grants: Grants) -> Iterator[tuple[Pool, Ledger]]:
+def opened(folder: Path, snapshot: Snapshot, held: HeldDevices) -> Iterator[tuple[Pool, Ledger]]:
     with open_books(folder) as books:
-        yield Pool(Node(cast(Host, None), books, Latest(snapshot)), grants), books
+        yield Pool(Node(cast(Host, None), books, Latest(snapshot)), held), books
 
 
 def test_each_pod_gets_a_vf_of_its_own_until_none_is_left(rig: Rig) -> None:
@@ -142,8 +143,8 @@ def test_what_others_give_is_never_taken(tmp_path: Path) -> None:
     snapshot = node(rails=1, vfs=6)
     free = [device.address for device in snapshot.devices if device.is_vf]
     moved = tuple(replace(d, netdevs=()) if d.address == free[4] else d for d in snapshot.devices)
-    grants = FixedGrants(resources={free[0]: "rdma/vf"})
-    with opened(tmp_path, replace(snapshot, devices=moved), grants) as (pool, books):
+    held = FixedDevices(resources={free[0]: "rdma/vf"})
+    with opened(tmp_path, replace(snapshot, devices=moved), held) as (pool, books):
         books.grant(granted("former/resource", {"unit": free[1]}))
         books.quarantine(free[2], "reason")
         attach(books, free[3], owner("somebody"))
@@ -165,7 +166,7 @@ def test_a_vf_that_could_not_be_attached_is_passed_over(tmp_path: Path) -> None:
     port = replace(first, netdevs=(replace(first.netdevs[0], is_enslaved=True),))
     devices = tuple(port if d is first else d for d in snapshot.devices)
     snapshot = replace(snapshot, devices=devices, only_ways=frozenset({second.netdevs[0].name}))
-    with opened(tmp_path, snapshot, NO_GRANTS) as (pool, books):
+    with opened(tmp_path, snapshot, FixedDevices()) as (pool, books):
         assert pool.take(call_for("c1", "rail0")) == third.address
         with pytest.raises(DeviceBusy, match="of the 3 that pf selects, 1 in pods and 2 that the host itself uses"):
             pool.take(call_for("c2", "rail0"))
@@ -180,7 +181,7 @@ def test_the_vf_is_near_the_pods_gpu_and_else_of_the_pf_with_the_fewest_in_use(t
     snapshot = node(rails=4, vfs=2)
     rails = ("rail0", "rail1", "rail2", "rail3")
 
-    def units_of(pod: PodRef) -> Iterable[tuple[str, str]]:
+    def units_of(pod: PodRef) -> Sequence[tuple[str, str]]:
         if pod.name == "nobody":
             raise Unavailable("kubelet is away")
         return [("nvidia.com/gpu", gpu_uuid(2)), ("rdma/hca", "0")] if pod.name == "trainer" else []
@@ -190,7 +191,7 @@ def test_the_vf_is_near_the_pods_gpu_and_else_of_the_pf_with_the_fewest_in_use(t
         assert netdev is not None
         return netdev.name
 
-    with opened(tmp_path, snapshot, FixedGrants(units_of=units_of)) as (pool, _):
+    with opened(tmp_path, snapshot, FixedDevices(units_of=units_of)) as (pool, _):
         assert rail_of(pool.take(call_for("c1", *rails))) == "rail2"
         taken = [
             rail_of(pool.take(call_for(f"d{n}", *rails, pod=pod))) for n, pod in enumerate(("plain", "nobody", ""))

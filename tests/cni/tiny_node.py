@@ -30,7 +30,7 @@ from cni.heal import HEAL_SECONDS
 from cni.ipam.leases import LeaseBook
 from cni.server import CniServer
 from hack.sim.machine import SimulatedMachine
-from tests.cni.fixed_grants import FixedGrants
+from tests.cni.stand_ins import FixedDevices, NoFacts, attachments_of
 from tests.waiting import until
 
 PF = "0000:3b:00.0"
@@ -301,22 +301,24 @@ def open_rig(
     heal_seconds: float = HEAL_SECONDS,
     busy_seconds: float = 0.3,
     max_adding: int = MAX_ADDING,
-    grants: FixedGrants | None = None,
+    held: FixedDevices | None = None,
+    facts: NoFacts | None = None,
     vfs: int = 3,
 ) -> Iterator[Rig]:
     """Open the agent's parts on a node, as at an agent's start; make one of so many VFs if none was created before.
 
     `host` may put something between the machine and what attaches, `seen` change what the scan saw; `heal_seconds` is
     how long healing waits, `busy_seconds` how long an ADD waits for the device's former owner, `max_adding` how many
-    ADDs with a device may be under way, `grants` what resources offer and kubelet gave.
+    ADDs with a device may be under way, `held` what resources offer and kubelet gave, `facts`
+    what containers were promised.
     """
     if not (folder / "root").exists():
         create(folder, vfs)
     machine = SimulatedMachine.open(folder)
     snapshot = seen(machine.scan())
     granted: list[GrantedDevice] = []
-    grants = grants or FixedGrants()
-    grants.given = granted
+    held = held or FixedDevices()
+    held.given = granted
 
     def open_parts() -> tuple[Ledger, Attachments]:
         ledger = Ledger.open(folder / "ledger.db", boot_id)
@@ -328,7 +330,7 @@ def open_rig(
             foreign_run=folder / "var/run/cni",
         )
         node = CniNode(host(machine), ledger, Latest(snapshot))
-        return ledger, Attachments(node, grants, settings=settings)
+        return ledger, attachments_of(node, held, facts=facts, settings=settings)
 
     rig = Rig(folder, machine, *open_parts(), open_parts, granted)
     try:

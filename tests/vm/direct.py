@@ -16,6 +16,7 @@ from agent.state import Latest
 from cni import netconf
 from cni.attachment import Attachments
 from cni.call import Call, Node
+from tests.cni.stand_ins import attachments_of
 from tests.vm.adapters import Pf, link, netdevs, wait_until
 
 IPAM_PLUGINS = "/opt/cni/bin:/usr/lib/cni"
@@ -74,7 +75,7 @@ def opened(folder: Path) -> Iterator[Direct]:
     ledger = Ledger.open(folder / "ledger.db", "boot")
     try:
         snapshot = machine.scan()
-        parts = Direct(machine, ledger, Attachments(Node(machine, ledger, Latest(snapshot))))
+        parts = Direct(machine, ledger, attachments_of(Node(machine, ledger, Latest(snapshot))))
         yield parts
         parts.attachments.close(seconds=30)
     finally:

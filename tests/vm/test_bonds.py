@@ -21,11 +21,10 @@ import pytest
 from agent.errors import AttachmentError, DeviceBusy, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.ledger import Ledger
-from cni.attachment import Attachments
 from cni.call import GrantedDevice
 from cni.call import Node as CniNode
-from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
+from tests.cni.stand_ins import attachments_of
 from tests.live import Live
 from tests.vm.adapters import Pf, ip, link, run, wait_until
 from tests.vm.direct import look
@@ -285,7 +284,7 @@ def test_a_crash_brings_both_vfs_home(
     if namespace == "ended":
         ip("netns", "delete", pod)
     node.ledger = Ledger.open(tmp_path / "ledger.db", "boot")
-    node.attachments = Attachments(CniNode(node.machine, node.ledger, Live(node.machine.scan)), FixedGrants([]))
+    node.attachments = attachments_of(CniNode(node.machine, node.ledger, Live(node.machine.scan)))
 
     def is_healed() -> bool:
         for row in node.ledger.attachments():

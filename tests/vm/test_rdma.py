@@ -29,6 +29,7 @@ from cni import netconf
 from cni.attachment import Attachments
 from cni.call import Call
 from cni.call import Node as CniNode
+from tests.cni.stand_ins import attachments_of
 from tests.live import Live
 from tests.vm.adapters import Pf, ip, netdevs, run, wait_until
 
@@ -85,7 +86,7 @@ def node(tmp_path: Path, pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str
         wait_until("the VF's interface", functools.partial(netdevs, address))
     machine = Machine.open()
     ledger = Ledger.open(tmp_path / "ledger.db", "boot")
-    attachments = Attachments(CniNode(machine, ledger, Live(machine.scan)))
+    attachments = attachments_of(CniNode(machine, ledger, Live(machine.scan)))
     yield Node(machine, attachments, ledger, made)
     attachments.close(20)
     ledger.close()

@@ -18,11 +18,10 @@ from agent.hardware.machine import Machine
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from cni import netconf
-from cni.attachment import Attachments
 from cni.call import Call, GrantedDevice
 from cni.call import Node as CniNode
-from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
+from tests.cni.stand_ins import FixedDevices, attachments_of
 from tests.live import Live
 from tests.vm.adapters import Pf, ip, link, run, wait_until
 from tests.vm.node import ping
@@ -37,8 +36,8 @@ class Node:
     granted: list[GrantedDevice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.attachments = Attachments(
-            CniNode(self.machine, self.ledger, Live(self.machine.scan)), FixedGrants(self.granted)
+        self.attachments = attachments_of(
+            CniNode(self.machine, self.ledger, Live(self.machine.scan)), FixedDevices(self.granted)
         )
 
     def do(self, verb: str, pod: str, ifname: str = "net1", **conf: Any) -> Any:

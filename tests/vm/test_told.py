@@ -27,10 +27,9 @@ from agent.offer.units import plain_offer
 from agent.state import Latest
 from cni import netconf
 from cni.add_facts import FactsWriter, RailFiles
-from cni.attachment import Attachments
 from cni.call import Call, GrantedDevice, Node
-from tests.cni.fixed_grants import FixedGrants
 from tests.cni.networks import network
+from tests.cni.stand_ins import FixedDevices, attachments_of
 from tests.node import claimed
 from tests.vm.adapters import Pf, wait_until
 from tests.vm.containers import Container, ended
@@ -56,11 +55,10 @@ class Scene:
         specs = Specs(self.ledger, folder / "cdi")
         self.specs = ClaimSpecs(self.ledger, specs, folder / "cdi")
         files = RailFiles(folder / "cdi", Latest(Offer(snapshot)), cast(Any, SimpleNamespace()), Latest({}))
-        facts = FactsWriter(node, specs, self.specs.metadata, files)
-        self.grants = FixedGrants()
-        self.grants.attached = facts.attached  # type: ignore[method-assign]
-        self.grants.detached = facts.detached  # type: ignore[method-assign]
-        self.attachments = Attachments(node, self.grants)
+        tells = cast(Any, Latest(SimpleNamespace(tells=True)))
+        facts = FactsWriter(tells, node, specs, self.specs.metadata, files, {})
+        self.held = FixedDevices()
+        self.attachments = attachments_of(node, self.held, facts=facts)
 
     def close(self) -> None:
         self.attachments.close(20)
@@ -80,7 +78,7 @@ class Scene:
         ranges = [[{"subnet": "10.99.0.0/24"}]]
         ipam = {"type": "host-local", "dataDir": str(self.folder / "leases"), "ranges": ranges}
         keys = network({"name": "fabric", "mode": "macvlan", "ipam": ipam})
-        self.grants.given = [GrantedDevice(pf.address, SHARES.name, keys, claim_uid=ref.uid)]
+        self.held.given = [GrantedDevice(pf.address, SHARES.name, keys, claim_uid=ref.uid)]
         document = {"cniVersion": "1.1.0", "name": "cluster", "type": "nodefabric", "prevResult": PREVIOUS}
         netns = os.open(f"/run/netns/{pod}", os.O_RDONLY | os.O_CLOEXEC)
         try:

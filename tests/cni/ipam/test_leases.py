@@ -29,6 +29,7 @@ from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_OWED, LeaseBoo
 from cni.ipam.plugins import ADD_SECONDS
 from tests.cni.desk import NOTES, PLUGINS, Desk, open_desk, said
 from tests.cni.networks import network
+from tests.cni.stand_ins import FixedDevices
 from tests.cni.tiny_node import Rig, stub_answer, vf
 from tests.live import Live
 from tests.waiting import until
@@ -201,7 +202,7 @@ def test_gc_keeps_the_leases_of_pods_that_nobody_remembers_by_name(rig: Rig) -> 
     first, _ = rig.ledger.attachments()
     rig.ledger.finish_detach(first)
     node = Node(rig.machine, rig.ledger, Live(rig.machine.scan))
-    found = Finder(node, netns_folders=(rig.folder,), processes=Path("/none"))
+    found = Finder(node, FixedDevices(), netns_folders=(rig.folder,), processes=Path("/none"))
     assert found.in_namespaces([vf(0)], {}, {}) == (vf(0),)
     rig.collect(("c1", "eth0"), ("c2", "eth0"), name="cluster")
     kept = {(a["containerID"], a["ifname"]) for a in json.loads(file.read_text())["cni.dev/valid-attachments"]}

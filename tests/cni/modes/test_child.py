@@ -32,7 +32,7 @@ from agent.hardware.netlink.rtnetlink import LinkMessage
 from cni.modes import child
 from hack.sim.fabric import device_of
 from tests.cni import tiny_node
-from tests.cni.fixed_grants import FixedGrants
+from tests.cni.stand_ins import FixedDevices
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig
 from tests.node import granted
 from tests.waiting import until
@@ -72,16 +72,16 @@ def kernel() -> Iterator[Kernel]:
 
 
 @pytest.fixture
-def grants() -> FixedGrants:
-    return FixedGrants()
+def held() -> FixedDevices:
+    return FixedDevices()
 
 
 @pytest.fixture
-def rig(own_network: None, tmp_path: Path, kernel: Kernel, grants: FixedGrants) -> Iterator[Rig]:
+def rig(own_network: None, tmp_path: Path, kernel: Kernel, held: FixedDevices) -> Iterator[Rig]:
     """A node whose PF is up, for macvlans."""
     tiny_node.create(tmp_path)
     subprocess.run(["ip", "link", "set", PF_NETDEV, "up"], check=True)
-    with tiny_node.open_rig(tmp_path, host=lambda m: replace(m, links=kernel), grants=grants) as rig:
+    with tiny_node.open_rig(tmp_path, host=lambda m: replace(m, links=kernel), held=held) as rig:
         yield rig
 
 
@@ -369,9 +369,9 @@ def test_upon_a_port_of_anything_else_the_port_is_the_parent(ipvlans: None, rig:
 
 @pytest.mark.parametrize("conf", [{"deviceID": PF}, {"deviceID": None, "master": PF_NETDEV}])
 def test_who_names_a_port_of_a_bond_names_the_bond(
-    ipvlans: None, rig: Rig, kernel: Kernel, grants: FixedGrants, conf: dict[str, Any]
+    ipvlans: None, rig: Rig, kernel: Kernel, held: FixedDevices, conf: dict[str, Any]
 ) -> None:
-    grants.cni = CniSettings(protect=(BOND,))
+    held.cni = CniSettings(protect=(BOND,))
     enslave()
     with pytest.raises(NotAllowed, match=f"a port of {BOND}, is the host's alone"):
         rig.add("c1", rig.pod(), mode="ipvlan", **conf)

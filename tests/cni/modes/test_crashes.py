@@ -18,6 +18,7 @@ from cni.call import Node
 from tests.cni import tiny_node
 from tests.cni.modes import guids, rdma_node
 from tests.cni.modes.guids import GUID
+from tests.cni.stand_ins import attachments_of
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, open_rig, vf
 from tests.waiting import until
 
@@ -127,7 +128,7 @@ def doomed(rig: Rig, calls: int) -> Attachments:
     life, snapshot = Life(calls), rig.machine.scan()
     host, ledger = cast(Host, Doomed(rig.machine, life)), cast(Ledger, Doomed(rig.ledger, life))
     settings = Settings(foreign_state=rig.folder / "state", foreign_run=rig.folder / "run")
-    return Attachments(Node(host, ledger, Latest(snapshot)), settings=settings)
+    return attachments_of(Node(host, ledger, Latest(snapshot)), settings=settings)
 
 
 def add_until(rig: Rig, pod: Path, case: Case, calls: int) -> bool:

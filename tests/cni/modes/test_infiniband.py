@@ -23,10 +23,10 @@ from cni.call import GrantedDevice
 from cni.modes import guid, rdma
 from hack.sim.fabric import device_of
 from hack.sim.machine import SimulatedMachine
-from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import GUID, state
 from tests.cni.networks import network
+from tests.cni.stand_ins import NoFacts
 from tests.cni.tiny_node import PF_NETDEV, Rig, vf
 from tests.node import granted
 
@@ -176,7 +176,7 @@ def test_several_vfs_of_a_pod_do_not_get_one_guid(node: Rig, where: str) -> None
 def test_a_sandbox_made_anew_does_not_make_up_for_another_number(own_network: None, tmp_path: Path, mode: str) -> None:
     """kubelet asks Allocate once for a pod: its container gets the file of the first number in any sandbox."""
     promised = {vf(1): "/dev/infiniband/uverbs1"}
-    with rdma_node.opened(tmp_path, mode, ib=True, grants=FixedGrants(verbs_nodes=promised)) as rig:
+    with rdma_node.opened(tmp_path, mode, ib=True, facts=NoFacts(promised)) as rig:
         rig.ledger.grant(granted("rdma/ib", {vf(1): vf(1)}))
         rig.machine.unbind(vf(0))  # uverbs0 is free: whatever is bound anew, or moves, takes it
         for attempt in range(2):
@@ -194,7 +194,7 @@ def test_a_vf_that_its_former_pod_had_bound_anew_since_the_grant_is_looked_at(
 ) -> None:
     """The next pod asks for no GUID, so that its own ADD binds nothing anew."""
     promised: dict[str, str] = {}
-    with rdma_node.opened(tmp_path, "shared", ib=True, grants=FixedGrants(verbs_nodes=promised)) as rig:
+    with rdma_node.opened(tmp_path, "shared", ib=True, facts=NoFacts(promised)) as rig:
         machine, pod, own = rig.machine, rig.pod(), "02:00:00:00:00:00:00:77"
         machine.vf_control.set_guids(PF_NETDEV, 1, own, own)
         for step in (machine.unbind, lambda device: machine.bind(device, "mlx5_core")):

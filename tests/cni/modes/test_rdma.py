@@ -15,8 +15,8 @@ from agent.errors import AttachmentError, DeviceBusy, HardwareError, NetlinkFail
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from hack.sim.rdma import SimulatedRdma
 from tests.cni import tiny_node
-from tests.cni.fixed_grants import FixedGrants
 from tests.cni.modes import rdma_node
+from tests.cni.stand_ins import NoFacts
 from tests.cni.tiny_node import Rig, vf
 from tests.node import granted
 from tests.waiting import until
@@ -133,7 +133,7 @@ def test_a_device_that_comes_out_with_another_number_is_no_success(own_network: 
 def test_a_device_that_another_pod_had_at_the_grant_must_have_the_number_of_then(
     own_network: None, tmp_path: Path
 ) -> None:
-    with rdma_node.opened(tmp_path, grants=FixedGrants(verbs_nodes={vf(1): "/dev/infiniband/uverbs7"})) as node:
+    with rdma_node.opened(tmp_path, facts=NoFacts({vf(1): "/dev/infiniband/uverbs7"})) as node:
         node.add("c1", node.pod())  # of a device that kubelet has given to nobody, nobody was told
         node.ledger.grant(granted("rdma/vf", {vf(1): vf(1)}))
         pod = node.pod("other")

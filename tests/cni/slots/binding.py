@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import Config, Resource
-from agent.config.networks import Network
 from agent.edits.specs import Specs
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, HeldUnit, PodDevices
@@ -21,10 +20,10 @@ from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.reconcile.view import View
 from cni import netconf
-from cni.call import Call, Grants
+from cni.call import Call
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
-from tests.cni.networks import network
+from tests.cni.stand_ins import FixedDevices
 from tests.live import Live
 from tests.node import attach, change, granted, node, owner, rdma
 
@@ -73,7 +72,7 @@ class Rig:
         config = Live(lambda: Config(resources=self.resources, kubelet_dir=self.folder))
         self.bound = BoundSlots(config, self.ledger, self.specs)
         return Binder(
-            config, self.ledger, self.bound, Live(lambda: self.stock), _Grants(self), busy_seconds=busy_seconds
+            config, self.ledger, self.bound, Live(lambda: self.stock), self._held(), busy_seconds=busy_seconds
         )
 
     def mend(self, known: View) -> tuple[tuple[str, str], ...]:
@@ -116,27 +115,18 @@ class Rig:
         found: dict[str, Any] = device["containerEdits"]
         return found
 
+    def _held(self) -> FixedDevices:
+        """What kubelet says."""
+
+        def ask(pod: PodRef) -> PodDevices | None:
+            self.asked += 1
+            return self.pods.get(pod)
+
+        return FixedDevices(asked_for=ask, settles=lambda: self.settled)
+
     @property
     def vfs(self) -> list[str]:
         return [device.address for device in self.stock.snapshot.devices if device.is_vf]
-
-
-class _Grants(Grants):
-    """What the rig's kubelet says."""
-
-    def __init__(self, rig: Rig) -> None:
-        self._rig = rig
-
-    @property
-    def is_settled(self) -> bool:
-        return self._rig.settled
-
-    def network_of(self, resource_name: str, device: str) -> Network:
-        return network({"name": "rails"})
-
-    def pod_devices(self, pod: PodRef) -> PodDevices | None:
-        self._rig.asked += 1
-        return self._rig.pods.get(pod)
 
 
 def call(container: str, pod: PodRef = POD, ifname: str = "eth0", device: str | None = None) -> Call:

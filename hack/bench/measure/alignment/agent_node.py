@@ -24,8 +24,9 @@ from agent.model.allocation import PodRef
 from agent.offer.offer import Offer
 from agent.offer.offers import Offers, read
 from agent.state import Latest
-from cni.call import Call, Grants
+from cni.call import Call
 from cni.netconf import from_document
+from cni.pod_devices import HeldDevices
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots
 from deviceplugin.allocation import Allocator
@@ -76,7 +77,7 @@ class AgentNode:
         config = Latest(Config(resources=self._resources, kubelet_dir=folder))
         specs = Specs(self._ledger, folder / "cdi")
         bound = BoundSlots(config, self._ledger, specs)
-        self._binder = Binder(config, self._ledger, bound, self._offer, _PodGrants(self))
+        self._binder = Binder(config, self._ledger, bound, self._offer, _PodDevices(self))
         units = UnitSpecs(self._ledger, specs, Latest(False))
         files = GrantedFiles(folder / "devinfo")
         records = GrantRecords(self._ledger, files, self._offer, specs, units, bound.forget)
@@ -236,18 +237,18 @@ class _OtherPlugin:
         return api_pb2.ContainerAllocateResponse()
 
 
-class _PodGrants(Grants):
+class _PodDevices(HeldDevices):
     """Always asks kubelet, as after a start."""
 
     def __init__(self, node: AgentNode) -> None:
-        self._node = node
+        self._listed_by = node
 
     @property
     def is_settled(self) -> bool:
         return False
 
     def pod_devices(self, pod: PodRef) -> PodDevices | None:
-        return self._node.listing([pod.name])[0]
+        return self._listed_by.listing([pod.name])[0]
 
 
 def _device(unit: str, *, healthy: bool) -> api_pb2.Device:
