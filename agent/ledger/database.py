@@ -83,6 +83,13 @@ def is_locked(folder: Path, name: str = LOCK) -> bool:
     return False
 
 
+def _connected(file: Path | str) -> sqlite3.Connection:
+    """Open a file, in transactions of our own. Nothing is put into temporary files: a container may have no room."""
+    db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    db.execute("PRAGMA temp_store = MEMORY")
+    return db
+
+
 def _check(db: sqlite3.Connection) -> None:
     """Look through an open database. Raises sqlite3.Error, DatabaseError for damage."""
     if (state := db.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
@@ -280,7 +287,7 @@ class Database:
 
     def _open_file(self, path: Path) -> sqlite3.Connection:
         _keep_private(path)
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        db = _connected(path)
         try:
             db.row_factory = sqlite3.Row
             db.execute("PRAGMA journal_mode = WAL")
@@ -295,7 +302,7 @@ class Database:
         return db
 
     def _open_reader(self) -> sqlite3.Connection:
-        reader = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        reader = _connected(self.path)
         reader.row_factory = sqlite3.Row
         reader.execute("PRAGMA query_only = ON")
         return reader
@@ -447,7 +454,7 @@ def read_rails(path: Path) -> tuple[Rail, ...]:
 def _copied(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         path.stat()
-        with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+        with contextlib.closing(_connected(":memory:")) as copy:
             _copy(path, copy)
             copy.row_factory = sqlite3.Row
             schema.bring_up_to_date(copy, path)

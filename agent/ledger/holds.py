@@ -187,9 +187,9 @@ class HoldBook(Database):
             )
             try:
                 self._refuse_held(made)
+                self._put_rows(made)
             except ClaimConflict as error:
                 raise DeviceBusy(str(error)) from error
-            self._put_rows(made)
             return made
 
         return self._write(write, durable=False, then=self._holds.put)
@@ -207,14 +207,18 @@ class HoldBook(Database):
 
     # --------------------------------------------------------------------------------------------------- writing
 
-    def _refuse_held(self, holds: Iterable[Hold]) -> None:
-        """Raise ClaimConflict for a device that another hold excludes. For writers, in their transaction."""
+    def _refuse_held(self, holds: Sequence[Hold]) -> None:
+        """Raise ClaimConflict for a device that another hold than these excludes. For writers, in their transaction.
+
+        Slots that are bound anew together may exchange their devices.
+        """
+        written = {hold.key for hold in holds}
         for hold in holds:
             if not (self._claims or hold.is_slot or hold.claim_uid):
                 continue  # units exclude none but claims, and many have a part of one adapter
             for device in hold.devices:
                 for other in self._holds.of_device(device):
-                    if other.key != hold.key and hold.excludes(other):
+                    if other.key not in written and hold.excludes(other):
                         raise ClaimConflict(device, self._whose(other))
 
     def _whose(self, hold: Hold) -> str:

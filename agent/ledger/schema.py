@@ -123,7 +123,8 @@ STEPS: Mapping[int, str] = MappingProxyType(
         INSERT INTO rails SELECT number, 0, device, identity, netdev, is_named, 1 FROM rails_before_planes;
         DROP TABLE rails_before_planes;
         """,
-        # Units, slots and the results of claims become rows of one table. What a slot was bound to comes with it.
+        # Units, slots and the results of claims become rows of one table. What a slot was bound to comes with it, maybe
+        # in an earlier boot: by now its device may be a claim's, and the slot another pod's.
         9: """
         CREATE TABLE holds (
             key            TEXT PRIMARY KEY,
@@ -172,13 +173,16 @@ STEPS: Mapping[int, str] = MappingProxyType(
         INSERT INTO hold_devices SELECT g.unit_id, o.key + 1, o.value, 0 FROM grants g, json_each(g.others) o;
         INSERT INTO holds SELECT b.unit_id, CASE b.resource_name WHEN '' THEN coalesce(g.resource_name, '')
                 ELSE b.resource_name END, coalesce(g.granted_at, b.since),
-            iif(b.pod_name = '', NULL, b.pod_namespace), nullif(b.pod_name, ''), iif(b.pod_name = '', NULL, b.pod_uid),
+            iif(g.device <> b.device, g.pod_namespace, iif(b.pod_name = '', NULL, b.pod_namespace)),
+            iif(g.device <> b.device, g.pod_name, nullif(b.pod_name, '')),
+            iif(g.device <> b.device, g.pod_uid, iif(b.pod_name = '', NULL, b.pod_uid)),
             json_object('kind', b.kind, 'edits', json(b.edits), 'added', json('{}'), 'beside', json('[]'),
                 'nodes', json('{}')),
             b.kind, 0, b.container, b.container_id, b.cni_ifname, b.since, b.boot_id,
             '', '', '', '', '', 0, '', '{}', '', 1
             FROM bindings b LEFT JOIN grants g ON g.unit_id = b.unit_id ORDER BY b.since, b.unit_id;
-        INSERT INTO hold_devices SELECT unit_id, 0, device, 1 FROM bindings;
+        INSERT INTO hold_devices SELECT unit_id, 0, device, 1 FROM bindings
+            WHERE device NOT IN (SELECT device FROM claim_devices WHERE exclusive AND NOT admin);
         CREATE TEMP TABLE named AS SELECT d.*, d.rowid AS number,
             iif(d.cdi_name = '', d.claim_uid || '-' || d.rowid, d.cdi_name) AS key,
             iif(d.edits = '{}', json_object('env', json_array('NODEFABRIC_CLAIM=' || c.namespace || '/' || c.name)),

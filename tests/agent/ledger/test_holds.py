@@ -72,6 +72,16 @@ def test_slots_are_listed_as_they_were_bound_also_after_a_restart(tmp_path: Path
         assert [slot.key for slot in books.bound_slots()] == [SECOND, SLOT]
 
 
+def test_slots_that_are_bound_anew_together_may_exchange_their_devices(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        books.bind_slots([BOUND, replace(BOUND, key=SECOND, devices=(OTHER_VF,))])
+        books.bind_slots([replace(BOUND, devices=(OTHER_VF,)), replace(BOUND, key=SECOND)])
+        with pytest.raises(DeviceBusy):
+            books.bind_slots([replace(BOUND, devices=(OTHER_VF,)), replace(BOUND, key=SECOND, devices=(OTHER_VF,))])
+    with open_books(tmp_path) as books:
+        assert {slot.key: slot.devices for slot in books.bound_slots()} == {SLOT: (OTHER_VF,), SECOND: (VF,)}
+
+
 def test_a_slot_that_is_bound_stays_though_kubelet_counts_it_to_no_pod(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         (made,) = books.bind_slots([BOUND])

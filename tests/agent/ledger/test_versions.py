@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sqlite3
+import subprocess
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +29,7 @@ from agent.model.allocation import (
     VfSettings,
 )
 from agent.model.vf_identity import KnownDevice, Rail
-from tests import versions
+from tests import sandbox, versions
 from tests.node import bound_slot, claimed, open_books, unit_hold
 
 POD, OTHER = PodRef("default", "trainer", "uid-1"), PodRef("default", "worker", "uid-2")
@@ -193,6 +196,43 @@ def test_grants_bindings_and_devices_of_claims_became_holds(tmp_path: Path) -> N
     with open_books(tmp_path, "boot-2") as books:
         assert books.bound_slots() == ()
         assert books.claims() == (claim,)
+
+
+def test_a_slot_bound_in_an_earlier_boot_stands_in_the_way_of_no_claim_or_new_grant(tmp_path: Path) -> None:
+    versions.unpack(versions.BEFORE_HOLDS, tmp_path)
+    slot, claimed_since = "slot-rdma:late-0-0", "0000:3b:01.1"
+    with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
+        db.execute("UPDATE bindings SET device = ?, boot_id = 'boot-0' WHERE unit_id = ?", (claimed_since, slot))
+        db.execute("UPDATE grants SET device = '', pod_name = NULL WHERE unit_id = ?", (slot,))
+    with open_books(tmp_path, "boot-1") as books:
+        assert books.recovered_from is None
+        assert [hold.claim_uid for hold in books.holds_on(claimed_since)] == ["uid-c"]
+        hold = books.hold(slot)
+        assert hold is not None
+        assert (hold.devices, hold.pod) == ((), None)
+
+
+@pytest.mark.usefixtures("own_network")
+def test_books_are_brought_up_to_date_where_no_temporary_file_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("TMPDIR", "SQLITE_TMPDIR"):
+        monkeypatch.delenv(variable, raising=False)
+    with sandbox.mounts():
+        subprocess.run(["mount", "--bind", tmp_path, "/mnt"], check=True)
+        for place in ("/var/tmp", "/tmp"):
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", place], check=True)
+        os.chdir("/tmp")
+        versions.unpack(versions.BEFORE_HOLDS, Path("/mnt"))
+        with closing(sqlite3.connect("/mnt/ledger.db", isolation_level=None)) as db:
+            edits = {"env": ["A=" + "x" * 999_999]}  # more than SQLite keeps in memory by itself
+            db.execute("UPDATE bindings SET edits = :edits", {"edits": json.dumps(edits)})
+            db.execute("UPDATE claim_devices SET edits = :edits", {"edits": json.dumps(edits)})
+        found = read_books(Path("/mnt/ledger.db"))
+        for _ in range(2):
+            with open_books(Path("/mnt"), "boot-1") as books:
+                assert {hold.key: hold for hold in books.holds()} == {hold.key: hold for hold in found.holds}
+                assert books.claims() == found.claims
 
 
 def test_another_process_reads_what_each_version_left_without_the_agent(tmp_path: Path) -> None:
