@@ -29,7 +29,7 @@ from cni.add_facts import FactsWriter, RailFiles
 from cni.attach import BUSY_SECONDS
 from cni.attachment import Attachments, Settings
 from cni.call import Node
-from cni.pod_devices import ClaimReader, HeldDevices, PodClaims
+from cni.pod_devices import ClaimReader, HeldDevices
 from cni.server import CniServer
 from cni.slots.binder import Binder
 from cni.slots.bound import BoundSlots, SlotHealer
@@ -84,12 +84,11 @@ class Parts:
         self.asker = KubeletAsker(kubelet, asyncio.get_running_loop(), self.runtime)
         self.claim_reader: Latest[ClaimReader | None] = Latest(None)
         """Asks the API server for claims, while there may be any."""
-        claims = PodClaims(config, node, self.asker, self.claim_reader)
         self.leaves: Latest[Mapping[str, Neighbour]] = Latest({})
         """Adapter → the switch port at the other end, as far as somebody listens."""
         rail_files = RailFiles(at_start.cdi_dir, offer, self.asker, self.leaves)
         facts = FactsWriter(config, node, specs, self.claim_specs.metadata, rail_files, allocator.verbs_nodes)
-        held = HeldDevices(config, node, self.asker, offer, self.holders, claims)
+        held = HeldDevices(config, node, self.asker, offer, self.holders, self.claim_reader)
         places = Settings(
             busy_seconds,
             netns_folders=at_start.netns_folders,

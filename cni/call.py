@@ -261,6 +261,3 @@ class Holding:
     """VFs and adapters that are the pod's alone."""
     shared: frozenset[str] = frozenset()
     """Adapters of which it has a share."""
-
-    def __or__(self, other: Holding) -> Holding:
-        return Holding(self.whole | other.whole, self.shared | other.shared)

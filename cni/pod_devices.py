@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, Protocol
 
 from agent.config import CniSettings, Config, Resource, SharedPool
@@ -17,7 +18,7 @@ from agent.config.networks import ADAPTER, Network, network_of_keys
 from agent.config.template import filled
 from agent.errors import DeviceBusy, DeviceGone, Refused, RequestInvalid, Unavailable, UnknownUnit
 from agent.kubelet import checkpoint
-from agent.kubelet.podresources import AsksKubelet, HeldUnit, KubeletAsker, PodDevices, held_units
+from agent.kubelet.podresources import HeldUnit, KubeletAsker, PodDevices, held_units
 from agent.model.allocation import NO_SETTINGS, Claim, ClaimRef, ClaimState, Hold, PodRef, VfSettings
 from agent.model.device import is_pci_address
 from agent.model.fields import at, objects_at
@@ -42,7 +43,7 @@ class ClaimReader(Protocol):
 class HeldDevices:
     """Finds the devices that kubelet gave to a pod, and which of them come into its network.
 
-    Any thread may ask. What asks kubelet may raise Unavailable.
+    Methods block, and may run on many threads at once, but not on the loop's. What asks kubelet may raise Unavailable.
     """
 
     def __init__(
@@ -52,9 +53,9 @@ class HeldDevices:
         kubelet: KubeletAsker,
         offer: Latest[Offer],
         holders: PodsFile,
-        claims: PodClaims,
+        reader: Latest[ClaimReader | None],
     ) -> None:
-        """`offer` is what kubelet is offered.
+        """`offer` is what kubelet is offered. While there is no `reader` kubelet alone is believed on whose a claim is.
 
         `holders` know the pods that have something by kubelet's own notes, which outlive a grant where it lists none.
         """
@@ -64,7 +65,7 @@ class HeldDevices:
         self._kubelet = kubelet
         self._offer = offer
         self._holders = holders
-        self._claims = claims
+        self._reader = reader
 
     @property
     def _config(self) -> Config:
@@ -99,13 +100,20 @@ class HeldDevices:
         """Map the PCI devices that resources offer to their resources."""
         return self.offer().network_devices
 
-    def claimed(self, pod: PodRef, device: str) -> GrantedDevice | None:
-        """Return how a pod has a device by a claim; None if it has not."""
-        return self._claims.claimed(pod, device)
+    def claimed(self, pod: PodRef, device: str) -> Hold | None:
+        """Return the hold by which a pod has a device by a claim; None if it has not."""
+        return next((hold for _, hold in self._of_claims(pod) if hold.device == device), None)
 
-    def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
-        """List the devices that were chosen for a pod's claims where these have a place. Raises AgentError."""
-        return self._claims.of_place(pod, place)
+    def of_place(self, pod: PodRef, place: str) -> Sequence[Hold]:
+        """List what was chosen for a pod's claims where these have a place, in the order of the results.
+
+        Raises DeviceBusy for a claim that is not prepared, or that kubelet knows and lost books do not.
+        """
+        self._refuse_forgotten(pod)
+        found = [(claim, hold) for claim, hold in self._of_claims(pod) if hold.device_name == place]
+        for claim, _ in found:
+            self._require_prepared(claim)
+        return [hold for _, hold in found]
 
     def noted_units(self) -> frozenset[str]:
         """Name the units that kubelet's checkpoint counts to containers; none where it cannot be read."""
@@ -118,50 +126,87 @@ class HeldDevices:
     def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the devices that kubelet gave to a pod and that have to do with its network. Runs on the call's thread.
 
-        Those of its claims come first, then those of its units. Raises AgentError as either does.
+        Those of its claims come first, then those of its units: VFs and whole adapters, all of a rail's too, and each
+        shared HCA, once, whose resource names a network. Slots are the binder's.
+        Raises DeviceBusy for a claim that is not prepared, or that kubelet knows and lost books do not; DeviceGone for
+        a unit that nobody knows; UnknownUnit for a device of a resource that is configured no more: what is to be done
+        with it, nobody knows; Unavailable if kubelet does not answer.
         """
-        return (*self._claims.devices(pod), *self._of_units(pod))
+        self._refuse_forgotten(pod)
+        found: dict[str, GrantedDevice] = {}
+        for claim, hold in self._of_claims(pod):
+            network = self._network(claim, hold)
+            if network is not None or hold.kind != "hca":
+                self._require_prepared(claim)
+                uid, name = claim.ref.uid, hold.resource_name
+                given = GrantedDevice(hold.device, name, network, claim_uid=uid, ifname=hold.ifname)
+                found.setdefault(hold.device, given)
+        return (*found.values(), *self._of_units(pod))
 
     def _of_units(self, pod: PodRef) -> Sequence[GrantedDevice]:
         """List the devices of a pod's units.
 
-        These are VFs and whole adapters, all of a rail's too, and each shared HCA, once, whose resource names a
-        network; of a resource that is bound late now, those from before. Slots are the binder's.
         Once the grants agree with kubelet and none of them is such a device's, none is this pod's either, and
         kubelet need not be asked. Until then kubelet is the authority: the ledger may be a new one.
-        Raises Unavailable if kubelet does not answer, DeviceGone for a unit that nobody knows, and UnknownUnit for a
-        device of a resource that is configured no more: what is to be done with it, nobody knows.
         """
         config = self._config  # one for all of it: kubelet is waited for in between
-        wanted = {r.name: r.nic_kind for r in config.resources if r.joins_network}
-        granted = {h.key: h.devices for h in self._ledger.holds() if h.resource_name in wanted}
-        if any(r.binding == "late" for r in config.resources):
-            granted = {key: devices for key, devices in granted.items() if not UnitId.parse(key).is_slot}
+        wanted = {r.name for r in config.resources if r.joins_network}
         strange = self._of_no_resource(pod)
-        if not strange and (not wanted or (self.is_settled and not granted and pod.uid not in self._holders.noted)):
+        if not strange and not (wanted and self._may_have(pod, wanted)):
             return ()
-        found = self.pod_devices(pod)
-        if found is None:
+        listed = self.pod_devices(pod)
+        if listed is None:
             return ()
-        self._ledger.bind(found.all_device_ids, pod)
-        _refuse(strange, found)
-        mine = []
-        for name in sorted(wanted):
-            network = config.network_of(name)
-            shared = set[str]()
-            for unit_id in sorted(unit for unit in found.device_ids(name) if not UnitId.parse(unit).is_slot):
-                offered = self._unit(unit_id)
-                devices = granted.get(unit_id) or (offered.devices if offered is not None else ())
-                if not devices:
-                    raise DeviceGone(unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
-                is_whole = network is None and offered is not None and offered.kind == "nic"
-                beside = devices if len(devices) > 1 else ()
-                for device in devices:
-                    if wanted[name] == "hca" and device in shared:
-                        continue  # several shares of one HCA
-                    shared.add(device)
-                    mine.append(GrantedDevice(device, name, ADAPTER if is_whole else network, beside=beside))
-        return mine
+        self._ledger.bind(listed.all_device_ids, pod)
+        found: dict[tuple[str, str], GrantedDevice] = {}
+        for held, resource, devices in self._units_of(listed, config):
+            name = held.resource_name
+            if (name, held.unit_id) in strange:
+                raise UnknownUnit(
+                    f"container {held.container} has {held.unit_id} of {name}, and the configuration has no resource"
+                    " of this name any more, so it cannot come into the pod: put the resource back, or recreate the pod"
+                )
+            if resource is None or name not in wanted or UnitId.parse(held.unit_id).is_slot:
+                continue
+            if not devices:
+                raise DeviceGone(held.unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
+            network, offered = config.network_of(name), self._unit(held.unit_id)
+            if network is None and offered is not None and offered.kind == "nic":
+                network = ADAPTER
+            beside = devices if len(devices) > 1 else ()
+            for device in devices:  # several shares may be of one HCA
+                found.setdefault((name, device), GrantedDevice(device, name, network, beside=beside))
+        return tuple(found.values())
+
+    def _may_have(self, pod: PodRef, wanted: Set[str]) -> bool:
+        """Return whether a pod may have a unit of some resources, as far as the books know."""
+        if not self.is_settled or pod.uid in self._holders.noted:
+            return True
+        return any(hold.resource_name in wanted and not hold.is_slot for hold in self._ledger.holds())
+
+    def _units_of(
+        self, listed: PodDevices, config: Config
+    ) -> Iterator[tuple[HeldUnit, Resource | None, tuple[str, ...]]]:
+        """List a pod's units, of any plugin, each with its resource if that is ours, and the devices behind it.
+
+        They are in the order of their resources' names and their own. A unit of ours that nobody knows, and a slot
+        that is not bound for the pod, have no device; what another plugin calls a unit stands for itself.
+        """
+        resources = {resource.name: resource for resource in config.resources}
+        units = {(held.resource_name, held.unit_id): held for held in reversed(held_units([listed]))}
+        for (name, unit_id), held in sorted(units.items(), key=itemgetter(0)):
+            resource, hold, offered = resources.get(name), self._ledger.hold(unit_id), self._unit(unit_id)
+            if resource is not None and isinstance(resource.compat, SharedPool):
+                yield held, resource, tuple(self.offer().adapters_of_pool(name))
+            elif UnitId.parse(unit_id).is_slot:
+                is_its = hold is not None and hold.pod is not None and hold.pod.names == held.pod.names
+                yield held, resource, hold.devices if hold is not None and is_its else ()
+            elif hold is not None and hold.devices and (resource is not None or hold.resource_name == name):
+                yield held, resource, hold.devices
+            elif offered is not None and (resource is not None or offered.resource_name == name):
+                yield held, resource, offered.devices
+            else:
+                yield held, resource, () if resource is not None else (unit_id,)
 
     def _of_no_resource(self, pod: PodRef) -> Set[tuple[str, str]]:
         """List resource name and unit of the network devices that may be the pod's, whose resource is gone."""
@@ -241,31 +286,17 @@ class HeldDevices:
 
     def holding(self, pod: PodRef) -> Holding | None:
         """Ask which PCI devices a pod holds; None if kubelet does not know it. Not on the loop; raises Unavailable."""
-        by_claims = self._claims.holding(pod)
-        found = self.pod_devices(pod)
-        if found is None:
-            return by_claims
-        resources = {resource.name: resource for resource in self._config.resources}
-        whole, shared = set[str](), set[str]()
-        for held in held_units([found]):
-            resource = resources.get(held.resource_name)
-            is_shared = UnitId.parse(held.unit_id).is_share or (resource is not None and resource.nic_kind == "hca")
-            (shared if is_shared else whole).update(self._behind(held, resource))
-        return Holding(frozenset(whole), frozenset(shared)) | (by_claims or Holding())
-
-    def _behind(self, held: HeldUnit, resource: Resource | None) -> Collection[str]:
-        """List the devices that a unit of a pod stands for."""
-        if resource is not None and isinstance(resource.compat, SharedPool):
-            return self.offer().adapters_of_pool(held.resource_name)
-        hold = self._ledger.hold(held.unit_id)
-        if UnitId.parse(held.unit_id).is_slot:
-            is_its = hold is not None and hold.pod is not None and hold.pod.names == held.pod.names
-            return hold.devices if hold is not None and is_its else ()
-        if hold is not None and hold.resource_name == held.resource_name and hold.devices:
-            return hold.devices
-        offered = self._unit(held.unit_id)
-        is_offered = offered is not None and offered.resource_name == held.resource_name
-        return offered.devices if offered is not None and is_offered else (held.unit_id,)
+        claimed = [hold for claim, hold in self._of_claims(pod) if claim.state is ClaimState.PREPARED]
+        listed = self.pod_devices(pod)
+        if listed is None and not claimed:
+            return None
+        whole = {hold.device for hold in claimed if hold.exclusive}
+        shared = {hold.device for hold in claimed} - whole
+        for held, resource, devices in self._units_of(listed, self._config) if listed is not None else ():
+            is_share = UnitId.parse(held.unit_id).is_share or (resource is not None and resource.nic_kind == "hca")
+            # A unit that neither books nor offer know may be a device by its name.
+            (shared if is_share else whole).update(filter(is_pci_address, devices or (held.unit_id,)))
+        return Holding(frozenset(whole), frozenset(shared))
 
     def pod_devices(self, pod: PodRef) -> PodDevices | None:
         """Ask what a pod holds, of any resource; None if kubelet does not know it. Not on the loop.
@@ -274,86 +305,11 @@ class HeldDevices:
         """
         return self._kubelet.pod(pod)
 
-
-def _refuse(strange: Set[tuple[str, str]], found: PodDevices) -> None:
-    for held in held_units([found]):
-        if (held.resource_name, held.unit_id) in strange:
-            raise UnknownUnit(
-                f"container {held.container} has {held.unit_id} of {held.resource_name}, and the configuration has"
-                " no resource of this name any more, so it cannot come into the pod: put the resource back, or"
-                " recreate the pod"
-            )
-
-
-class PodClaims:
-    """The claims of the books. Methods block, and may be called on many threads at once, but not on the loop's."""
-
-    def __init__(
-        self,
-        config: Latest[Config],
-        node: Node,
-        kubelet: AsksKubelet,
-        reader: Latest[ClaimReader | None],
-    ) -> None:
-        """While there is no `reader` kubelet alone is believed on whose a claim is."""
-        self._config = config
-        self._node = node
-        self._kubelet = kubelet
-        self._reader = reader
-
-    def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
-        """List the VFs and whole adapters, and each HCA of which a share joins a network, once.
-
-        A device to which there is admin access stays where it is.
-        Raises DeviceBusy for a claim that is not prepared, or that kubelet knows and lost books do not; UnknownUnit for
-        a device of a resource that is configured no more; Unavailable if kubelet does not answer.
-        """
-        self._refuse_forgotten(pod)
-        found: dict[str, GrantedDevice] = {}
-        for claim in self._claims_of(pod):
-            for device in claim.devices:
-                given = self._given(claim, device)
-                if given is not None:
-                    self._require_prepared(claim)
-                    found.setdefault(given.device, given)
-        return tuple(found.values())
-
-    def claimed(self, pod: PodRef, device: str) -> GrantedDevice | None:
-        """Return how a pod has a device by a claim; None if it has not."""
-        for claim in self._claims_of(pod):
-            for each in claim.devices:
-                if each.device == device and not each.admin:
-                    return GrantedDevice(device, each.resource_name, None, claim_uid=claim.ref.uid)
-        return None
-
-    def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
-        """List the devices that were chosen for a pod's claims where these have a place, in the order of the results.
-
-        Raises DeviceBusy for a claim that is not prepared, or that kubelet knows and lost books do not.
-        """
-        self._refuse_forgotten(pod)
-        found = []
-        for claim in self._claims_of(pod):
-            for each in claim.devices:
-                if each.device_name == place and not each.admin:
-                    self._require_prepared(claim)
-                    found.append(GrantedDevice(each.device, each.resource_name, None, claim_uid=claim.ref.uid))
-        return found
-
-    def holding(self, pod: PodRef) -> Holding | None:
-        """Return which PCI devices a pod has by claims; None if it has none."""
-        claims = [claim for claim in self._claims_of(pod) if claim.state is ClaimState.PREPARED]
-        devices = [device for claim in claims for device in claim.devices if not device.admin]
-        if not devices:
-            return None
-        whole = frozenset(device.device for device in devices if device.exclusive)
-        return Holding(whole, frozenset(device.device for device in devices) - whole)
-
     # -------------------------------------------------------------------------------------------------- whose it is
 
     def _refuse_forgotten(self, pod: PodRef) -> None:
         """Refuse a pod that has a claim which is not in the books, where those are new: it would lack its devices."""
-        ledger, config = self._node.ledger, self._config.value
+        ledger, config = self._ledger, self._config
         if not (config.offers_dra and pod.name and (ledger.is_new or ledger.recovered_from is not None)):
             return
         found = self._kubelet.pod(pod)
@@ -365,18 +321,18 @@ class PodClaims:
                     " its devices: recreate the pod, or restart kubelet, which has its claims prepared again"
                 )
 
-    def _claims_of(self, pod: PodRef) -> Sequence[Claim]:
-        ledger = self._node.ledger
-        if not ledger.claims():
+    def _of_claims(self, pod: PodRef) -> Sequence[tuple[Claim, Hold]]:
+        """List what a pod has by claims. A device to which there is admin access stays where it is, so it is left out.
+
+        kubelet is asked only where a claim of the pod's namespace may be the pod's without the books' knowing.
+        """
+        claims, namespace = self._ledger.claims(), pod.namespace
+        if not claims:
             return ()
-        others = [
-            claim
-            for claim in ledger.claims()
-            if not claim.only_pod and claim.ref.namespace == pod.namespace and not claim.is_for(pod)
-        ]
+        others = [c for c in claims if not c.only_pod and c.ref.namespace == namespace and not c.is_for(pod)]
         if others and pod.name:
             self._learn(others, pod)
-        return ledger.claims_for(pod)
+        return [(claim, hold) for claim in self._ledger.claims_for(pod) for hold in claim.devices if not hold.admin]
 
     def _learn(self, claims: Sequence[Claim], pod: PodRef) -> None:
         """Find out which of some claims are a pod's, too."""
@@ -384,7 +340,7 @@ class PodClaims:
         told = {(each.namespace, each.claim) for each in found.claimed} if found is not None else set()
         for claim in claims:
             if (claim.ref.namespace, claim.ref.name) in told and (pods := self._pods_of(claim, pod)):
-                self._node.ledger.set_claim_pods(claim.ref.uid, pods)
+                self._ledger.set_claim_pods(claim.ref.uid, pods)
 
     def _pods_of(self, claim: Claim, pod: PodRef) -> Sequence[PodRef]:
         """List the pods of a claim that is a pod's, too, as kubelet has made sure before it started that.
@@ -409,23 +365,10 @@ class PodClaims:
         pods = reserved or list(claim.pods)
         return pods if any(each.is_same(pod) for each in pods) else [*pods, pod]
 
-    # -------------------------------------------------------------------------------------------------- what it brings
-
-    def _given(self, claim: Claim, device: Hold) -> GrantedDevice | None:
-        """Return what a device of a claim is set up with in a pod's network; None if it does not join one."""
-        if device.admin:
-            return None
-        network = self._network(claim, device)
-        if device.kind == "hca" and network is None:
-            return None
-        return GrantedDevice(
-            device.device, device.resource_name, network, claim_uid=claim.ref.uid, ifname=device.ifname
-        )
-
     def _network(self, claim: Claim, device: Hold) -> Network | None:
         if device.network:
             return network_of_keys(device.network).for_devices(device.kind)
-        config = self._config.value
+        config = self._config
         if device.kind != "hca" and all(r.name != device.resource_name for r in config.resources):
             raise UnknownUnit(
                 f"claim {claim.ref} has {device.device_name} of {device.resource_name}, and the configuration has no"
@@ -439,7 +382,7 @@ class PodClaims:
             raise DeviceBusy(
                 f"claim {claim.ref} is {claim.state}: its devices come into no pod until kubelet has had it prepared"
             )
-        if claim.boot_id != self._node.ledger.boot_id:
+        if claim.boot_id != self._ledger.boot_id:
             raise DeviceBusy(
                 f"the devices of claim {claim.ref} have not been found again since the node was booted: kubelet is to"
                 " have it prepared once more"

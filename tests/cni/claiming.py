@@ -22,7 +22,7 @@ from agent.state import Latest
 from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import Attachments, Settings
 from cni.call import Node
-from cni.pod_devices import ClaimReader, HeldDevices, PodClaims
+from cni.pod_devices import ClaimReader, HeldDevices
 from cni.pods_file import PodsFile
 from hack.sim.machine import SimulatedMachine
 from tests.cni.networks import PREVIOUS, network
@@ -88,13 +88,12 @@ class Scene:
         node = Node(machine, rig.ledger, Latest(machine.scan()))
         kubelet = cast(KubeletAsker, self.kubelet)
         self.asks = Latest[ClaimReader | None](self.reader)
-        self.claims = PodClaims(self.config, node, kubelet, self.asks)
         offered = {"rdma/vf": tuple(Unit(vf(i), "rdma/vf", "vf", vf(i), HEALTHY, 0) for i in range(3))}
         offer = Latest(Offer(node.snapshot, claimable=offered))
         files = RailFiles(rig.folder / "cdi", offer, kubelet, Latest({}))
         facts = FactsWriter(self.config, node, specs, self.specs.metadata, files, {})
         holders = cast(PodsFile, SimpleNamespace(noted=(), is_settled=True))
-        self.granted = HeldDevices(self.config, node, kubelet, offer, holders, self.claims)
+        self.granted = HeldDevices(self.config, node, kubelet, offer, holders, self.asks)
         rig.attachments.close()
         settings = Settings(0.3, foreign_state=rig.folder / "var/lib/cni", foreign_run=rig.folder / "var/run/cni")
         rig.attachments = Attachments(node, self.granted, NoSlots(), facts, settings)

@@ -10,7 +10,7 @@ from agent.config import CniSettings
 from agent.config.networks import Network
 from agent.errors import RequestInvalid
 from agent.kubelet.podresources import PodDevices
-from agent.model.allocation import NO_SETTINGS, Attachment, PodRef, VfSettings
+from agent.model.allocation import NO_SETTINGS, Attachment, Hold, PodRef, VfSettings
 from cni.add_facts import FactsWriter
 from cni.attachment import USUAL, Attachments, Settings
 from cni.call import Call, GrantedDevice, Holding, Node, Slots
@@ -64,10 +64,10 @@ class FixedDevices(HeldDevices):
     def devices(self, pod: PodRef) -> Sequence[GrantedDevice]:
         return self.answer(pod) if self.answer is not None else tuple(self.given)
 
-    def claimed(self, pod: PodRef, device: str) -> GrantedDevice | None:
+    def claimed(self, pod: PodRef, device: str) -> Hold | None:
         return None
 
-    def of_place(self, pod: PodRef, place: str) -> Sequence[GrantedDevice]:
+    def of_place(self, pod: PodRef, place: str) -> Sequence[Hold]:
         return ()
 
     def units(self, pod: PodRef) -> Sequence[tuple[str, str]]:

@@ -37,7 +37,7 @@ from agent.placement import Distances
 from agent.state import Latest
 from cni.add_facts import FactsWriter
 from cni.call import GrantedDevice, Holding, Node
-from cni.pod_devices import HeldDevices, PodClaims
+from cni.pod_devices import HeldDevices
 from cni.pods_file import PodsFile
 from tests.awaiting import until
 from tests.cni.networks import network
@@ -60,8 +60,7 @@ def granted_of(
     holders = cast(PodsFile, SimpleNamespace(noted=noted, is_settled=True, look=int))
     node = Node(cast(Host, None), books, Latest(snapshot))
     cell, asker = Latest(config), KubeletAsker(kubelet, loop)
-    claims = PodClaims(cell, node, asker, Latest(None))
-    return HeldDevices(cell, node, asker, Latest(offer), holders, claims)
+    return HeldDevices(cell, node, asker, Latest(offer), holders, Latest(None))
 
 
 POD = PodRef("default", "p", "uid-p")
