@@ -53,14 +53,15 @@ class ClaimBook(AttachmentBook):
     def remove_claim(self, uid: str) -> None:
         """Forget a claim and its devices. One that is not there is gone already."""
 
-        def write() -> None:
-            self._drop_holds_of(uid)
+        def write() -> list[str]:
             self._db.execute("DELETE FROM claims WHERE claim_uid = :claim_uid", {"claim_uid": uid})
+            return self._drop_holds_of(uid)
 
-        def mirrored(_: None) -> None:
-            self._put_claims((), [uid])
+        def follow(keys: list[str]) -> None:
+            self._claims.remove([uid])
+            self._holds.remove(keys)
 
-        self._write(write, durable=False, then=mirrored)
+        self._write(write, durable=False, then=follow)
 
     def _change_claim(self, uid: str, **changes: Any) -> None:
         def write() -> list[Claim]:
@@ -73,9 +74,11 @@ class ClaimBook(AttachmentBook):
 
         self._write(write, durable=False, then=self._put_claims)
 
-    def _drop_holds_of(self, uid: str) -> None:
+    def _drop_holds_of(self, uid: str) -> list[str]:
         claim = self._claims.get(uid)
-        self._drop_rows(hold.key for hold in (claim.devices if claim is not None else ()))
+        keys = [hold.key for hold in (claim.devices if claim is not None else ())]
+        self._drop_rows(keys)
+        return keys
 
     def _refuse_attached(self, claim: Claim) -> None:
         """Raise ClaimConflict for a device that is in a pod that the claim is not for."""

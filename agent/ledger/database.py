@@ -382,6 +382,9 @@ class Mirror(Generic[K, V]):
                 for watcher in self._watchers if former is not None else ():
                     watcher(former, None)
 
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
     def get(self, key: K) -> V | None:
         """Return the value of a key."""
         with self._guard:

@@ -25,7 +25,7 @@ from agent.model.allocation import Claim, Hold, PodRef, Spec
 
 _TICK = 1e-6
 """Seconds between slots that are bound together: ADD names interfaces in the order in which a container is told."""
-ClaimWatcher = Callable[[Claim | None, Claim | None], None]
+_BY_NAME = attrgetter("ref.namespace", "ref.name", "ref.uid")
 Guard = Callable[[Sequence[Hold]], AbstractContextManager[None]]
 
 
@@ -39,9 +39,7 @@ class HoldBook(Database):
     def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
         super().__init__(path, boot_id, clock)
         self._holds: Mirror[str, Hold] = Mirror(attrgetter("key"), attrgetter("devices"))
-        self._claims: Mapping[str, Claim] = {}
-        """By UID, in the order of namespaces and names."""
-        self._claim_watchers: list[ClaimWatcher] = []
+        self._claims: Mirror[str, Claim] = Mirror(attrgetter("ref.uid"), lambda claim: ())
         self._guard_of_holds: Guard = _unguarded
         self._void: tuple[str, ...] = ()
         """Slots that were bound in another boot, and have devices in the file still."""
@@ -50,9 +48,9 @@ class HoldBook(Database):
         """Call `watcher` with each hold before and after a change. It must not block or raise."""
         self._holds.watch(watcher)
 
-    def watch_claims(self, watcher: ClaimWatcher) -> None:
+    def watch_claims(self, watcher: Callable[[Claim | None, Claim | None], None]) -> None:
         """Call `watcher` with each claim before and after a change. It must not block or raise."""
-        self._claim_watchers.append(watcher)
+        self._claims.watch(watcher)
 
     def guard_holds(self, guard: Guard) -> None:
         """Write holds by units, slots and claims inside of what `guard` makes of them.
@@ -97,7 +95,7 @@ class HoldBook(Database):
     def claims(self) -> tuple[Claim, ...]:
         """List all claims, by namespace and name."""
         self._check_open()
-        return tuple(self._claims.values())
+        return tuple(sorted(self._claims.all(), key=_BY_NAME))
 
     def claim(self, uid: str) -> Claim | None:
         """Return the claim of a UID."""
@@ -106,7 +104,8 @@ class HoldBook(Database):
 
     def claims_for(self, pod: PodRef) -> tuple[Claim, ...]:
         """List the claims that are known to be a pod's, in any state, by their names."""
-        return tuple(claim for claim in self.claims() if claim.is_for(pod))
+        self._check_open()
+        return tuple(sorted((claim for claim in self._claims.all() if claim.is_for(pod)), key=_BY_NAME))
 
     def claim_on(self, device: str) -> Claim | None:
         """Return the claim that has a device alone."""
@@ -222,8 +221,8 @@ class HoldBook(Database):
                         raise ClaimConflict(device, self._whose(other))
 
     def _whose(self, hold: Hold) -> str:
-        if hold.claim_uid:
-            return f"claim {self._claims[hold.claim_uid].ref}"
+        if claim := self._claims.get(hold.claim_uid):
+            return f"claim {claim.ref}"
         pod = f"pod {hold.pod}" if hold.pod is not None else "a pod that kubelet has not named yet"
         return f"{pod} ({hold.key} of {hold.resource_name})"
 
@@ -244,8 +243,9 @@ class HoldBook(Database):
         """Have memory follow what was written of holds that were there."""
         self._holds.put(holds)
         of_claims = {hold.key: hold for hold in holds if hold.claim_uid}
-        claims = [self._claims[uid] for uid in dict.fromkeys(hold.claim_uid for hold in of_claims.values())]
-        self._put_claims(replace(c, devices=tuple(of_claims.get(h.key, h) for h in c.devices)) for c in claims)
+        uids = {hold.claim_uid for hold in of_claims.values()}
+        claims = [claim for uid in uids if (claim := self._claims.get(uid)) is not None]
+        self._claims.put(replace(c, devices=tuple(of_claims.get(h.key, h) for h in c.devices)) for c in claims)
 
     def _put_rows(self, holds: Iterable[Hold]) -> None:
         """Write rows in place of those with the same keys. Raises ClaimConflict if two have one device alone."""
@@ -275,19 +275,14 @@ class HoldBook(Database):
         self._db.executemany("DELETE FROM holds WHERE key = :key", gone)
         self._db.executemany("DELETE FROM hold_devices WHERE key = :key", gone)
 
-    def _put_claims(self, claims: Iterable[Claim], gone: Iterable[str] = ()) -> None:
-        """Have memory follow what was written: claims that are new or other ones, and the UIDs of those gone."""
-        before, dropped = self._claims, frozenset(gone)
-        changed = {claim.ref.uid: claim for claim in claims}
-        now = (claim for uid, claim in {**before, **changed}.items() if uid not in dropped)
-        self._claims = {claim.ref.uid: claim for claim in sorted(now, key=_by_name)}
-        for uid in {**changed, **dict.fromkeys(dropped)}:
-            old, new = before.get(uid), self._claims.get(uid)
-            held = {hold.key for hold in old.devices} if old is not None else set()
-            self._holds.remove(held - {hold.key for hold in (new.devices if new is not None else ())})
-            self._holds.put(new.devices if new is not None else ())
-            for watcher in self._claim_watchers:
-                watcher(old, new)
+    def _put_claims(self, claims: Iterable[Claim]) -> None:
+        """Have memory follow what was written: claims that are new or other ones, with their holds."""
+        made = tuple(claims)
+        before = {hold.key for claim in made if (known := self._claims.get(claim.ref.uid)) for hold in known.devices}
+        self._claims.put(made)
+        now = {hold.key: hold for claim in made for hold in claim.devices}
+        self._holds.remove(before - now.keys())
+        self._holds.put(now.values())
 
     def _load(self) -> None:
         super()._load()
@@ -296,10 +291,6 @@ class HoldBook(Database):
         self._void = tuple(void)
         self._holds.put(_without_device(hold) if hold.key in void else hold for hold in holds)
         self._put_claims(claims)
-
-
-def _by_name(claim: Claim) -> tuple[str, str, str]:
-    return claim.ref.namespace, claim.ref.name, claim.ref.uid
 
 
 def _without_device(slot: Hold) -> Hold:
