@@ -87,7 +87,7 @@ class Parts:
         self.leaves: Latest[Mapping[str, Neighbour]] = Latest({})
         """Adapter → the switch port at the other end, as far as somebody listens."""
         rail_files = RailFiles(at_start.cdi_dir, offer, self.asker, self.leaves)
-        facts = FactsWriter(config, node, specs, self.claim_specs.metadata, rail_files, allocator.verbs_nodes)
+        facts = FactsWriter(config, node, specs, self.claim_specs, rail_files, allocator.verbs_nodes)
         held = HeldDevices(config, node, self.asker, offer, self.holders, self.claim_reader)
         places = Settings(
             busy_seconds,

@@ -32,7 +32,7 @@ from agent.edits.add_facts import (
     without_facts,
 )
 from agent.edits.cdi import SpecFiles
-from agent.edits.claim_specs import MetadataFiles, requests_with_files
+from agent.edits.claim_specs import ClaimSpecs, requests_with_files
 from agent.edits.specs import Specs
 from agent.errors import AgentError, HardwareError
 from agent.hardware.lldp import Neighbour
@@ -139,7 +139,7 @@ class FactsWriter:
         config: Latest[Config],
         node: Node,
         specs: Specs,
-        metadata: MetadataFiles,
+        claim_specs: ClaimSpecs,
         files: RailFiles,
         verbs_nodes: Mapping[str, str],
     ) -> None:
@@ -147,7 +147,7 @@ class FactsWriter:
         self._config = config
         self._node = node
         self._specs = specs
-        self._metadata = metadata
+        self._claim_specs = claim_specs
         self._files = files
         self._verbs_nodes = verbs_nodes
         self._writing = threading.Lock()
@@ -201,7 +201,7 @@ class FactsWriter:
             claim = self._node.ledger.claim(uid)
             if claim is not None and requests_with_files(claim):
                 with self._writing:
-                    self._metadata.add_networks(uid, self._networks(claim, rows, result))
+                    self._claim_specs.add_networks(uid, self._networks(claim, rows, result))
 
     def _networks(
         self, claim: Claim, rows: Sequence[Attachment], result: Mapping[str, Any]

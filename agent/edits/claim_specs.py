@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agent.edits.cdi import SpecFiles
+from agent.edits.cdi import OWN_PREFIX, SpecFiles
 from agent.edits.specs import CLAIM, KIND_OF_CLAIMS, Specs
 from agent.errors import Unavailable
 from agent.ledger import Ledger
@@ -35,71 +35,9 @@ _NUMBERING = threading.Lock()
 """Held from reading a file, or the books, until the next one is in its place: the last has seen the newest."""
 
 
-class MetadataFiles:
-    """The files of claims, `nodefabric-claim-<uid>.<request>.metadata`. Methods block, briefly."""
-
-    def __init__(self, folder: Path, start: str) -> None:
-        """`start` is how names of claims begin in this folder."""
-        self._files = SpecFiles(folder, start, "a pod of this claim", SUFFIX)
-        self._start = start
-
-    def path(self, uid: str, request: str) -> Path:
-        """Tell where the file of a request is."""
-        return self._files.path(self._name(uid, request))
-
-    def write(self, uid: str, request: str, document: Mapping[str, Any]) -> None:
-        """Write the file of a request, in place of an earlier one. Raises Unavailable."""
-        with _NUMBERING:
-            self._replace(uid, request, document)
-
-    def add_networks(self, uid: str, networks: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-        """Write what devices are in their pod: request → name of the device → `networkData`, empty for nothing to say.
-
-        Raises Unavailable, also if a file is not there.
-        """
-        with _NUMBERING:
-            for request, of_devices in networks.items():
-                document = self._read(uid, request)
-                if document is None:
-                    raise Unavailable(
-                        f"{self.path(uid, request)} is gone, which the containers of this claim's pod are to have:"
-                        " recreate the pod"
-                    )
-                for device in (each for entry in document["requests"] for each in entry["devices"]):
-                    if device["name"] in of_devices:
-                        device.pop("networkData", None)
-                        device |= {"networkData": told} if (told := of_devices[device["name"]]) else {}
-                self._replace(uid, request, document)
-
-    def remove(self, uid: str) -> None:
-        """Remove all files of a claim. Raises Unavailable."""
-        for name in self._files.names():
-            if name.startswith(self._name(uid, "")):
-                self._files.remove(name)
-
-    def uids(self) -> frozenset[str]:
-        """List the claims that have a file."""
-        return frozenset(name.removeprefix(self._start).partition(".")[0] for name in self._files.names())
-
-    def missing(self, claim: Claim) -> bool:
-        """Tell whether a file is not there that a container of the claim is to have."""
-        return any(not self.path(claim.ref.uid, request).exists() for request in requests_with_files(claim))
-
-    def _replace(self, uid: str, request: str, document: Mapping[str, Any]) -> None:
-        before = self._read(uid, request)
-        generation = before["metadata"]["generation"] + 1 if before is not None else 1
-        meta = document["metadata"] | {"generation": generation}
-        self._files.write(self._name(uid, request), json.dumps({**document, "metadata": meta}) + "\n")
-
-    def _read(self, uid: str, request: str) -> dict[str, Any] | None:
-        try:
-            found: dict[str, Any] = json.loads(self._files.read(self._name(uid, request)))
-        except (OSError, ValueError):
-            return None
-        return found
-
-    def _name(self, uid: str, request: str) -> str:
-        return f"{self._start}{uid}.{request}"
+def metadata_path(folder: Path, uid: str, request: str) -> Path:
+    """Tell where the file of a claim's request is."""
+    return folder / f"{OWN_PREFIX}{_name(uid)}.{request}{SUFFIX}"
 
 
 def mounted(edits: Mapping[str, Any], host_path: Path, path: str) -> Mapping[str, Any]:
@@ -130,7 +68,7 @@ class ClaimSpecs:
         self._ledger = ledger
         self._specs = specs
         self._copies = SpecFiles(folder, CLAIM, _WHOSE, ".claim", mode=0o600)
-        self.metadata = MetadataFiles(folder, CLAIM)
+        self._metadata = SpecFiles(folder, CLAIM, _WHOSE, SUFFIX)
         """What tells containers of their devices, for claims that are to have it."""
 
     def rewrite(self) -> Sequence[str]:
@@ -149,7 +87,9 @@ class ClaimSpecs:
         with _NUMBERING:
             self._copies.remove(_name(uid))
         self._specs.remove(_name(uid))
-        self.metadata.remove(uid)
+        for name in self._metadata.names():
+            if name.partition(".")[0] == _name(uid):
+                self._metadata.remove(name)
 
     def is_written(self, uid: str) -> bool:
         """Tell whether the spec of a claim says what the books do."""
@@ -157,8 +97,8 @@ class ClaimSpecs:
 
     def uids(self) -> frozenset[str]:
         """List the claims that have a spec or file of ours. What a killed process has half written is removed."""
-        names = self._specs.names(CLAIM) | self._copies.names()
-        return frozenset(name.removeprefix(CLAIM) for name in names) | self.metadata.uids()
+        names = self._specs.names(CLAIM) | self._copies.names() | self._metadata.names()
+        return frozenset(name.removeprefix(CLAIM).partition(".")[0] for name in names)
 
     def _write_copy(self, uid: str) -> None:
         """Write the copy of a claim unless it says what the books do. Raises Unavailable.
@@ -184,6 +124,51 @@ class ClaimSpecs:
         except (OSError, ValueError, KeyError, TypeError) as error:  # of another version, maybe
             log.error("%s says nothing of a claim: %s", self._copies.path(name), error)
             return None
+
+    # ------------------------------------------------------------------------------------------ files for containers
+
+    def write_metadata(self, uid: str, request: str, document: Mapping[str, Any]) -> None:
+        """Write the file of a request, in place of an earlier one. Raises Unavailable."""
+        with _NUMBERING:
+            self._replace(f"{_name(uid)}.{request}", document)
+
+    def add_networks(self, uid: str, networks: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+        """Write what devices are in their pod: request → name of the device → `networkData`, empty for nothing to say.
+
+        Raises Unavailable, also if a file is not there.
+        """
+        with _NUMBERING:
+            for request, of_devices in networks.items():
+                name = f"{_name(uid)}.{request}"
+                document = self._read(name)
+                if document is None:
+                    raise Unavailable(
+                        f"{self._metadata.path(name)} is gone, which the containers of this claim's pod are to have:"
+                        " recreate the pod"
+                    )
+                for device in (each for entry in document["requests"] for each in entry["devices"]):
+                    if device["name"] in of_devices:
+                        device.pop("networkData", None)
+                        device |= {"networkData": told} if (told := of_devices[device["name"]]) else {}
+                self._replace(name, document)
+
+    def misses_metadata(self, claim: Claim) -> bool:
+        """Tell whether a file is not there that a container of the claim is to have."""
+        names = (f"{_name(claim.ref.uid)}.{request}" for request in requests_with_files(claim))
+        return not all(map(self._metadata.is_there, names))
+
+    def _replace(self, name: str, document: Mapping[str, Any]) -> None:
+        before = self._read(name)
+        generation = before["metadata"]["generation"] + 1 if before is not None else 1
+        meta = document["metadata"] | {"generation": generation}
+        self._metadata.write(name, json.dumps({**document, "metadata": meta}) + "\n")
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads(self._metadata.read(name))
+        except (OSError, ValueError):
+            return None
+        return found
 
 
 def qualified(name: str) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 
 from agent.config import Config, Resource
 from agent.edits.build import edits_by_device, variables_of_container
-from agent.edits.claim_specs import IN_CONTAINERS, MetadataFiles, mounted
-from agent.edits.specs import CLAIM, KIND_OF_CLAIMS
+from agent.edits.claim_specs import IN_CONTAINERS, metadata_path, mounted
+from agent.edits.specs import KIND_OF_CLAIMS
 from agent.errors import AgentError, ClaimInvalid, DeviceGone, NotYet, UnitUnhealthy
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimState, Hold, Spec
@@ -108,13 +108,12 @@ class Planner:
         groups = known.groups or {each.result.base: "" for each in planned}
         edits = edits_of(planned, offer.snapshot, groups)
         identity = identities(offer.snapshot)
-        files = MetadataFiles(config.cdi_dir, CLAIM)
         devices = []
         for number, (each, setting, edit) in enumerate(zip(planned, settings, edits, strict=True)):
             pci = offer.snapshot.by_address.get(each.unit.device)
             made = _row(claim, number, each, setting)
             if config.dra.metadata:
-                host_path = files.path(claim.ref.uid, each.result.base)
+                host_path = metadata_path(config.cdi_dir, claim.ref.uid, each.result.base)
                 edit = mounted(edit, host_path, path_in_containers(claim, each.result.base, each.result.driver))
             devices.append(replace(made, identity=identity(pci) if pci is not None else "", spec=_spec(claim, edit)))
         return Claim(claim.ref, ClaimState.PREPARING, tuple(devices), claim.pods, claim.only_pod)

@@ -362,14 +362,14 @@ class ClaimFiles:
 
         Raises Unavailable, also if the `allocation` is needed and the API server did not tell it.
         """
-        is_missing = self._specs.metadata.missing(claim)
+        is_missing = self._specs.misses_metadata(claim)
         if is_missing and allocation is None:
             raise Unavailable(f"the files that tell of claim {claim.ref} are gone, and the API server is away")
         is_new = claim.state is not ClaimState.PREPARED and bool(requests_with_files(claim))
         if allocation is not None and (is_missing or is_new):
             attributes = {(d.request, d.device_name, d.share_id): self._attributes(d) for d in claim.devices}
             for request, document in documents_of(allocation, attributes).items():
-                self._specs.metadata.write(claim.ref.uid, request, document)
+                self._specs.write_metadata(claim.ref.uid, request, document)
         self._specs.write(claim.ref.uid)
 
     def remove(self, uid: str) -> None:

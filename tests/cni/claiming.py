@@ -91,7 +91,7 @@ class Scene:
         offered = {"rdma/vf": tuple(Unit(vf(i), "rdma/vf", "vf", vf(i), HEALTHY, 0) for i in range(3))}
         offer = Latest(Offer(node.snapshot, claimable=offered))
         files = RailFiles(rig.folder / "cdi", offer, kubelet, Latest({}))
-        facts = FactsWriter(self.config, node, specs, self.specs.metadata, files, {})
+        facts = FactsWriter(self.config, node, specs, self.specs, files, {})
         holders = cast(PodsFile, SimpleNamespace(noted=(), is_settled=True))
         self.granted = HeldDevices(self.config, node, kubelet, offer, holders, self.asks)
         rig.attachments.close()

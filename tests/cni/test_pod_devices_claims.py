@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.config import CniSettings
-from agent.edits.claim_specs import IN_CONTAINERS, mounted
+from agent.edits.claim_specs import IN_CONTAINERS, metadata_path, mounted
 from agent.errors import (
     DeviceBusy,
     HardwareError,
@@ -417,16 +417,18 @@ CHILD = {"mode": "macvlan"}
 
 def told_of(scene: Scene, claim: str, device: Hold) -> Hold:
     """Have containers get a file about the device, as Prepare writes it."""
-    files, uid, request = scene.specs.metadata, f"uid-{claim}", device.request
+    uid, request = f"uid-{claim}", device.request
     requests = [{"name": request, "devices": [{"name": device.device_name, "attributes": {}}]}]
-    files.write(uid, request, {"metadata": {"name": claim}, "requests": requests})
+    scene.specs.write_metadata(uid, request, {"metadata": {"name": claim}, "requests": requests})
     path = f"{IN_CONTAINERS}/resourceclaims/{claim}/{request}/nodefabric.io-metadata.json"
-    return dataclasses.replace(device, spec=Spec("claim", mounted({}, files.path(uid, request), path)))
+    return dataclasses.replace(
+        device, spec=Spec("claim", mounted({}, metadata_path(scene.rig.folder / "cdi", uid, request), path))
+    )
 
 
 def told(scene: Scene, claim: str, request: str) -> tuple[int, dict[str, Any] | None]:
     """Number of a file, and what it says of the device in its pod."""
-    document = json.loads(scene.specs.metadata.path(f"uid-{claim}", request).read_text())
+    document = json.loads(metadata_path(scene.rig.folder / "cdi", f"uid-{claim}", request).read_text())
     (device,) = document["requests"][0]["devices"]
     return document["metadata"]["generation"], device.get("networkData")
 
@@ -464,7 +466,7 @@ def test_a_share_that_several_pods_have_is_told_of_in_none(scene: Scene) -> None
 def test_a_pod_whose_file_is_gone_is_refused_and_its_devices_stay_on_the_host(scene: Scene) -> None:
     """The runtime could create none of its containers."""
     scene.claim("nics", told_of(scene, "nics", of_vf(0)))
-    scene.specs.metadata.path("uid-nics", "nic0").unlink()
+    metadata_path(scene.rig.folder / "cdi", "uid-nics", "nic0").unlink()
     before = scene.rig.found(0)
     with pytest.raises(Unavailable, match=r"nic0\.metadata is gone"):
         scene.start("c1")

@@ -56,7 +56,7 @@ class Scene:
         self.specs = ClaimSpecs(self.ledger, specs, folder / "cdi")
         files = RailFiles(folder / "cdi", Latest(Offer(snapshot)), cast(Any, SimpleNamespace()), Latest({}))
         tells = cast(Any, Latest(SimpleNamespace(tells=True)))
-        facts = FactsWriter(tells, node, specs, self.specs.metadata, files, {})
+        facts = FactsWriter(tells, node, specs, self.specs, files, {})
         self.held = FixedDevices()
         self.attachments = attachments_of(node, self.held, facts=facts)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.edits.claim_specs import ClaimSpecs, MetadataFiles, qualified
+from agent.edits.claim_specs import ClaimSpecs, metadata_path, qualified
 from agent.edits.specs import Specs
 from agent.errors import Unavailable
 from agent.ledger import Ledger
@@ -146,33 +146,31 @@ def devices(path: Path) -> dict[str, Any]:
     return {device["name"]: device.get("networkData") for device in request["devices"]}
 
 
-def test_a_device_is_told_of_in_a_new_file_with_a_higher_number(tmp_path: Path) -> None:
-    files = MetadataFiles(tmp_path, "claim-")
-    files.write(UID, "nic", DOCUMENT)
-    path = files.path(UID, "nic")
+def test_a_device_is_told_of_in_a_new_file_with_a_higher_number(specs: ClaimSpecs, folder: Path) -> None:
+    specs.write_metadata(UID, "nic", DOCUMENT)
+    path = metadata_path(folder, UID, "nic")
     assert json.loads(path.read_text()) == {**DOCUMENT, "metadata": {"uid": UID, "generation": 1}}
     assert path.stat().st_mode & 0o777 == 0o644  # containers have users of their own
     with path.open() as opened:  # as a container that has it already
-        files.add_networks(UID, {"nic": {"vf-1": NETWORK}})
+        specs.add_networks(UID, {"nic": {"vf-1": NETWORK}})
         assert json.load(opened)["metadata"]["generation"] == 1
     assert devices(path) == {"vf-1": NETWORK, "vf-2": None}
-    files.add_networks(UID, {"nic": {"vf-1": {}}})
+    specs.add_networks(UID, {"nic": {"vf-1": {}}})
     assert devices(path) == {"vf-1": None, "vf-2": None}
-    files.write(UID, "nic", DOCUMENT)
+    specs.write_metadata(UID, "nic", DOCUMENT)
     assert json.loads(path.read_text())["metadata"]["generation"] == 4
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(folder.iterdir()) == [path]
 
 
-def test_what_is_to_be_told_of_in_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    files = MetadataFiles(tmp_path, "claim-")
+def test_what_is_to_be_told_of_in_a_file_that_is_gone_is_an_error(specs: ClaimSpecs, folder: Path) -> None:
     with pytest.raises(Unavailable, match=rf"{UID}\.nic\.metadata is gone.*recreate the pod"):
-        files.add_networks(UID, {"nic": {"vf-1": NETWORK}})
+        specs.add_networks(UID, {"nic": {"vf-1": NETWORK}})
 
 
 def test_they_go_with_the_spec_of_their_claim_and_those_of_others_stay(specs: ClaimSpecs) -> None:
-    specs.metadata.write(UID, "nic", DOCUMENT)
-    specs.metadata.write(UID, "rail", DOCUMENT)
-    specs.metadata.write(f"{UID}2", "nic", DOCUMENT)
+    specs.write_metadata(UID, "nic", DOCUMENT)
+    specs.write_metadata(UID, "rail", DOCUMENT)
+    specs.write_metadata(f"{UID}2", "nic", DOCUMENT)
     assert specs.uids() == {UID, f"{UID}2"}
     specs.remove(UID)
     specs.remove(UID)

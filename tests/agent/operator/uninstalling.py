@@ -75,7 +75,7 @@ class Host:
             specs = ClaimSpecs(books, Specs(books, cdi), cdi)
             books.prepare_claim(CLAIM)
             specs.write(CLAIM.ref.uid)
-            specs.metadata.write(CLAIM.ref.uid, "nic", {"metadata": {}})
+            specs.write_metadata(CLAIM.ref.uid, "nic", {"metadata": {}})
             books.remove_claim(CLAIM.ref.uid)
             books.grant(granted("rdma/vf", {VF: VF}))
         self.run.mkdir()

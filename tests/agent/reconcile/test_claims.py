@@ -331,6 +331,6 @@ def test_claims_of_an_earlier_boot_are_not_put_back(tmp_path: Path) -> None:
 
 
 def test_what_tells_containers_of_devices_goes_with_a_claim_that_is_gone(room: Room) -> None:
-    room.specs.metadata.write("uid-of-nobody", "nic", {"metadata": {}})
+    room.specs.write_metadata("uid-of-nobody", "nic", {"metadata": {}})
     assert room.heal() == [("spec-remove", "claim-gone")]
     assert room.specs.uids() == frozenset()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent.config import Config, Dra, Resource
+from agent.edits.claim_specs import metadata_path
 from agent.errors import Unavailable
 from agent.model.allocation import ClaimState
 from deviceplugin.dra.devices import devices_of
@@ -49,7 +50,7 @@ def mounts(desk: Desk) -> dict[str, str]:
 
 
 def told(desk: Desk, request: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(desk.specs.metadata.path(REF.uid, request).read_text())
+    found: dict[str, Any] = json.loads(metadata_path(desk.folder, REF.uid, request).read_text())
     return found
 
 
@@ -111,11 +112,11 @@ def test_of_a_device_that_was_chosen_late_it_says_what_this_one_is(desks: Desks)
 def test_they_stay_as_the_pod_has_them_when_the_claim_is_prepared_again_and_come_back_if_lost(desk: Desk) -> None:
     device = names(desk)[0]
     prepare(desk, result("nic", device))
-    desk.specs.metadata.add_networks(REF.uid, {"nic": {device: {"interfaceName": "net1"}}})
+    desk.specs.add_networks(REF.uid, {"nic": {device: {"interfaceName": "net1"}}})
     desk.preparer.prepare(REF)
     assert told(desk, "nic")["requests"][0]["devices"][0]["networkData"] == {"interfaceName": "net1"}
 
-    desk.specs.metadata.path(REF.uid, "nic").unlink()
+    metadata_path(desk.folder, REF.uid, "nic").unlink()
     desk.others.is_away = True
     with pytest.raises(Unavailable, match="team/two-rails are gone, and the API server is away"):
         desk.preparer.prepare(REF)
