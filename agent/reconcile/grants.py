@@ -218,6 +218,8 @@ class Grants:
     def _carry_out(self, action: Action, asked_at: float) -> None:
         match action:
             case TakeOver(held, devices):
+                if self._ledger.hold(held.unit_id) is not None:
+                    return  # it was granted meanwhile, or bound
                 try:
                     self._ledger.grant([Hold(held.unit_id, held.resource_name, devices)])
                 except ClaimConflict as error:

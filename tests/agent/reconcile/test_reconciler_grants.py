@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from agent.errors import Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import HeldUnit
+from agent.reconcile import grants
 from agent.reconcile.grants import UNCLAIMED_SECONDS
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until
 from tests.cni.tiny_node import tiny_snapshot
-from tests.node import POD, VF, attach, granted, open_books, owner, prepare
+from tests.node import POD, VF, attach, bound_slot, granted, open_books, owner, prepare
 
 
 def test_a_grant_that_no_pod_claims_is_released_when_it_is_old(scene: Scene) -> None:
@@ -32,6 +36,25 @@ def test_a_grant_that_is_new_to_kubelets_word_stays_however_long_healing_took(sc
     scene.meanwhile = meanwhile
     scene.run_once()
     assert [hold.key for hold in scene.books.holds()] == [VF]
+
+
+def test_a_slot_that_is_bound_while_kubelets_word_is_compared_keeps_its_device(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ADD finds it with kubelet, too, in books that are new."""
+    slot = bound_slot("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "main", "c1", "eth0", POD, {})
+    compare = grants.decide
+
+    def and_bind(*given: Any, **more: Any) -> tuple[grants.Action, ...]:
+        actions = compare(*given, **more)
+        scene.books.bind_slots([slot])
+        return actions
+
+    monkeypatch.setattr(grants, "decide", and_bind)
+    scene.offered = {slot.key: (VF,)}
+    scene.held_units = [HeldUnit(POD, "rdma/vf", slot.key)]
+    scene.run_once()
+    assert [hold.devices for hold in scene.books.bound_slots("c1")] == [(VF,)]
 
 
 def test_a_clock_that_is_set_back_leaves_no_grant_for_the_time_between(tmp_path: Path) -> None:
