@@ -304,10 +304,9 @@ def _network_of(conf: NetConf) -> Hashable:
 
 
 def _answer(call: Call, brought: Sequence[_BroughtIn]) -> Mapping[str, Any]:
-    interfaces = (
-        (result.Interface(one.facts.name, one.facts.mac, one.facts.mtu, call.netns_path, one.facts.pci_id or ""), one)
+    interfaces = [
+        (result.Interface(f.name, f.mac, f.mtu, call.netns_path, f.pci_id or ""), one.leases)
         for one in brought
-    )
-    return result.build(
-        call.conf.cni_version, call.conf.prev_result, [(interface, one.leases) for interface, one in interfaces]
-    )
+        for f in [one.facts]
+    ]
+    return result.build(call.conf.cni_version, call.conf.prev_result, interfaces)

@@ -151,7 +151,7 @@ class HeldDevices:
         """
         config = self._config  # one for all of it: kubelet is waited for in between
         wanted = {r.name for r in config.resources if r.joins_network}
-        strange = self._of_no_resource(pod)
+        strange = self._of_no_resource(pod, config)
         if not strange and not (wanted and self._may_have(pod, wanted)):
             return ()
         listed = self.pod_devices(pod)
@@ -208,9 +208,9 @@ class HeldDevices:
             else:
                 yield held, resource, () if resource is not None else (unit_id,)
 
-    def _of_no_resource(self, pod: PodRef) -> Set[tuple[str, str]]:
+    def _of_no_resource(self, pod: PodRef, config: Config) -> Set[tuple[str, str]]:
         """List resource name and unit of the network devices that may be the pod's, whose resource is gone."""
-        names = {resource.name for resource in self._config.resources}
+        names = {resource.name for resource in config.resources}
         return {
             (hold.resource_name, hold.key)
             for hold in self._ledger.holds()
@@ -310,7 +310,7 @@ class HeldDevices:
     def _refuse_forgotten(self, pod: PodRef) -> None:
         """Refuse a pod that has a claim which is not in the books, where those are new: it would lack its devices."""
         ledger, config = self._ledger, self._config
-        if not (config.offers_dra and pod.name and (ledger.is_new or ledger.recovered_from is not None)):
+        if not ((ledger.is_new or ledger.recovered_from is not None) and pod.name and config.offers_dra):
             return
         found = self._kubelet.pod(pod)
         known = {(claim.ref.namespace, claim.ref.name) for claim in ledger.claims()}

@@ -78,9 +78,11 @@ class Targets:
         Raises NotAllowed, RequestInvalid, DeviceBusy, and Unavailable if kubelet does not answer.
         """
         try:
-            ways = (way(call, add) for way in self.ways)
-            found = next((named for named in ways if named is not None), ())
-            targets = tuple(self._target(call, named) for named in found)
+            found: Sequence[Named] | None = None
+            for way in self.ways:
+                if (found := way(call, add)) is not None:
+                    break
+            targets = tuple([self._target(call, named) for named in found or ()])
             _refuse_same_guid(targets)
             yield targets
         except BaseException:
@@ -155,9 +157,12 @@ class Targets:
         if call.conf.prev_result is None or not call.pod.name:
             return ()
         taken = {str(i.get("name")) for i in call.conf.prev_result.get("interfaces") or []} | {call.ifname}
-        given = map(self._held.settled, (*self._held.devices(call.pod), *self._bound(call, add)))
-        own = ((self._limited(_conf_of(found, call.conf), found.resource_name), found) for found in given)
-        wanted = [(conf, found) for conf, found in own if not (found.files_only or self._needs_nothing(conf))]
+        wanted = list[tuple[NetConf, GrantedDevice]]()
+        for given in (*self._held.devices(call.pod), *self._bound(call, add)):
+            found = self._held.settled(given)
+            conf = self._limited(_conf_of(found, call.conf), found.resource_name)
+            if not (found.files_only or self._needs_nothing(conf)):
+                wanted.append((conf, found))
         if any(conf.bond for conf, _ in wanted):
             return self._joined(wanted, taken)
         names = interface_names([(found.ifname, _usual(found)) for _, found in wanted], taken)
@@ -225,8 +230,11 @@ class Targets:
 
     def _limited(self, conf: NetConf, resource_name: str) -> NetConf:
         """Give a VF the rates of its resource, where its network says nothing of any."""
-        settings, rates = conf.settings, self._held.rates_of(resource_name)
-        if rates.is_empty or settings.min_tx_rate is not None or settings.max_tx_rate is not None:
+        settings = conf.settings
+        if settings.min_tx_rate is not None or settings.max_tx_rate is not None:
+            return conf
+        rates = self._held.rates_of(resource_name)
+        if rates.is_empty:
             return conf
         return replace(conf, settings=replace(settings, min_tx_rate=rates.min_tx_rate, max_tx_rate=rates.max_tx_rate))
 
@@ -290,8 +298,7 @@ def interface_names(wanted: Sequence[tuple[str, str]], taken: Collection[str]) -
         used.add(name)
 
     def next_of(pattern: str, first: int) -> str:
-        numbered = (pattern.replace("%d", str(n)) for n in range(first, 1000))
-        name = next(name for name in numbered if name not in used)
+        name = next(name for n in range(first, 1000) if (name := pattern.replace("%d", str(n))) not in used)
         if len(name) > MAX_IFNAME:
             raise RequestInvalid(f"{name} has more than {MAX_IFNAME} characters: give the network a shorter ifName")
         used.add(name)

@@ -49,23 +49,21 @@ def _value(kind: type[T], row: sqlite3.Row, **made: object) -> T:
 
 def _columns(value: DataclassInstance, *apart: str) -> dict[str, Any]:
     """Say a value as columns: each field, but for those that stand `apart`."""
-    return cells(value, *(name for name in _names(type(value)) if name not in apart))
+    return cells(value, *_names(type(value), *apart))
 
 
 @cache
-def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def _names(kind: type[DataclassInstance], *apart: str) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name not in apart)
 
 
 def cells(value: DataclassInstance, *names: str) -> dict[str, Any]:
     """Say some fields as columns, each of which stands in the one of its name."""
-    return {name: _cell(getattr(value, name)) for name in names}
-
-
-def _cell(value: object) -> object:
-    if value is None or isinstance(value, str | int | float):  # most of them, and quickly seen
-        return value
-    return json.dumps(dict(value) if isinstance(value, Mapping) else value)
+    found = {name: getattr(value, name) for name in names}
+    for name, said in found.items():
+        if said is not None and not isinstance(said, str | int | float):  # few are not
+            found[name] = json.dumps(dict(said) if isinstance(said, Mapping) else said)
+    return found
 
 
 def _pod(row: sqlite3.Row) -> PodRef:

@@ -220,5 +220,5 @@ def _target(host: Host, device: str, link: str) -> str | None:
 
 def _only(before: VfSettings, touched: VfSettings) -> VfSettings:
     """Keep of a reading what is about to be changed: nothing else is put back later."""
-    groups = (group for group in _GROUPS if any(getattr(touched, name) is not None for name in group))
-    return VfSettings(**{name: getattr(before, name) for group in groups for name in group})
+    said = touched.document().keys()
+    return VfSettings(**{name: getattr(before, name) for group in _GROUPS if said & set(group) for name in group})

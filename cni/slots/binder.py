@@ -147,10 +147,12 @@ class Binder:
 
     def _bound_before(self, call: Call) -> tuple[Hold, ...]:
         """List what an earlier call for this sandbox has bound; the slot that this call is about becomes its own."""
-        own = [slot for slot in self._of(call) if slot.key == call.conf.device and not slot.cni_ifname]
-        if own:
-            with self._bound.guard:
-                self._ledger.bind_slots([replace(slot, cni_ifname=call.ifname) for slot in own])
+        slots = self._of(call)
+        own = [slot for slot in slots if slot.key == call.conf.device and not slot.cni_ifname]
+        if not own:
+            return slots
+        with self._bound.guard:
+            self._ledger.bind_slots([replace(slot, cni_ifname=call.ifname) for slot in own])
         return self._of(call)
 
     def _of(self, call: Call) -> tuple[Hold, ...]:

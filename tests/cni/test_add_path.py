@@ -117,7 +117,7 @@ def call(path: Path, command: str, container_id: str, pod: Path) -> Answer:
         "CNI_CONTAINERID": container_id,
         "CNI_IFNAME": "eth0",
         "CNI_NETNS": str(pod),
-        "CNI_ARGS": "K8S_POD_NAMESPACE=default;K8S_POD_NAME=p;K8S_POD_UID=uid",
+        "CNI_ARGS": f"K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod-of-{container_id};K8S_POD_UID=uid-of-{container_id}",
         "CNI_PATH": "/opt/cni/bin",
     }
     before = {"cniVersion": "1.1.0", "interfaces": [{"name": "eth0"}]}
@@ -138,7 +138,7 @@ def test_an_add_passes_few_modules(own_network: None, tmp_path: Path, short_fold
     path, pod = short_folder / "cni.sock", tiny_node.make_pod(tmp_path / "pod.netns")
 
     def calls(parts: Parts, books: Ledger) -> Answer:
-        """Make a pod's sandbox twice: the first ADD of an agent fills caches, which is not what the others pass."""
+        """Make two pods' sandboxes: the first ADD of an agent fills caches, which is not what the others pass."""
         call(path, "ADD", "c1", pod)
         call(path, "DEL", "c1", pod)
         assert parts.attachments.await_detached(books.attachments(), 30) == ()
