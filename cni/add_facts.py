@@ -33,7 +33,7 @@ from agent.edits.add_facts import (
 )
 from agent.edits.cdi import SpecFiles
 from agent.edits.claim_specs import ClaimSpecs, requests_with_files
-from agent.edits.specs import Specs
+from agent.edits.specs import Specs, file_of
 from agent.errors import AgentError, HardwareError
 from agent.hardware.lldp import Neighbour
 from agent.hardware.sysfs.rdma import Gid, best_first, find_gids, roce_ports
@@ -176,6 +176,9 @@ class FactsWriter:
 
             if self._specs.change(decide):
                 log.info("%s has other character devices in its pod: its CDI spec says so", row.device)
+        # The books may have said so before: an ADD fails whose files cannot be written, and its pod's next one comes.
+        mine = (hold for hold in self._node.ledger.holds_on(row.device) if hold.claim_uid == row.claim_uid)
+        self._specs.sync(dict.fromkeys(file_of(hold) for hold in mine if hold.spec is not None))
 
     def _renumbered(self, row: Attachment, netns: int) -> Mapping[str, tuple[Spec, Spec]]:
         """Map the holds whose specs name other devices to what these say, and what they should. Asks the kernel."""
