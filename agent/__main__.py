@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None, open_host: Callable[[], Host] |
     if words[:1] == ["--version"]:
         words = ["version"]
     parser, commands = _parser_and_commands(for_agent=words[:1] == ["run"])
-    if words and not words[0].startswith("-") and words[0] not in commands:
+    if not words:
+        parser.error(f"name a command, or --help; known are: {', '.join(sorted(commands))}")
+    if not words[0].startswith("-") and words[0] not in commands:
         parser.error(f"{one_line(words[0])} {unknown(words[0], commands, 'command')}")
     options = parser.parse_args(words, argparse.Namespace(open_host=open_host))
     try:

@@ -42,6 +42,10 @@ _OF_CHART = (
     "these are values of the chart: check what it makes of them, as"
     " helm template daemonset/chart --values FILE --show-only templates/config.yaml prints it"
 )
+_OF_KUBERNETES = (
+    "this is an object of Kubernetes: name the agent's configuration, which begins with `resources:`, or the ConfigMap"
+    " that holds it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,8 @@ def read_any(text: str | bytes, source: str) -> tuple[Shape, Any]:
         return read_any(_only_text(document, source), source)
     if isinstance(document, dict) and isinstance(document.get("config"), dict):
         raise ConfigError(source, [_OF_CHART])
+    if isinstance(document, dict) and {"apiVersion", "kind"} <= document.keys() and "resources" not in document:
+        raise ConfigError(source, [_OF_KUBERNETES])
     return Shape.OWN, document
 
 

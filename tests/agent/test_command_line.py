@@ -167,6 +167,13 @@ def test_an_error_is_one_line_whatever_is_in_it(tmp_path: Path, capsys: pytest.C
     assert len(told.splitlines()) == 1
 
 
+def test_who_names_no_command_is_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+    assert "name a command, or --help; known are: check-config, completion" in capsys.readouterr().err
+
+
 def test_a_command_that_is_nearly_right_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["tolopogy"])

@@ -53,10 +53,7 @@ def configuration(facts: Facts) -> Iterator[Result]:
     """The agent's own configuration."""
     if facts.config is None:
         for problem in facts.config_problems or ("is not there",):
-            yield error(
-                f"{facts.config_path}: {problem}",
-                "nodefabric check-config FILE says more; name another file with --config",
-            )
+            yield error(f"{facts.config_path}: {problem}", "correct it, or name another file with --config")
     elif not facts.config.resources:
         yield warning(f"{facts.config_path} has no resources: the agent offers nothing", "write some under `resources`")
     else:

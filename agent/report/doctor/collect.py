@@ -106,7 +106,7 @@ def _rails(root: Path, config: Config | None, *, is_here: bool) -> tuple[tuple[R
     try:
         return read_rails(books if is_here else below(root, books)), ""
     except LedgerError as error:
-        return (), str(error)
+        return (), str(error).replace(f"{root}/", "/")
 
 
 def _topology_policy(root: Path, kubelet_dir: Path, config: Config | None) -> str | None:

@@ -139,7 +139,7 @@ CASES = [
     (checks_hardware.iommu, {"config": DPDK, "has_iommu": False}, Severity.ERROR, "is off", "VT-d"),
     (checks_hardware.hugepages, {"config": DPDK}, Severity.FINE, "beside each VF", ""),
     (checks_hardware.rdma_mode, {"config": VFS_ONLY}, Severity.NOTE, "every pod sees", "netns exclusive"),
-    (checks_node.configuration, {"config": None}, Severity.ERROR, "is not there", "check-config"),
+    (checks_node.configuration, {"config": None}, Severity.ERROR, "is not there", "--config"),
     (checks_node.configuration, {"config": Config()}, Severity.WARNING, "offers nothing", "resources"),
     (
         checks_node.cdi,

@@ -215,6 +215,8 @@ def test_a_whole_root_is_collected(short_folder: Path, node_root: Callable[[str]
     assert facts.networks == (NetworkFile("10-a.conf", ("ptp",)),)
     assert [wrong for _, wrong in facts.kubelet_sockets] == ["No such file or directory"] * 2
     assert (facts.config_problems, facts.config_path, facts.agent) == (("is bad",), "/c.yaml", ())
+    elsewhere = collect(short_folder, Snapshot(), None, Path("/c.yaml"), ask_agent=False)
+    assert elsewhere.rails_unknown == "/var/lib/nodefabric/ledger.db is not there"
 
 
 def test_a_folder_for_cdi_specs_that_is_mounted_read_only_is_seen(own_network: None, short_folder: Path) -> None:
