@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -132,9 +132,10 @@ class Attacher:
     def _add_once_free(self, work: _Work, targets: Sequence[Target]) -> Mapping[str, Any]:
         """Attach as soon as no former owner has any of the devices. Raises DeviceBusy if one keeps it."""
         deadline = time.monotonic() + self._busy_seconds
+        devices = {target.device for target in targets}
         while True:
-            with self._node.locks.hold(target.device for target in targets):
-                answered = self._answered_before(work.owner, targets)
+            with self._node.locks.hold(devices):
+                answered = self._answered_before(work.owner, devices)
                 if answered is not None:
                     return answered
                 busy = self._free(work.owner, targets)
@@ -144,11 +145,11 @@ class Attacher:
                 raise DeviceBusy(busy)
             time.sleep(POLL_SECONDS)  # without the locks: the former owner's DEL needs them
 
-    def _answered_before(self, owner: Owner, targets: Sequence[Target]) -> Mapping[str, Any] | None:
+    def _answered_before(self, owner: Owner, devices: Set[str]) -> Mapping[str, Any] | None:
         rows = self._node.ledger.attachments_of(owner.container_id, owner.cni_ifname)
         if not rows:
             return None
-        same = {row.device for row in rows} == {target.device for target in targets}
+        same = {row.device for row in rows} == devices
         if same and all(row.state is AttachmentState.ATTACHED and row.owner.netns == owner.netns for row in rows):
             return rows[0].result
         raise DeviceBusy(f"an earlier ADD of {owner.container_id} {owner.cni_ifname} is still being undone")
@@ -158,7 +159,10 @@ class Attacher:
         former = [(row, t) for t in targets if (row := self._node.ledger.attachment_on(t.device)) is not None]
         for row, _ in former:
             permission.refuse_second_interface(owner, row)
-        return next((busy for row, target in former if (busy := self._free_of(row, target)) is not None), None)
+        for row, target in former:
+            if (busy := self._free_of(row, target)) is not None:
+                return busy
+        return None
 
     def _free_of(self, row: Attachment, target: Target) -> str | None:
         if row in self._detacher.leaving:

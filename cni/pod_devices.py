@@ -257,7 +257,10 @@ class HeldDevices:
 
     def rates_of(self, resource_name: str) -> VfSettings:
         """Return what the VFs of a resource may send, where their network says nothing of it."""
-        return next((r.rates for r in self._config.resources if r.name == resource_name), NO_SETTINGS)
+        for resource in self._config.resources:
+            if resource.name == resource_name:
+                return resource.rates
+        return NO_SETTINGS
 
     async def held_units(self) -> Sequence[HeldUnit]:
         """List what kubelet says that pods hold of our resources, and have the relay know of what it may not list now.

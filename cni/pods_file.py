@@ -255,8 +255,9 @@ class PodsFile:
             self._count(self._of_hold(before), self._of_hold(after))
 
     def _attachment_changed(self, before: Attachment | None, after: Attachment | None) -> None:
-        with self._counting:
-            self._count(_of_row(before), _of_row(after))
+        if before is None or after is None or before.owner != after.owner:
+            with self._counting:
+                self._count(_of_row(before), _of_row(after))
 
     def _claim_changed(self, before: Claim | None, after: Claim | None) -> None:
         with self._counting:

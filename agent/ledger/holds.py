@@ -80,7 +80,7 @@ class HoldBook(Database):
     def bound_slots(self, container_id: str | None = None) -> tuple[Hold, ...]:
         """List the slots that have a device, as they were bound; with `container_id` those of one sandbox."""
         self._check_open()
-        found = (hold for hold in self._holds.all() if hold.is_bound and container_id in (None, hold.container_id))
+        found = (hold for hold in self._holds.all() if container_id in (None, hold.container_id) and hold.is_bound)
         return tuple(sorted(found, key=attrgetter("bound_at", "key")))
 
     def pod_of(self, key: str) -> PodRef | None:

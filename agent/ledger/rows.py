@@ -59,10 +59,12 @@ def _names(kind: type[DataclassInstance], *apart: str) -> tuple[str, ...]:
 
 def cells(value: DataclassInstance, *names: str) -> dict[str, Any]:
     """Say some fields as columns, each of which stands in the one of its name."""
-    found = {name: getattr(value, name) for name in names}
-    for name, said in found.items():
+    found = {}
+    for name in names:
+        said = getattr(value, name)
         if said is not None and not isinstance(said, str | int | float):  # few are not
-            found[name] = json.dumps(dict(said) if isinstance(said, Mapping) else said)
+            said = json.dumps(dict(said) if isinstance(said, Mapping) else said)
+        found[name] = said
     return found
 
 
