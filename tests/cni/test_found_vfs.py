@@ -90,8 +90,8 @@ def test_without_any_memory_what_can_be_seen_is_restored(lost: Rig) -> None:
     assert row.undo.netdev == netdev(0)
     lost.remove(lost.folder / "pod.netns")
     until(lambda: lost.attachments.heal(vf(0)) == "owner-gone")
-    name, _, _, up, settings = lost.found()
-    assert (name, up) == (netdev(0), False)
+    name, _, mtu, up, settings = lost.found()
+    assert (name, mtu, up) == (netdev(0), 1500, False)  # as large as its neighbours'
     neighbour = lost.settings(1)
     assert (settings.vlan, settings.trust, settings.spoofchk) == (neighbour.vlan, neighbour.trust, neighbour.spoofchk)
 
