@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from agent.config import Resource
-from agent.edits.device_info import GrantedFiles, describe
+from agent.edits.device_info import GrantedFiles, Key, describe
 from agent.edits.specs import Specs
 from agent.edits.unit_specs import UnitSpecs
 from agent.ledger import Ledger
-from agent.model.allocation import Attachment, Hold
+from agent.model.allocation import Hold
 from agent.model.device import is_pci_address
 from agent.offer.offer import Offer
 from agent.state import Latest
@@ -79,26 +78,22 @@ class GrantRecords:
         """
         self._units.tidy()
         names = self._resource_names
-        if not names:
-            return
         # Nobody who wants a grant waits while there is nothing to do.
-        if not self._files.are_kept(self._wanted(self._held(), names), names):
-            with self._guard:
-                held, snapshot = self._held(), self._offer.value.snapshot
-                wanted = self._wanted(held, names)
+        if not names or not any(self._files.changes(self._wanted(), names)):
+            return
+        with self._guard:
+            wanted, snapshot = self._wanted(), self._offer.value.snapshot
+            needless, missing = self._files.changes(wanted, names)
+            self._files.keep(needless, {key: describe(snapshot, *wanted[key]) for key in missing})
 
-                def document(resource_name: str, unit_id: str) -> Mapping[str, Any]:
-                    device = wanted[resource_name, unit_id]
-                    return describe(snapshot, device, (held[device].undo.rdma or "",) if device in held else ())
-
-                self._files.keep(wanted, names, document)
-
-    def _held(self) -> Mapping[str, Attachment]:
-        return {attachment.device: attachment for attachment in self._ledger.attachments()}
-
-    def _wanted(self, held: Mapping[str, Attachment], names: Collection[str]) -> Mapping[tuple[str, str], str]:
-        """Tell which files there should be (resource name, unit ID), and of which device each tells."""
+    def _wanted(self) -> Mapping[Key, tuple[str, Sequence[str]]]:
+        """Tell which files there should be, of which device each tells, and which RDMA devices that has in a pod."""
+        rows = {row.device: row for row in self._ledger.attachments()}
         wanted = {(hold.resource_name, hold.key): hold.device for hold in self._ledger.holds()}
         # A VF's unit is called by its address. A bond's row and a child's are keyed by more, and are no units.
-        wanted |= {(a.resource_name, a.device): a.device for a in held.values() if is_pci_address(a.device)}
-        return {key: device for key, device in wanted.items() if key[0] in names}
+        wanted |= {(row.resource_name, device): device for device, row in rows.items() if is_pci_address(device)}
+        return {
+            key: (device, (rows[device].undo.rdma or "",) if device in rows else ())
+            for key, device in wanted.items()
+            if key[0] in self._resource_names
+        }

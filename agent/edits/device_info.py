@@ -20,8 +20,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +99,10 @@ def _is_attached(path: str) -> bool:
     return tuple(path.split("/")[-4:-1]) == ATTACHED
 
 
+Key = tuple[str, str]
+"""Resource name and unit ID."""
+
+
 class GrantedFiles:
     """The files of granted units in one folder. Methods block, briefly, and never raise."""
 
@@ -113,31 +116,21 @@ class GrantedFiles:
             return
         _write(self._file(resource_name, unit_id), document)
 
-    def keep(
-        self,
-        granted: Iterable[tuple[str, str]],
-        resource_names: Iterable[str],
-        document: Callable[[str, str], Mapping[str, Any]],
-    ) -> None:
-        """Have the files of exactly these (resource name, unit ID), of all there could be of some resources.
-
-        `document` says what is to be in a file that is missing. One that is there stays as it was written: a device
-        in a pod may have less to tell.
-        """
-        changes = self._changes(granted, resource_names)
-        for name in changes.needless:
+    def keep(self, needless: Iterable[str], missing: Mapping[Key, Mapping[str, Any]]) -> None:
+        """Remove files by their names, and write those that are missing."""
+        for name in needless:
             try:
                 (self.folder / name).unlink(missing_ok=True)
             except OSError as error:
                 log.warning("the device-info file %s/%s stays: %s", self.folder, name, error.strerror)
-        for key in changes.missing:
-            self.write(*key, document(*key))
+        for key, document in missing.items():
+            self.write(*key, document)
 
-    def are_kept(self, granted: Iterable[tuple[str, str]], resource_names: Iterable[str]) -> bool:
-        """Tell whether `keep` would change nothing."""
-        return self._changes(granted, resource_names) == NO_CHANGES
+    def changes(self, granted: Iterable[Key], resource_names: Iterable[str]) -> tuple[Sequence[str], Sequence[Key]]:
+        """Name the files that nobody needs, of all there could be of some resources, and what is granted without one.
 
-    def _changes(self, granted: Iterable[tuple[str, str]], resource_names: Iterable[str]) -> _Changes:
+        One that is there stays as it was written: a device in a pod may have less to tell.
+        """
         wanted = {_name(*key): key for key in granted}
         try:
             found = set(os.listdir(self.folder))
@@ -145,28 +138,13 @@ class GrantedFiles:
             found = set()
         except OSError as error:
             log.warning("%s cannot be tidied up: %s", self.folder, error.strerror)
-            return NO_CHANGES
+            return (), ()
         ours = [re.compile(re.escape(_dashed(name)) + f"-{_PCI_ADDRESS}{_SUFFIX}") for name in resource_names]
-        return _Changes(
-            needless=tuple(name for name in found - wanted.keys() if any(one.fullmatch(name) for one in ours)),
-            missing=tuple(wanted[name] for name in wanted.keys() - found),
-        )
+        needless = [name for name in found - wanted.keys() if any(one.fullmatch(name) for one in ours)]
+        return needless, [wanted[name] for name in wanted.keys() - found]
 
     def _file(self, resource_name: str, unit_id: str) -> Path:
         return self.folder / _name(resource_name, unit_id)
-
-
-@dataclass(frozen=True, slots=True)
-class _Changes:
-    """What of a folder is not as it should be."""
-
-    needless: tuple[str, ...] = ()
-    """Names of files that nobody needs."""
-    missing: tuple[tuple[str, str], ...] = ()
-    """Resource name and unit ID of files that are not there."""
-
-
-NO_CHANGES = _Changes()
 
 
 def _name(resource_name: str, unit_id: str) -> str:

@@ -6,10 +6,8 @@ import json
 import os
 import stat
 import subprocess
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,8 +22,9 @@ NAME = f"intel.com-vf_rdma-{VF}-device.json"
 RESOURCE = "intel.com/vf_rdma"
 
 
-def tell(_resource_name: str, _unit_id: str) -> Mapping[str, Any]:
-    return DOCUMENT
+def keep(files: GrantedFiles, *granted: tuple[str, str]) -> None:
+    needless, missing = files.changes(granted, [RESOURCE])
+    files.keep(needless, dict.fromkeys(missing, DOCUMENT))
 
 
 @pytest.fixture
@@ -118,7 +117,7 @@ def test_what_a_killed_process_of_the_same_number_left_is_replaced(files: Grante
 
 def test_a_name_that_cannot_be_freed_keeps_no_other_from_its_file(files: GrantedFiles) -> None:
     (files.folder / f"intel.com-vf_rdma-{vf(0)}-device.json" / "x").mkdir(parents=True)
-    files.keep([(RESOURCE, VF)], [RESOURCE], tell)
+    keep(files, (RESOURCE, VF))
     assert json.loads((files.folder / NAME).read_text()) == DOCUMENT
 
 
@@ -137,12 +136,12 @@ def test_files_of_what_is_free_go_and_missing_ones_come_back(files: GrantedFiles
     files.write(RESOURCE, VF, {**DOCUMENT, "first": True})
     files.write(RESOURCE, vf(0), DOCUMENT)
     granted = [(RESOURCE, VF), (RESOURCE, vf(2))]
-    assert not files.are_kept(granted, [RESOURCE])
-    files.keep(granted, [RESOURCE], tell)
-    assert files.are_kept(granted, [RESOURCE])
+    assert any(files.changes(granted, [RESOURCE]))
+    keep(files, *granted)
+    assert not any(files.changes(granted, [RESOURCE]))
     assert sorted(os.listdir(files.folder)) == [NAME, f"intel.com-vf_rdma-{vf(2)}-device.json"]
     assert "first" in json.loads((files.folder / NAME).read_text())
-    files.keep([], [RESOURCE], tell)
+    keep(files)
     assert os.listdir(files.folder) == []
 
 
@@ -151,7 +150,7 @@ def test_files_of_others_stay(files: GrantedFiles) -> None:
     files.folder.mkdir(parents=True)
     for name in others:
         (files.folder / name).write_text("{}")
-    files.keep([], [RESOURCE], tell)
+    keep(files)
     assert sorted(os.listdir(files.folder)) == sorted(others)
 
 
@@ -160,7 +159,7 @@ def test_a_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
     (tmp_path / ATTACHED).parent.write_text("a file")
     files = GrantedFiles((tmp_path / ATTACHED).parent)
     files.write(RESOURCE, VF, DOCUMENT)
-    files.keep([(RESOURCE, VF)], [RESOURCE], tell)
+    keep(files, (RESOURCE, VF))
     write_attached(str(tmp_path / ATTACHED / "x"), DOCUMENT)
     assert (tmp_path / ATTACHED).parent.read_text() == "a file"
 
