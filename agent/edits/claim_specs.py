@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.edits.cdi import OWN_PREFIX, SpecFiles
-from agent.edits.specs import CLAIM, KIND_OF_CLAIMS, Specs
+from agent.edits.specs import CLAIM, Specs
 from agent.errors import Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef, Spec
-from agent.model.unit_id import cdi_name
 
 API_VERSION = "metadata.resource.k8s.io/v1alpha1"
 IN_CONTAINERS = "/var/run/kubernetes.io/dra-device-attributes"
@@ -169,11 +168,6 @@ class ClaimSpecs:
         except (OSError, ValueError):
             return None
         return found
-
-
-def qualified(name: str) -> str:
-    """Name a claim's device as kubelet and the runtime do: nodefabric.io/claim=<name>."""
-    return cdi_name(KIND_OF_CLAIMS, name)
 
 
 def _of_document(document: Mapping[str, Any]) -> Claim:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent.config import Config
-from agent.edits.claim_specs import API_VERSION, ClaimSpecs, qualified, requests_with_files
+from agent.edits.claim_specs import API_VERSION, ClaimSpecs, requests_with_files
 from agent.errors import AgentError, ClaimConflict, ClaimInvalid, DeviceBusy, LedgerError, NotYet, Refused, Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import AsksKubelet
@@ -37,7 +37,6 @@ from deviceplugin.dra.attributes import Attributes, Facts, attributes_of
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.planner import Planner, PodFacts
 from deviceplugin.dra.pods import PodGroups
-from deviceplugin.dra.services import PreparedDevice
 
 if TYPE_CHECKING:
     from cni.attachment import Attachments
@@ -108,7 +107,7 @@ class Preparer:
 
     # ---------------------------------------------------------------------------------------------------- prepare
 
-    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+    def prepare(self, ref: ClaimRef) -> Sequence[Hold]:
         """Make a claim's devices ready for its containers. Raises AgentError."""
         deadline = time.monotonic() + self._patience.prepare
         known = self._ledger.claim(ref.uid)
@@ -166,7 +165,7 @@ class Preparer:
         devices = [error.device] if isinstance(error, ClaimConflict) else error.devices
         return devices is None or self._users.passes(claim.ref.uid, devices)
 
-    def _complete(self, claim: Claim, allocation: Allocation | None) -> Sequence[PreparedDevice]:
+    def _complete(self, claim: Claim, allocation: Allocation | None) -> Sequence[Hold]:
         """Do what follows the rows, or do it once more. Raises NotYet if they were ended meanwhile, as nobody's."""
         self._files.complete(claim, allocation)
         now = self._ledger.claim(claim.ref.uid)
@@ -174,7 +173,7 @@ class Preparer:
             raise NotYet(f"claim {claim.ref} was just ended, since nobody had it: kubelet prepares it again")
         if claim.state is not ClaimState.PREPARED:
             self._ledger.set_claim_state(claim.ref.uid, ClaimState.PREPARED)
-        return [_answer(device) for device in claim.devices]
+        return claim.devices
 
     # -------------------------------------------------------------------------------------------------- unprepare
 
@@ -218,11 +217,6 @@ class Preparer:
     def _is_quarantined(self, device: str) -> bool:
         """Tell whether a device is in quarantine: then it is nobody's until it is clean, and nobody need wait."""
         return any(withheld.device == device for withheld in self._ledger.quarantines())
-
-
-def _answer(device: Hold) -> PreparedDevice:
-    names = (qualified(device.key),) if device.spec is not None else ()
-    return PreparedDevice((device.request,), device.pool, device.device_name, names, device.share_id)
 
 
 class DeviceUsers:

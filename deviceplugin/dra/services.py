@@ -21,8 +21,9 @@ import grpc
 import grpc.aio
 
 from agent.errors import AgentError
-from agent.model.allocation import ClaimRef
+from agent.model.allocation import ClaimRef, Hold
 from agent.model.health import Health, Reason, text_of
+from agent.model.unit_id import cdi_name
 from agent.state import Latest, first
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.server import Context, Observe
@@ -49,25 +50,13 @@ _NAME = re.compile(r"[0-9a-z](?:[0-9a-z.-]{0,251}[0-9a-z])?")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedDevice:
-    """What kubelet is told of one device of a prepared claim."""
-
-    request_names: tuple[str, ...]
-    """Without their sub-requests; empty for all of the claim."""
-    pool_name: str
-    device_name: str
-    cdi_device_ids: tuple[str, ...] = ()
-    share_id: str = ""
-
-
 class Claims(Protocol):
     """Carries out what kubelet wants with claims. Both block, each call on a thread of its own.
 
     What they raise of AgentError becomes the error of their claim; kubelet tries again.
     """
 
-    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+    def prepare(self, ref: ClaimRef) -> Sequence[Hold]:
         """Make a claim's devices ready for its containers. The same again for a claim that is prepared."""
 
     def unprepare(self, ref: ClaimRef) -> None:
@@ -78,7 +67,7 @@ class Claims(Protocol):
 class Answer:
     """What kubelet is told of one claim."""
 
-    devices: tuple[PreparedDevice, ...] = ()
+    devices: tuple[Hold, ...] = ()
     error: str = ""
 
 
@@ -231,10 +220,10 @@ def _prepared(answer: Answer) -> api_pb2.NodePrepareResourceResponse:
     return api_pb2.NodePrepareResourceResponse(
         devices=[
             api_pb2.Device(
-                request_names=device.request_names,
-                pool_name=device.pool_name,
+                request_names=[device.request],
+                pool_name=device.pool,
                 device_name=device.device_name,
-                cdi_device_ids=device.cdi_device_ids,
+                cdi_device_ids=[cdi_name(device.spec.kind, device.key)] if device.spec is not None else (),
                 share_id=device.share_id or None,
             )
             for device in answer.devices

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import AgentError, Unavailable
-from agent.model.allocation import ClaimRef
+from agent.model.allocation import ClaimRef, Hold, Spec
 from agent.process.backoff import Backoff
 from agent.state import Latest
 from deviceplugin.dra.registration import DEFAULT_TIMES, Door, Driver, Times
-from deviceplugin.dra.services import ClaimService, PreparedDevice
+from deviceplugin.dra.services import ClaimService
 from deviceplugin.server import unobserved
 from hack.sim.dra.behaviour import Behaviour
 from hack.sim.dra.cluster import ClusterFailed
@@ -49,7 +49,7 @@ class DummyClaims:
         self._read = read
         self._guard = threading.Lock()
 
-    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+    def prepare(self, ref: ClaimRef) -> Sequence[Hold]:
         time.sleep(self.seconds)
         with self._guard:
             if self.failing:
@@ -65,13 +65,15 @@ class DummyClaims:
         with self._guard:
             self.prepared.pop(ref.uid, None)
 
-    def _device(self, ref: ClaimRef, result: Mapping[str, Any]) -> PreparedDevice:
-        return PreparedDevice(
-            (result["request"].split("/")[0],),
-            result["pool"],
-            result["device"],
-            (f"k8s.{self._driver}/claim={ref.uid}-{result['device']}",),
-            result.get("shareID") or "",
+    def _device(self, ref: ClaimRef, result: Mapping[str, Any]) -> Hold:
+        return Hold(
+            f"{ref.uid}-{result['device']}",
+            "",
+            spec=Spec(self._driver),
+            request=result["request"].split("/")[0],
+            pool=result["pool"],
+            device_name=result["device"],
+            share_id=result.get("shareID") or "",
         )
 
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 
 from agent.errors import AgentError
-from agent.model.allocation import ClaimRef
+from agent.model.allocation import ClaimRef, Hold
 from agent.model.health import HEALTHY, unhealthy
 from agent.offer.offer import Unit
 from agent.state import Latest
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.registration import Door, Driver
-from deviceplugin.dra.services import ClaimService, PreparedDevice
+from deviceplugin.dra.services import ClaimService
 from deviceplugin.server import unobserved
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.dra.cluster import HttpCluster
@@ -45,7 +45,7 @@ ALL = UsedClaim("rails")
 
 
 def cdi(uid: str, driver: str, device: str) -> str:
-    return f"k8s.{driver}/claim={uid}-{device}"
+    return f"nodefabric.io/{driver}={uid}-{device}"
 
 
 async def test_a_container_gets_the_devices_of_the_requests_that_it_names() -> None:
@@ -191,7 +191,7 @@ class Recorded(DummyClaims):
         """So many of the next Unprepares fail."""
         self._file = node.folder / "calls"
 
-    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+    def prepare(self, ref: ClaimRef) -> Sequence[Hold]:
         self._note("prepare")
         return super().prepare(ref)
 
@@ -296,7 +296,7 @@ async def test_a_pods_status_follows_the_health_of_its_devices_until_the_stream_
         uid = n.cluster.allocate("claim", NIC, users=["uid-of-p"])
         started = await n.running(pod("p", "claim", UsedClaim("rails", "nic")))
         first = n.kubelet.describe(started)["containers"][0]["claim_health"]
-        assert first[0]["resourceID"] == f"k8s.nodefabric.io/claim={uid}-vf-1"
+        assert first[0]["resourceID"] == f"nodefabric.io/nodefabric.io={uid}-vf-1"
         catalog.set((vf(False),))
         await until(lambda: [s[:2] for s in shown(n)] == [("claim:rails/nic", "Unhealthy")])
         assert shown(n)[0][2].startswith("LinkDown")

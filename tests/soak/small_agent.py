@@ -24,6 +24,7 @@ from agent.hardware.host import Host
 from agent.hardware.machine import Machine
 from agent.ledger import Ledger
 from agent.model.allocation import LONGEST_PAUSE_SECONDS, ClaimRef, VfSettings
+from agent.model.unit_id import cdi_name
 from agent.offer.offer import Offer
 from agent.reconcile import claims
 from agent.reconcile.view import View
@@ -154,7 +155,7 @@ class SmallAgent:
                 case "grant slots":
                     return self.parts.records.grant(granted(LATE.name, dict.fromkeys(order["slots"], ())))
                 case "prepare":
-                    return [n for device in self._preparer.prepare(_ref(order)) for n in device.cdi_device_ids]
+                    return [cdi_name("claim", hold.key) for hold in self._preparer.prepare(_ref(order))]
                 case "unprepare":
                     self._preparer.unprepare(_ref(order))
                     return []

@@ -11,16 +11,17 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from agent.model.allocation import ClaimRef
+from agent.model.allocation import ClaimRef, Hold
 from agent.model.health import HEALTHY, Health, unhealthy
 from agent.offer.offer import Unit
 from agent.process.backoff import Backoff
 from agent.state import Latest
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.registration import Door, Driver, Times
-from deviceplugin.dra.services import Catalog, ClaimService, PreparedDevice
+from deviceplugin.dra.services import Catalog, ClaimService
 from deviceplugin.server import unobserved
 from tests.awaiting import until
+from tests.node import claimed
 
 DRIVER = "nodefabric.io"
 POOL = "node-1"
@@ -46,7 +47,7 @@ VF = device("vf-0000-18-00-1", HEALTHY)
 class FakeClaims:
     """Claims whose work is a function of the test."""
 
-    def __init__(self, prepare: Callable[[ClaimRef], Sequence[PreparedDevice]] | None = None) -> None:
+    def __init__(self, prepare: Callable[[ClaimRef], Sequence[Hold]] | None = None) -> None:
         self.calls: list[tuple[str, str]] = []
         """(What, claim's UID), in the order in which the work ended."""
         self.working = 0
@@ -54,7 +55,7 @@ class FakeClaims:
         self._prepare = prepare or prepared
         self._guard = threading.Lock()
 
-    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+    def prepare(self, ref: ClaimRef) -> Sequence[Hold]:
         with self._noted("prepare", ref):
             return self._prepare(ref)
 
@@ -75,8 +76,8 @@ class FakeClaims:
                 self.calls.append((what, ref.uid))
 
 
-def prepared(ref: ClaimRef) -> Sequence[PreparedDevice]:
-    return (PreparedDevice(("nic",), POOL, "vf-0000-18-00-1", (f"nodefabric.io/claim={ref.uid}-0",)),)
+def prepared(ref: ClaimRef) -> Sequence[Hold]:
+    return (claimed("nic", POOL, "vf-0000-18-00-1", "rdma/vf", "vf", "0000:18:00.1", f"{ref.uid}-0"),)
 
 
 def service(claims: FakeClaims, budget: float = 40.0) -> ClaimService:

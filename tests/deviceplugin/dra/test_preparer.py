@@ -20,7 +20,6 @@ from agent.model.mounts import parse_mount
 from agent.model.unit_id import slot_id
 from agent.reconcile.claims import moved
 from deviceplugin.dra.preparer import DeviceUsers
-from deviceplugin.dra.services import PreparedDevice
 from tests.cni.networks import network as configured
 from tests.deviceplugin.dra.claim_documents import NODE, POD, REF, claim, network, result
 from tests.deviceplugin.dra.preparing import (
@@ -52,8 +51,9 @@ def test_a_claim_is_in_the_books_and_its_spec_on_disk_when_kubelet_is_answered(d
     answer = prepared(desk, owner=POD)
 
     name = f"{REF.uid}-0-vf-0"
-    assert answer == [PreparedDevice(("nic",), NODE, "vf-0", (f"nodefabric.io/claim={name}",))]
     (row,) = desk.ledger.claims()
+    assert answer == row.devices
+    assert (row.devices[0].key, row.devices[0].request, row.devices[0].pool) == (name, "nic", NODE)
     assert (row.ref, row.state, row.pods, row.only_pod) == (REF, ClaimState.PREPARED, (POD,), POD.uid)
     assert had_alone(desk) == {FIRST: REF}
     assert spec(desk)[name]["env"] == [f"PCIDEVICE_RDMA_VF={FIRST}"]

@@ -15,13 +15,14 @@ import grpc
 import pytest
 
 from agent.errors import AgentError, DeviceBusy
-from agent.model.allocation import ClaimRef
-from deviceplugin.dra.services import MOST_THREADS, ClaimService, PreparedDevice
+from agent.model.allocation import ClaimRef, Hold
+from deviceplugin.dra.services import MOST_THREADS, ClaimService
 from proto.dra.v1 import api_pb2, api_pb2_grpc
 from proto.dra.v1beta1 import api_pb2 as v1beta1
 from proto.dra.v1beta1 import api_pb2_grpc as v1beta1_grpc
 from tests.awaiting import until
 from tests.deviceplugin.dra.rig import DRIVER, FakeClaims, channel, opened, prepared, service, sockets
+from tests.node import claimed
 
 
 def claim(uid: str, name: str = "two-rails") -> api_pb2.Claim:
@@ -43,7 +44,7 @@ class Gate:
         self.begun = threading.Semaphore(0)
         self.open = threading.Event()
 
-    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+    def prepare(self, ref: ClaimRef) -> Sequence[Hold]:
         self.begun.release()
         assert self.open.wait(60)
         return prepared(ref)
@@ -54,7 +55,7 @@ CONTEXT: Any = None
 
 
 async def test_a_prepared_claim_is_answered_with_its_devices_in_both_versions(kubelet_folder: Path) -> None:
-    share = PreparedDevice(("hca",), "node-1", "hca-1", ("nodefabric.io/claim=u-0", "nodefabric.io/claim=u-1"), "s-1")
+    share = claimed("hca", "node-1", "hca-1", "rdma/hca", "hca", "0000:18:00.0", "u-0", "s-1")
     claims = FakeClaims(lambda ref: (share, *prepared(ref)))
 
     async with opened(kubelet_folder, claims), channel(sockets(kubelet_folder, "plugins", DRIVER)[0]) as to_driver:
@@ -62,7 +63,7 @@ async def test_a_prepared_claim_is_answered_with_its_devices_in_both_versions(ku
         answer = await newer.NodePrepareResources(asked("u"))
         first, second = answer.claims["u"].devices
         assert (list(first.request_names), first.pool_name, first.device_name) == (["hca"], "node-1", "hca-1")
-        assert first.cdi_device_ids == ["nodefabric.io/claim=u-0", "nodefabric.io/claim=u-1"]
+        assert first.cdi_device_ids == ["nodefabric.io/claim=u-0"]
         assert first.share_id == "s-1"
         assert not second.HasField("share_id")
         older: v1beta1_grpc.DRAPluginAsyncStub = v1beta1_grpc.DRAPluginStub(to_driver)
@@ -77,7 +78,7 @@ async def test_a_prepared_claim_is_answered_with_its_devices_in_both_versions(ku
 
 
 async def test_each_claim_of_a_call_has_its_own_error() -> None:
-    def prepare(ref: ClaimRef) -> Sequence[PreparedDevice]:
+    def prepare(ref: ClaimRef) -> Sequence[Hold]:
         if ref.uid == "busy":
             raise DeviceBusy("0000:18:00.1 is in pod a/b")
         if ref.uid == "odd":
@@ -159,7 +160,7 @@ async def test_two_calls_for_one_claim_that_waited_for_room_come_one_after_the_o
     gate = Gate()
     twice: list[int] = []
 
-    def prepare(ref: ClaimRef) -> Sequence[PreparedDevice]:
+    def prepare(ref: ClaimRef) -> Sequence[Hold]:
         if ref.uid != "late":
             return gate.prepare(ref)
         twice.append(1)
@@ -259,7 +260,7 @@ async def test_each_claim_is_timed_with_its_outcome_and_its_failure_is_reported(
     def observing(operation: str, resource: str) -> AbstractContextManager[object]:
         return observe(operation, resource)
 
-    def prepare(ref: ClaimRef) -> Sequence[PreparedDevice]:
+    def prepare(ref: ClaimRef) -> Sequence[Hold]:
         if ref.uid == "busy":
             raise DeviceBusy("it is in a pod")
         return prepared(ref)
