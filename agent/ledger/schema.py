@@ -124,7 +124,8 @@ STEPS: Mapping[int, str] = MappingProxyType(
         DROP TABLE rails_before_planes;
         """,
         # Units, slots and the results of claims become rows of one table. What a slot was bound to comes with it, maybe
-        # in an earlier boot: by now its device may be a claim's, and the slot another pod's.
+        # in an earlier boot: by now its device may be a claim's, and the slot another pod's. A slot's grant may name a
+        # device for longer than that.
         9: """
         CREATE TABLE holds (
             key            TEXT PRIMARY KEY,
@@ -169,7 +170,7 @@ STEPS: Mapping[int, str] = MappingProxyType(
             '', 0, '', '', '', 0, '', '', '', '', '', '', 0, '', '{}', '', 1
             FROM grants g WHERE g.unit_id NOT IN (SELECT unit_id FROM bindings) ORDER BY g.granted_at, g.unit_id;
         INSERT INTO hold_devices SELECT unit_id, 0, device, 0 FROM grants
-            WHERE device <> '' AND unit_id NOT IN (SELECT unit_id FROM bindings);
+            WHERE device <> '' AND unit_id NOT GLOB 'slot-*';
         INSERT INTO hold_devices SELECT g.unit_id, o.key + 1, o.value, 0 FROM grants g, json_each(g.others) o;
         INSERT INTO holds SELECT b.unit_id, CASE b.resource_name WHEN '' THEN coalesce(g.resource_name, '')
                 ELSE b.resource_name END, coalesce(g.granted_at, b.since),

@@ -212,6 +212,15 @@ def test_a_slot_bound_in_an_earlier_boot_stands_in_the_way_of_no_claim_or_new_gr
         assert (hold.devices, hold.pod) == ((), None)
 
 
+def test_a_slot_whose_grant_alone_names_a_device_of_an_earlier_boot_has_none(tmp_path: Path) -> None:
+    """The first slot that was bound in a boot took away all bindings of the boots before, and left their grants."""
+    versions.unpack(versions.BEFORE_HOLDS, tmp_path)
+    with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
+        db.execute("UPDATE grants SET device = '0000:3b:00.6' WHERE unit_id = 'slot-rdma:late-0-1'")
+    with open_books(tmp_path, "boot-1") as books:
+        assert [hold.key for hold in books.holds_on("0000:3b:00.6")] == ["slot-rdma:late-0-0"]
+
+
 @pytest.mark.usefixtures("own_network")
 def test_books_are_brought_up_to_date_where_no_temporary_file_can_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
