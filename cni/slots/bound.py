@@ -232,7 +232,8 @@ class BoundSlots:
         holders = slot_holders(unsure, view, checkpoint.entries(self._config.value.kubelet_dir))
         strays = holders.keys() - bound.keys()
         specs = {slot: spec for slot in sorted(strays) if (spec := self._specs.read(slot)) is not None}
-        taken = {slot.device for slot in bound.values()}
+        alone = (hold for claim in self._ledger.claims() for hold in claim.devices if hold.exclusive)
+        taken = {device for hold in (*bound.values(), *alone) for device in hold.devices}
         found = slot_devices(specs, snapshot, taken, {row.device for row in self._ledger.attachments()})
         self._report_unknown(strays - found.keys())
         before = {key: slot for key, slot in bound.items() if key in holders}

@@ -19,7 +19,7 @@ from agent.model.device import Snapshot
 from agent.reconcile.view import View
 from cni.slots.bound import Holder, is_over, slot_devices, slot_holders
 from tests.cni.slots.binding import OTHER, POD, Rig, call, slot, snapshot_with_rdma, stock_of
-from tests.node import node, open_books
+from tests.node import claimed_vf, node, open_books, prepare
 
 RUNS = Sandbox("c1", POD, ready=True)
 OTHER_RUNS = Sandbox("c2", OTHER, ready=True)
@@ -82,6 +82,18 @@ def test_the_devices_of_a_living_pod_are_bound_again_and_go_to_no_other_pod(loss
     rig.binder.unbind("c1", "eth0")
     assert rig.ledger.bound_slots() == ()
     assert rig.spec(slot(0)) is None
+
+
+def test_a_device_that_a_claim_has_by_now_keeps_no_other_slot_from_its_own(loss: Loss) -> None:
+    rig = loss.rig
+    rig.grant(POD, slot(0))
+    (claimed,) = rig.bind(call("c1")).values()
+    rig.grant(OTHER, slot(1))
+    (left,) = rig.bind(call("c2", OTHER)).values()
+    rig = loss.lose_books()
+    prepare(rig.ledger, "nics", claimed_vf(claimed))
+    assert rig.mend(rig.known([RUNS, OTHER_RUNS])) == (("slot-rebind", slot(1)),)
+    assert {hold.key: hold.device for hold in rig.ledger.bound_slots()} == {slot(1): left}
 
 
 def test_a_device_is_held_while_kubelet_is_silent_and_bound_when_it_speaks(loss: Loss) -> None:
