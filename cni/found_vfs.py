@@ -79,7 +79,7 @@ class Finder:
         """Look for lost VFs in all namespaces, and give a row to each that is found. Returns those.
 
         `pods` tells which pod kubelet gave a device to, `containers` what the runtime calls the sandbox of
-        a pod (namespace and name), `resources` for which resource a device was given.
+        a pod (namespace and name), `resources` for which resource a device was given if the books do not know.
         """
         lost = set(devices)
         found = []

@@ -181,11 +181,7 @@ def _of_document(document: Mapping[str, Any]) -> Claim:
 
 
 def _hold(document: Mapping[str, Any]) -> Hold:
-    spec = document["spec"]
-    parts = {
-        "devices": tuple(document["devices"]),
-        "spec": Spec(**{**spec, "beside": tuple(spec["beside"])}) if spec is not None else None,
-    }
+    parts = {"devices": tuple(document["devices"]), "spec": Spec.from_document(document["spec"])}
     return Hold(**{**document, **parts})
 
 

@@ -93,13 +93,12 @@ def holds_and_claims(read: Callable[[str], Iterable[sqlite3.Row]]) -> tuple[tupl
 
 
 def _hold(row: sqlite3.Row, devices: Iterable[str]) -> Hold:
-    spec = json.loads(row["spec"]) if row["spec"] is not None else None
     return _value(
         Hold,
         row,
         devices=tuple(devices),
         pod=_pod(row) if row["pod_name"] is not None else None,
-        spec=Spec(**{**spec, "beside": tuple(spec["beside"])}) if spec is not None else None,
+        spec=Spec.from_document(json.loads(row["spec"]) if row["spec"] is not None else None),
         exclusive=bool(row["exclusive"]),
         admin=bool(row["admin"]),
         network=json.loads(row["network"]),

@@ -30,6 +30,11 @@ class Spec:
     nodes: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Of a unit with several devices: PCI address → the deviceNodes among the edits that are this device's."""
 
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any] | None) -> Spec | None:
+        """Read what JSON holds of a spec."""
+        return cls(**{**document, "beside": tuple(document["beside"])}) if document is not None else None
+
     def with_nodes(self, device: str, nodes: Sequence[Mapping[str, Any]]) -> Spec:
         """Say it with other deviceNodes of one of its devices."""
         of_each = {**self.nodes, device: list(nodes)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -267,12 +266,10 @@ def decide(
     actions: list[Action] = []
     for held in held_units:
         hold = granted.get(held.unit_id)
-        if hold is not None and (hold.since >= asked_at or hold.is_bound):
-            continue
-        if hold is None and offered is not None and held.unit_id in offered:
-            actions.append(TakeOver(held, () if UnitId.parse(held.unit_id).is_slot else offered[held.unit_id]))
-        elif hold is not None and (hold.pod is None or hold.pod.names != held.pod.names):
+        if hold is not None and _is_to_bind(hold, held, asked_at):
             actions.append(Bind(held))
+        elif hold is None and offered is not None and held.unit_id in offered:
+            actions.append(TakeOver(held, () if UnitId.parse(held.unit_id).is_slot else offered[held.unit_id]))
     claimed = {held.unit_id for held in held_units}
     gone = {
         hold.key
@@ -288,6 +285,11 @@ def decide(
         kept = [h for h in holds if h.key not in gone and not any(device in attached for device in h.devices)]
         actions += _moves(kept, held_units, offered, moved)
     return tuple(actions)
+
+
+def _is_to_bind(hold: Hold, held: HeldUnit, asked_at: float) -> bool:
+    """Tell whether kubelet names another pod for what it had granted when it was asked than the books do."""
+    return hold.since < asked_at and not hold.is_bound and (hold.pod is None or hold.pod.names != held.pod.names)
 
 
 def _is_nameless(hold: Hold) -> bool:
@@ -373,17 +375,10 @@ class Owners:
     def _bind(self, held_units: Sequence[HeldUnit], asked_at: float) -> None:
         """Name the pods that hold granted units. What else there is to settle is left to the reconciler."""
         units: dict[PodRef, list[str]] = {}
-        for action in decide(
-            self._ledger.holds(),
-            held_units,
-            offered=None,
-            attached=(),
-            moved={},
-            asked_at=asked_at,
-            unclaimed_before=-math.inf,
-        ):
-            if isinstance(action, Bind):
-                units.setdefault(action.held.pod, []).append(action.held.unit_id)
+        for held in held_units:
+            hold = self._ledger.hold(held.unit_id)
+            if hold is not None and _is_to_bind(hold, held, asked_at):
+                units.setdefault(held.pod, []).append(held.unit_id)
         for pod, unit_ids in units.items():
             self._ledger.bind(unit_ids, pod)
             self._outside.count("grant-bind", "claimed")

@@ -108,11 +108,9 @@ class Vfs:
         live = [s for s in view.sandboxes or () if s.ready]
         containers = {(s.pod.namespace, s.pod.name): s.sandbox_id for s in live}
         resources = {device: held.resource_name for held, device in held_units}
-        resources |= {slot.device: slot.resource_name for slot in self._ledger.bound_slots()}
         for claim in self._ledger.claims():
-            alone = [device for device in claim.devices if device.exclusive and not device.admin]
-            pods |= {device.device: claim.pods[0] for device in alone if len(claim.pods) == 1}
-            resources |= {device.device: device.resource_name for device in alone}
+            if len(claim.pods) == 1:
+                pods |= dict.fromkeys(claim.alone, claim.pods[0])
         for _ in self._attachments.finder.in_namespaces(missing, pods, containers, resources):
             self._outside.count("adopt", "found-in-pod")
         self._rows.retries.failed(SEARCH)

@@ -76,7 +76,7 @@ def test_a_vf_in_a_pod_gets_a_row_again_and_is_cleaned_when_the_pod_ends(lost: R
 
 def test_a_vf_of_a_claim_is_found_as_what_the_claim_has_brought(lost: Rig) -> None:
     prepare(lost.ledger, "nics", claimed_vf(vf(0)))
-    finder(lost).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"}, {vf(0): "rdma/vf"})
+    finder(lost).in_namespaces([vf(0)], {vf(0): POD}, {("default", "trainer"): "c1"})
     (row,) = lost.ledger.attachments()
     assert (row.device, row.resource_name, row.claim_uid) == (vf(0), "rdma/vf", "uid-nics")
 

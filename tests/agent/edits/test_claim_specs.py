@@ -12,7 +12,6 @@ import pytest
 
 from agent.edits.claim_specs import ClaimSpecs, metadata_path
 from agent.edits.specs import Specs
-from agent.errors import Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimState, PodRef
 from tests.node import claimed, open_books, prepare
@@ -159,11 +158,6 @@ def test_a_device_is_told_of_in_a_new_file_with_a_higher_number(specs: ClaimSpec
     specs.write_metadata(UID, "nic", DOCUMENT)
     assert json.loads(path.read_text())["metadata"]["generation"] == 4
     assert list(folder.iterdir()) == [path]
-
-
-def test_what_is_to_be_told_of_in_a_file_that_is_gone_is_an_error(specs: ClaimSpecs, folder: Path) -> None:
-    with pytest.raises(Unavailable, match=rf"{UID}\.nic\.metadata is gone.*recreate the pod"):
-        specs.add_networks(UID, {"nic": {"vf-1": NETWORK}})
 
 
 def test_they_go_with_the_spec_of_their_claim_and_those_of_others_stay(specs: ClaimSpecs) -> None:

@@ -53,7 +53,7 @@ def test_a_vf_of_a_claim_is_looked_for_as_its_pods(scene: Scene) -> None:
     scene.snapshot = tiny_snapshot(2, in_pods=[0, 1])
     scene.run_once()
     (looked_for,) = scene.hands.looked_for
-    assert looked_for == ((VF, OTHER_VF), {VF: POD}, {}, {VF: "rdma/vf", OTHER_VF: "rdma/vf"})
+    assert looked_for == ((VF, OTHER_VF), {VF: POD}, {}, {})
 
 
 def test_a_vf_that_an_old_program_took_after_the_start_is_adopted_before_it_is_looked_for(
