@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agent.errors import AgentError, ClaimConflict
 from agent.kubelet.podresources import HeldUnit
@@ -19,8 +19,8 @@ from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from cni.pods_file import PodsFile
 
-ENDED_PAUSES = (0.3, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds until kubelet is asked about a pod, and again, and again."""
+ENDED_SECONDS = (0.3, 1.3, 3.3, 7.3, 15.3, 31.3)
+"""How long after a pod's DEL kubelet is asked about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,6 @@ class Ended:
     pod: PodRef
     at: float
     """When its DEL came, in seconds since the epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    ended: Ended
-    looks: int
-    due: float
-    """By a clock that nobody sets."""
 
 
 class EndedPods:
@@ -56,7 +48,8 @@ class EndedPods:
         self._clock = clock
         self._uptime = uptime
         self._guard = threading.Lock()
-        self._waiting: dict[PodRef, _Waiting] = {}
+        self._waiting: dict[PodRef, tuple[Ended, Sequence[float]]] = {}
+        """Pod → its end, and when kubelet is still to be asked, by a clock that nobody sets."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._noted = asyncio.Event()
 
@@ -64,7 +57,7 @@ class EndedPods:
         """Note that a DEL has come for a pod, now or when it was put on disk. Does not block."""
         ended = Ended(pod, self._clock() if spooled_at is None else spooled_at)
         with self._guard:
-            self._waiting[pod] = _Waiting(ended, 0, self._uptime() + ENDED_PAUSES[0])
+            self._waiting[pod] = ended, [self._uptime() + seconds for seconds in ENDED_SECONDS]
             loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._noted.set)
@@ -72,7 +65,7 @@ class EndedPods:
     def pods(self) -> tuple[Ended, ...]:
         """List the pods that kubelet may have stopped to list."""
         with self._guard:
-            return tuple(waiting.ended for waiting in self._waiting.values())
+            return tuple(ended for ended, _ in self._waiting.values())
 
     async def due(self) -> None:
         """Return when kubelet is to be asked."""
@@ -81,7 +74,7 @@ class EndedPods:
         while True:
             self._noted.clear()
             with self._guard:
-                first = min((waiting.due for waiting in self._waiting.values()), default=None)
+                first = min((dues[0] for _, dues in self._waiting.values()), default=None)
             seconds = None if first is None else first - self._uptime()
             if seconds is not None and seconds <= 0:
                 return
@@ -97,14 +90,12 @@ class EndedPods:
         holders = {hold.pod.names for hold in holds if hold.pod is not None}
         any_unknown = any(hold.pod is None for hold in holds)
         with self._guard:
-            for pod, waiting in tuple(self._waiting.items()):
-                if waiting.due > now:
-                    continue
-                looks = waiting.looks + 1
-                if looks == len(ENDED_PAUSES) or not (any_unknown or (pod.namespace, pod.name) in holders):
+            for pod, (ended, dues) in tuple(self._waiting.items()):
+                left = [due for due in dues if due > now]
+                if not left or not (left == dues or any_unknown or pod.names in holders):
                     del self._waiting[pod]
                 else:
-                    self._waiting[pod] = replace(waiting, looks=looks, due=now + ENDED_PAUSES[looks])
+                    self._waiting[pod] = ended, left
 
 
 UNCLAIMED_SECONDS = 60.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.kubelet.podresources import HeldUnit
 from agent.model.allocation import PodRef
-from agent.reconcile.grants import ENDED_PAUSES, EndedPods
+from agent.reconcile.grants import ENDED_SECONDS, EndedPods
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until
 from tests.node import POD, VF, granted, open_books
@@ -89,10 +89,10 @@ def test_pods_are_asked_about_a_few_times_and_those_without_grants_once(tmp_path
         ended.note(PodRef("default", "spooled"), 900.0)
         assert [one.at for one in ended.pods()] == [1000.0, 1000.0, 900.0]
         left = []
-        for pause in ENDED_PAUSES:
+        for seconds in ENDED_SECONDS:
             ended.looked()  # too early
-            now += pause
+            now = seconds
             asyncio.run(asyncio.wait_for(ended.due(), 10))
             ended.looked()
             left.append([one.pod for one in ended.pods()])
-        assert left == [[POD]] * (len(ENDED_PAUSES) - 1) + [[]]
+        assert left == [[POD]] * (len(ENDED_SECONDS) - 1) + [[]]
