@@ -85,10 +85,9 @@ class Claims:
                     continue
                 log.warning("claim %s was lost with the books, and is in them again", copy.ref)
                 self._outside.count("claim-adopt", "books-lost")
-            if known.state is ClaimState.PREPARING and self._specs.is_written(
-                copy.ref.uid
-            ):  # also what was put back half
-                self._ledger.set_claim_state(copy.ref.uid, ClaimState.PREPARED)
+            uid, is_half = copy.ref.uid, known.state is ClaimState.PREPARING  # put back now, or by a killed agent
+            if is_half and self._specs.is_written(uid):
+                self._ledger.set_claim_state(uid, ClaimState.PREPARED)
         self._is_restored = True
 
     def _follow_moves(self) -> None:
