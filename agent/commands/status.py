@@ -42,13 +42,13 @@ def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, A
     from agent.process.identity import agent_version, node_name
     from agent.report import status
 
-    problem = f"does not run; this is what its books hold ({config.ledger_path})"
+    problem = f"does not run; this is what its ledger holds ({config.ledger_path})"
     if isinstance(error, status.Waiting):
-        problem = f"{error}; this is what its books hold ({config.ledger_path})"
+        problem = f"{error}; this is what its ledger holds ({config.ledger_path})"
     elif not config.ledger_path.exists():
-        problem = f"does not run, and has left no books here ({config.ledger_path})"
+        problem = f"does not run, and has left no ledger here ({config.ledger_path})"
     if database.is_locked(config.state_dir):
-        problem = f"runs, but does not answer; this is what its books hold: {error}"
+        problem = f"runs, but does not answer; this is what its ledger holds: {error}"
     found = database.read_books(config.ledger_path)
     return status.without_agent(found, node=node_name(), version=agent_version(), problem=problem)
 

@@ -21,7 +21,7 @@ OPTIONS = (
     ("--target", DEFAULT_TARGET, "FOLDER", "plugin folder"),
     ("--conf-dir", DEFAULT_CONFIGURATIONS, "FOLDER", "network configurations"),
     ("--kubelet-dir", Path("/var/lib/kubelet"), "FOLDER", "kubelet's folder"),
-    ("--state-dir", Path("/var/lib/nodefabric"), "FOLDER", "the agent's books"),
+    ("--state-dir", Path("/var/lib/nodefabric"), "FOLDER", "the agent's ledger"),
     ("--run-dir", Path("/run/nodefabric"), "FOLDER", "the agent's sockets"),
     ("--cdi-dir", Path("/var/run/cdi"), "FOLDER", "where the agent writes CDI specs"),
     ("--dra-driver", DRIVER, "NAME", "`dra.driver` of the configuration"),

@@ -200,6 +200,8 @@ def read_document(text: str | bytes, source: str) -> Any:
 
 def _said(error: Exception) -> str:
     """Return what PyYAML says, which shows the line that it stumbled over, unless that line may hold a secret."""
+    if "found character '\\t'" in str(error) and (mark := getattr(error, "problem_mark", None)) is not None:
+        return f"line {mark.line + 1}, column {mark.column + 1} has a tab, which YAML does not allow there: use spaces"
     for mark in (getattr(error, "problem_mark", None), getattr(error, "context_mark", None)):
         if mark is not None and is_secret(_line_at(mark)):
             return (

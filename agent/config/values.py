@@ -45,7 +45,7 @@ class Config(Section):
     kubelet_dir: Folder = Path("/var/lib/kubelet")
     """The kubelet's folder"""
     state_dir: Folder = Path("/var/lib/nodefabric")
-    """Where the agent keeps its books; survives a reboot"""
+    """Where the agent keeps its ledger; survives a reboot"""
     run_dir: Folder = Path("/run/nodefabric")
     """Where the agent's sockets are; empty after a reboot"""
     # Our own specs are written there.

@@ -35,7 +35,7 @@ class Reason(StrEnum):
 
     # What becomes of the device as a whole.
     QUARANTINED = "Quarantined", "what its last pod left on it is not cleaned up yet; the agent keeps trying"
-    BOOKS_UNWRITABLE = "BooksUnwritable", "the agent cannot write its books, so no container could be given it"
+    BOOKS_UNWRITABLE = "BooksUnwritable", "the agent cannot write its ledger, so no container could be given it"
     DEVICE_GONE = "DeviceGone", "it is no longer on the node: VFs were removed, or the adapter or GPU has left the bus"
     NO_FREE_DEVICE = "NoFreeDevice", "no device of its resource is left to stand behind this slot"
     PARENT_DOWN = "ParentDown", "its PF has no driver, is gone, or is in a pod"

@@ -105,7 +105,7 @@ def release(
     try:
         lock = lock_folder(config.state_dir)
     except LedgerInUse as error:
-        raise Unavailable(f"an agent has the books, but {no_answer}") from error
+        raise Unavailable(f"an agent has the ledger open, but {no_answer}") from error
     try:
         return _without_agent(config, wish, open_host)
     finally:

@@ -82,7 +82,7 @@ def test_status_and_release_work_with_and_without_the_agent(small: Stage) -> Non
     status, shown, _ = nodefabric(small, "status", "--output", "json")
     found = json.loads(shown)
     assert (status, found["ready"]) == (3, False)
-    assert found["obstacles"]["agent"].startswith("does not run; this is what its books hold")
+    assert found["obstacles"]["agent"].startswith("does not run; this is what its ledger holds")
     assert [a["device"] for a in found["attachments"]] == [device]
     node = ("--simulate", str(small.folder / "node"))
     status, _, said = nodefabric(small, "release", device, "--reason", "a test", *node)

@@ -28,7 +28,7 @@ def test_the_books_are_shown_besides_the_error_while_no_agent_answers(
     assert main(["status", "--config", str(path)]) == 2
     out, err = capsys.readouterr()
     assert VF in out
-    assert "does not run; this is what its books hold" in out
+    assert "does not run; this is what its ledger holds" in out
     assert "resources: must be a list, is 7" in err
     assert main(["status", "--config", str(path), "-o", "json"]) == 2
     out, err = capsys.readouterr()

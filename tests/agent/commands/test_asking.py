@@ -152,7 +152,7 @@ def test_without_an_agent_status_tells_the_books_and_events_nothing(
     path.write_text(f"{{endpoints: {{port: 1}}, stateDir: {tmp_path}/state, runDir: {tmp_path}/run}}")
     assert main(["status", "--config", str(path), "-o", "json"]) == 3
     document = json.loads(capsys.readouterr().out)
-    assert document["obstacles"]["agent"] == f"does not run, and has left no books here ({tmp_path}/state/ledger.db)"
+    assert document["obstacles"]["agent"] == f"does not run, and has left no ledger here ({tmp_path}/state/ledger.db)"
     assert (document["ready"], document["hardware"]["nics"]) == (False, [])
     assert main(["status", "--config", str(path)]) == 3
     capsys.readouterr()

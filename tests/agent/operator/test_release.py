@@ -158,7 +158,7 @@ def test_without_an_agent_the_books_are_worked_on_themselves(
 def test_an_agent_that_has_the_books_and_does_not_answer_is_not_passed_by(tmp_path: Path, short_folder: Path) -> None:
     lock = lock_folder(tmp_path)
     try:
-        with pytest.raises(Unavailable, match="an agent has the books, but the agent does not answer"):
+        with pytest.raises(Unavailable, match="an agent has the ledger open, but the agent does not answer"):
             command.release(config(tmp_path, short_folder), wish(), lambda: pytest.fail("the books were opened"))
     finally:
         os.close(lock)
