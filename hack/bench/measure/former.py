@@ -26,18 +26,24 @@ def build(revision: str, folder: Path) -> Version:
     Raises SystemExit if there is no such commit, or it does not build.
     """
     try:
-        found = _run("git", "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
-        code = folder / found[:12]
-        if not code.exists():
-            with tarfile.open(fileobj=io.BytesIO(_run("git", "archive", found))) as archive:
-                archive.extractall(code.with_suffix(".new"), filter="data")
-            code.with_suffix(".new").rename(code)
+        code = unpack(revision, folder)
         python = {"PYTHON": str(CHECKOUT / ".venv/bin/python")}
         subprocess.run([code / "hack/build-shim", "native"], check=True, env={**os.environ, **python})
     except subprocess.CalledProcessError as error:
         said = (error.stderr or b"").decode(errors="replace").strip()
         raise SystemExit(f"--against {revision}: {said or error}") from error
     return Version(code / "build/shim/native/nodefabric-cni", code)
+
+
+def unpack(revision: str, folder: Path) -> Path:
+    """Unpack a commit into a folder below `folder`. Raises CalledProcessError if there is no such commit."""
+    found = _run("git", "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
+    code = folder / found[:12]
+    if not code.exists():
+        with tarfile.open(fileobj=io.BytesIO(_run("git", "archive", found))) as archive:
+            archive.extractall(code.with_suffix(".new"), filter="data")
+        code.with_suffix(".new").rename(code)
+    return code
 
 
 def _run(*command: str) -> bytes:
