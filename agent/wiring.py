@@ -19,7 +19,9 @@ from agent.offer.offer import Offer
 from agent.process.conditions import NO_ADD_NEEDS
 from agent.reconcile.claims import Claims
 from agent.reconcile.grants import Owners
+from agent.reconcile.lost_books import LostBooks
 from agent.reconcile.reconciler import Reconciler
+from agent.reconcile.slots import Slots
 from agent.reconcile.units import Units
 from agent.reconcile.view import Outside
 from agent.report.report import Report
@@ -32,7 +34,6 @@ from cni.call import Node
 from cni.pod_devices import ClaimReader, HeldDevices
 from cni.server import CniServer
 from cni.slots.binder import Binder
-from cni.slots.bound import BoundSlots, SlotHealer
 from cni.slots.spec_watch import SpecWatch
 from cni.spool import Spool
 from deviceplugin.allocation import Allocator
@@ -65,15 +66,14 @@ class Parts:
         )
         self.settled.subscribe(self.holders.complete)
         specs = Specs(ledger, at_start.cdi_dir)
-        bound = BoundSlots(config, ledger, specs)
         unit_specs = UnitSpecs(ledger, specs, self.settled)
-        self.claim_specs = ClaimSpecs(ledger, specs, at_start.cdi_dir)
+        self.claim_specs = ClaimSpecs(specs, at_start.cdi_dir)
         by_cdi = Latest(at_start.cdi_names)
         """Whether early units are handed out by CDI names."""
 
         # kubelet's door
         devinfo = device_info.GrantedFiles(host.root / device_info.FOLDER.relative_to("/"))
-        self.records = GrantRecords(ledger, devinfo, offer, specs, unit_specs, bound.forget)
+        self.records = GrantRecords(ledger, devinfo, offer, specs, unit_specs)
         allocator = Allocator(offer, self.records.grant, ledger.pod_of, by_cdi=by_cdi)
         ground = Ground(node.scans, ledger, report.health, GpuFilesOf(host.root).read)
         self.plugins = DevicePlugins(config, ground, allocator, self.records, report.metrics.observe)
@@ -95,7 +95,7 @@ class Parts:
             foreign_state=host.root / "var/lib/cni",
             foreign_run=host.root / "var/run/cni",
         )
-        binder = Binder(config, ledger, bound, offer, held, busy_seconds)
+        binder = Binder(config, ledger, specs, offer, held, busy_seconds)
         self.attachments = Attachments(node, held, binder, facts, places)
         unable = partial(report.conditions.first, besides=NO_ADD_NEEDS)
         self.server = CniServer(
@@ -105,9 +105,11 @@ class Parts:
         # what heals
         replay = partial(Spool(at_start.spool_dir).replay, self.server.answer)
         outside = Outside(held, offer, self.runtime, replay, ledger, report)
-        healer = Claims(ledger, self.claim_specs, node.scans, outside, self.claim_reader)
+        lost = LostBooks(ledger, specs, self.claim_specs, outside)
+        slots = Slots(config, ledger, specs, outside)
+        claims = Claims(ledger, self.claim_specs, node.scans, outside, self.claim_reader)
         units = Units(config, ledger, unit_specs, by_cdi, outside, self.settled)
-        self.specs = SpecWatch(at_start.cdi_dir, (specs, self.claim_specs, facts, self.plugins.pool_specs), report)
-        others = (SlotHealer(ledger, bound, node.scans, outside), healer, units)
+        self.specs = SpecWatch(at_start.cdi_dir, (specs, facts, self.plugins.pool_specs), report)
+        others = (lost, slots, claims, units)
         self.reconciler = Reconciler(ledger, self.attachments, node.scans, outside, self.settled, others)
         self.owners = Owners(ledger, self.holders, outside)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from agent.config import Resource
 from agent.edits.device_info import GrantedFiles, Key, describe
@@ -29,15 +29,12 @@ class GrantRecords:
         offer: Latest[Offer],
         specs: Specs,
         units: UnitSpecs,
-        forget_slots: Callable[[Collection[str]], object],
     ) -> None:
-        """`forget_slots` lets go of what slots were bound to: kubelet frees units without a word."""
         self._ledger = ledger
         self._specs = specs
         self._units = units
         self._files = files
         self._offer = offer
-        self._forget_slots = forget_slots
         self._resource_names: frozenset[str] = frozenset()
         """Those of VFs and whole adapters."""
         # Or a file that is just being written would be taken for one that nobody needs.
@@ -51,10 +48,8 @@ class GrantRecords:
     def grant(self, holds: Sequence[Hold]) -> None:
         """Record that kubelet was given units and slots, all of one resource, and write the CDI specs that some have.
 
-        A slot is first made nobody's. Raises LedgerError, and Unavailable if a spec cannot be written.
+        Raises LedgerError, and Unavailable if a spec cannot be written.
         """
-        if slots := [hold.key for hold in holds if hold.is_slot]:
-            self._forget_slots(slots)
         described = [hold for hold in holds if hold.resource_name in self._resource_names]
         if not described:
             self._specs.grant(holds)

@@ -1,7 +1,4 @@
-"""What lies beside the CDI spec of a DRA claim (`agent.edits.specs`): a copy of its rows, and files for containers.
-
-Spec and copy are gone after a reboot, when kubelet has its claims prepared anew. Within one boot it does not, so should
-the books be lost, the copy is what they are made of again.
+"""The files of DRA claims: CDI spec and copy (`agent.edits.specs`), and what tells containers of their devices.
 
 Files that describe the devices of a claim to containers (KEP-5304), one for each request, lie beside the spec, with
 another suffix so that no runtime takes them for specs. A container gets the file bound into it, and keeps the one that
@@ -12,18 +9,15 @@ for containers are created after the answer.
 from __future__ import annotations
 
 import json
-import logging
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agent.edits.cdi import OWN_PREFIX, SpecFiles
 from agent.edits.specs import CLAIM, Specs
 from agent.errors import Unavailable
-from agent.ledger import Ledger
-from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef, Spec
+from agent.model.allocation import Claim
 
 API_VERSION = "metadata.resource.k8s.io/v1alpha1"
 IN_CONTAINERS = "/var/run/kubernetes.io/dra-device-attributes"
@@ -31,7 +25,7 @@ IN_CONTAINERS = "/var/run/kubernetes.io/dra-device-attributes"
 SUFFIX = ".metadata"
 
 _NUMBERING = threading.Lock()
-"""Held from reading a file, or the books, until the next one is in its place: the last has seen the newest."""
+"""Held from reading a file until the next one is in its place: the last has seen the newest."""
 
 
 def metadata_path(folder: Path, uid: str, request: str) -> Path:
@@ -55,36 +49,20 @@ def requests_with_files(claim: Claim) -> frozenset[str]:
     )
 
 
-_WHOSE = "a pod of this claim"
-
-log = logging.getLogger(__name__)
-
-
 class ClaimSpecs:
     """What of each claim is on disk, `nodefabric-claim-<uid>.*`. Methods block, briefly."""
 
-    def __init__(self, ledger: Ledger, specs: Specs, folder: Path) -> None:
-        self._ledger = ledger
+    def __init__(self, specs: Specs, folder: Path) -> None:
         self._specs = specs
-        self._copies = SpecFiles(folder, CLAIM, _WHOSE, ".claim", mode=0o600)
-        self._metadata = SpecFiles(folder, CLAIM, _WHOSE, SUFFIX)
+        self._metadata = SpecFiles(folder, CLAIM, "a pod of this claim", SUFFIX)
         """What tells containers of their devices, for claims that are to have it."""
-
-    def rewrite(self) -> Sequence[str]:
-        """Have the copies of all claims say what the books do. No container waits for one. Raises Unavailable."""
-        for claim in self._ledger.claims():
-            self._write_copy(claim.ref.uid)
-        return ()
 
     def write(self, uid: str) -> None:
         """Have copy and spec of a claim say what the books do. Raises Unavailable."""
-        self._write_copy(uid)
         self._specs.sync([_name(uid)])
 
     def remove(self, uid: str) -> None:
         """Remove the spec of a claim, and its files. What is not there is removed already. Raises Unavailable."""
-        with _NUMBERING:
-            self._copies.remove(_name(uid))
         self._specs.remove(_name(uid))
         for name in self._metadata.names():
             if name.partition(".")[0] == _name(uid):
@@ -96,33 +74,8 @@ class ClaimSpecs:
 
     def uids(self) -> frozenset[str]:
         """List the claims that have a spec or file of ours. What a killed process has half written is removed."""
-        names = self._specs.names(CLAIM) | self._copies.names() | self._metadata.names()
+        names = self._specs.names(CLAIM) | self._metadata.names()
         return frozenset(name.removeprefix(CLAIM).partition(".")[0] for name in names)
-
-    def _write_copy(self, uid: str) -> None:
-        """Write the copy of a claim unless it says what the books do. Raises Unavailable.
-
-        None is written where the spec is to stay as it is, either: the copy that comes last would outlive the claim.
-        """
-        with _NUMBERING:
-            claim = self._ledger.claim(uid)
-            if claim is None or claim.state is ClaimState.UNPREPARING or claim.boot_id != self._ledger.boot_id:
-                return
-            text = json.dumps(asdict(replace(claim, state=ClaimState.PREPARING, since=0.0)))
-            if not self._copies.says(_name(uid), text):
-                self._copies.write(_name(uid), text)
-
-    def copies(self) -> tuple[Claim, ...]:
-        """Read the claims as the books had them last, *preparing*."""
-        found = (self._copy(name) for name in sorted(self._copies.names()))
-        return tuple(claim for claim in found if claim is not None)
-
-    def _copy(self, name: str) -> Claim | None:
-        try:
-            return _of_document(json.loads(self._copies.read(name)))
-        except (OSError, ValueError, KeyError, TypeError) as error:  # of another version, maybe
-            log.error("%s says nothing of a claim: %s", self._copies.path(name), error)
-            return None
 
     # ------------------------------------------------------------------------------------------ files for containers
 
@@ -168,21 +121,6 @@ class ClaimSpecs:
         except (OSError, ValueError):
             return None
         return found
-
-
-def _of_document(document: Mapping[str, Any]) -> Claim:
-    parts = {
-        "ref": ClaimRef(**document["ref"]),
-        "state": ClaimState(document["state"]),
-        "devices": tuple(_hold(each) for each in document["devices"]),
-        "pods": tuple(PodRef(**pod) for pod in document["pods"]),
-    }
-    return Claim(**{**document, **parts})
-
-
-def _hold(document: Mapping[str, Any]) -> Hold:
-    parts = {"devices": tuple(document["devices"]), "spec": Spec.from_document(document["spec"])}
-    return Hold(**{**document, **parts})
 
 
 def _name(uid: str) -> str:

@@ -1,5 +1,9 @@
 """The CDI specs of holds: a file for each granted unit, each bound slot and each claim, `nodefabric-<name>.json`.
 
+Beside those of slots and claims lies a copy of their rows. What a slot was bound to nobody else knows, and kubelet has
+no claim prepared again within a boot: should the books be lost, the copies are what they are made of again. A copy goes
+before the rows, and after a reboot it is void, so one of this boot without its rows is of lost books.
+
 What they say stands in the books, and comes first: a container is told names, and a file can be written anew whenever
 it is gone or says something else. A hold whose device is gone has none: the runtime then creates no container, which is
 better than one with another's device.
@@ -14,18 +18,21 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agent.edits.cdi import SpecFiles, text_of
+from agent.errors import Unavailable
 from agent.ledger import Ledger
-from agent.model.allocation import ClaimState, Hold, Spec
-from agent.model.unit_id import CDI_VENDOR, cdi_kind
+from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef, Spec
+from agent.model.unit_id import cdi_kind
 
-UNIT, CLAIM = "unit-", "claim-"
+UNIT, SLOT, CLAIM = "unit-", "slot-", "claim-"
 """How the names of files begin. A slot's is its ID."""
 KIND_OF_CLAIMS = "claim"
+_WHOSE = "who holds this"
 
 log = logging.getLogger(__name__)
 
@@ -42,19 +49,51 @@ class Specs:
 
     def __init__(self, ledger: Ledger, folder: Path) -> None:
         self._ledger = ledger
-        self._files = SpecFiles(folder, "", "who holds this")
+        self._files = SpecFiles(folder, "", _WHOSE)
+        self._copies = tuple(SpecFiles(folder, start, _WHOSE, f".{start[:-1]}", 0o600) for start in (SLOT, CLAIM))
         self.guard = threading.RLock()
         """Held while books and files change together: the last of several who write has seen the newest."""
+        self.had_slots = any(hold.is_slot for hold in ledger.holds())
+        """Whether a pod may have slots of a resource that the configuration does not bind late any more."""
 
     def grant(self, holds: Iterable[Hold]) -> None:
-        """Record units and slots, then write the specs of those that have one.
+        """Record units and slots, then write the specs of those that have one. What slots were bound to is let go of.
 
         Raises LedgerError, and Unavailable if a spec cannot be written: they are on record then.
         """
         made = tuple(holds)
+        slots = [hold.key for hold in made if hold.is_slot]
         with self.guard:
+            if slots:
+                self.had_slots = True
+                self.let_go(hold for key in slots if (hold := self._ledger.hold(key)) is not None and hold.is_bound)
+                for key in slots:  # not even a stray spec stays
+                    self._try_to_remove(key)
             self._ledger.grant(made)
             self._sync(file_of(hold) for hold in made if hold.spec is not None)
+
+    def bind(self, slots: Sequence[Hold]) -> tuple[Hold, ...]:
+        """Record the devices of slots, then write copies and specs. Raises DeviceBusy, and Unavailable: none is bound.
+
+        In between the runtime knows no such device, and creates no container.
+        """
+        with self.guard:
+            bound = self._ledger.bind_slots(slots)
+            try:
+                self._sync(slot.key for slot in bound)
+            except Unavailable:
+                self.let_go(bound)
+                raise
+        return bound
+
+    def let_go(self, slots: Iterable[Hold]) -> tuple[Hold, ...]:
+        """Remove files, then the devices of slots, but not of those that are another sandbox's by now. List those."""
+        with self.guard:  # who writes missing specs would find them bound still
+            known = ((slot, self._ledger.hold(slot.key)) for slot in slots)
+            mine = [slot for slot, now in known if now is not None and now.is_bound_as(slot)]
+            for slot in mine:
+                self._try_to_remove(slot.key)
+            return self._ledger.unbind(mine)
 
     def change(self, decide: Callable[[], Mapping[str, Spec]]) -> Sequence[str]:
         """Put specs (key of the hold → spec) into the books, then into the files. List the keys.
@@ -72,11 +111,10 @@ class Specs:
 
     def rewrite(self) -> Sequence[str]:
         """Have all files say what the books do, and list those that did not. Raises Unavailable and LedgerError."""
-        claims = self._ledger.claims()
-        holds = (*self._ledger.holds(), *(claim.devices[0] for claim in claims if claim.devices))
-        names = dict.fromkeys(file_of(hold) for hold in holds if hold.spec is not None)
+        names = [file_of(hold) for hold in self._ledger.holds() if hold.spec is not None]
+        names += [f"{CLAIM}{claim.ref.uid}" for claim in self._ledger.claims()]
         # All takes long on a full node. So nobody who wants a grant waits for that while there is nothing to do.
-        wrong = [name for name in names if (said := self._said(name)) is not None and not self._says(name, said)]
+        wrong = [name for name in names if not self._is_right(name)]
         return self.sync(wrong) if wrong else ()
 
     def sync(self, names: Iterable[str]) -> Sequence[str]:
@@ -88,62 +126,125 @@ class Specs:
             return self._sync(names)
 
     def remove(self, name: str) -> None:
-        """Remove a file. One that is not there is removed already. Raises Unavailable."""
+        """Remove a spec, and its copy before. What is not there is removed already. Raises Unavailable."""
         with self.guard:
+            if (files := self._copies_of(name)) is not None:
+                files.remove(name)
             self._files.remove(name)
 
     def names(self, start: str = "") -> frozenset[str]:
-        """List the files that are there. What a killed process has half written is removed."""
-        return frozenset(name for name in self._files.names() if name.startswith(start))
+        """List whose files are there. What a killed process has half written is removed."""
+        found = self._files.names().union(*(files.names() for files in self._copies))
+        return frozenset(name for name in found if name.startswith(start))
 
     def is_written(self, name: str) -> bool:
-        """Tell whether a file says what the books do."""
-        found = self._said(name)
-        return found is not None and self._says(name, found)
+        """Tell whether a spec says what the books do."""
+        row = self._row(name)
+        said = _specs_of(row) if row is not None else None
+        return said is not None and self._says(name, said)
 
-    def read(self, name: str) -> Spec | None:
-        """Read what the file of a unit or slot says; None if that is not to be understood."""
-        try:
-            document = json.loads(self._files.read(name))
-            vendor, _, kind = document["kind"].partition("/")
-            (found,) = (each["containerEdits"] for each in document["devices"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("%s cannot be read: %s", self._files.path(name), error)
-            return None
-        return Spec(kind, found) if vendor == CDI_VENDOR and kind and isinstance(found, dict) else None
+    def copies(self) -> Sequence[Claim | Hold]:
+        """Read the slots and claims as the books had them last, claims as *preparing*."""
+        found = (_read(files, name) for files in self._copies for name in sorted(files.names()))
+        return [row for row in found if row is not None]
 
     # ---------------------------------------------------------------------------------------------------- one file
 
     def _sync(self, names: Iterable[str]) -> Sequence[str]:
         """The caller holds the guard. First those go that say nothing: they may name another's device by now."""
-        said = {name: found for name in names if (found := self._said(name)) is not None}
-        wrong = [name for name, holds in said.items() if not self._says(name, holds)]
+        rows = {name: row for name in names if (row := self._row(name)) is not None}
+        said = {name: found for name, row in rows.items() if (found := _specs_of(row)) is not None}
+        wrong = [name for name, specs in said.items() if not self._says(name, specs)]
         for name in (name for name in wrong if not said[name]):
             self._files.remove(name)
+        for name, row in rows.items():
+            if not self._is_copied(name, row) and (files := self._copies_of(name)) is not None:
+                files.write(name, _copy_of(row))
         for name in (name for name in wrong if said[name]):
             self._files.write(name, _text(said[name]))
         return wrong
+
+    def _is_right(self, name: str) -> bool:
+        """Whether spec and copy say what the books do, or are to stay as they are."""
+        if (row := self._row(name)) is None:
+            return True
+        said = _specs_of(row)
+        return self._is_copied(name, row) and (said is None or self._says(name, said))
 
     def _says(self, name: str, said: Sequence[tuple[str, Spec]]) -> bool:
         if not said:
             return not self._files.is_there(name)
         return self._files.says(name, partial(_text, said), said)
 
-    def _said(self, name: str) -> Sequence[tuple[str, Spec]] | None:
-        """List the devices that a file is to have, with their specs; None if it is to stay as it is.
+    def _is_copied(self, name: str, row: Claim | Hold) -> bool:
+        files = self._copies_of(name)
+        return files is None or files.says(name, partial(_copy_of, row), _to_copy(row))
+
+    def _copies_of(self, name: str) -> SpecFiles | None:
+        of_slots, of_claims = self._copies
+        return of_slots if name.startswith(SLOT) else of_claims if name.startswith(CLAIM) else None
+
+    def _row(self, name: str) -> Claim | Hold | None:
+        """Return what the books say of a name; None if its files are to stay as they are.
 
         Of a claim nothing is written while it is unprepared, nor in another boot than it was prepared in: then it may
         name what is another's now, and kubelet has it prepared anew before it makes a container.
         """
         if name.startswith(CLAIM):
             claim = self._ledger.claim(name.removeprefix(CLAIM))
-            if claim is None or claim.state is ClaimState.UNPREPARING or claim.boot_id != self._ledger.boot_id:
-                return None
-            holds: Iterable[Hold | None] = claim.devices
-        else:
-            holds = [self._ledger.hold(name.removeprefix(UNIT))]
-        specs = [(hold.key, hold.spec) for hold in holds if hold is not None and hold.spec is not None]
-        return [each for each in specs if each[1].edits] if specs else None
+            is_over = claim is None or claim.state is ClaimState.UNPREPARING or claim.boot_id != self._ledger.boot_id
+            return None if is_over else claim
+        hold = self._ledger.hold(name.removeprefix(UNIT))
+        return None if hold is not None and hold.is_slot and not hold.is_bound else hold
+
+    def _try_to_remove(self, name: str) -> None:
+        try:
+            self.remove(name)
+        except Unavailable as error:
+            log.error("%s; it is tried again", error)
+
+
+def _specs_of(row: Claim | Hold) -> Sequence[tuple[str, Spec]] | None:
+    """List the devices that a spec is to have, with what it says of them; None if it is to stay as it is."""
+    holds = row.devices if isinstance(row, Claim) else [row]
+    specs = [(hold.key, hold.spec) for hold in holds if hold.spec is not None]
+    return [each for each in specs if each[1].edits] if specs else None
+
+
+def _to_copy(row: Claim | Hold) -> Claim | Hold:
+    return replace(row, state=ClaimState.PREPARING, since=0.0) if isinstance(row, Claim) else row
+
+
+def _copy_of(row: Claim | Hold) -> str:
+    return json.dumps(asdict(_to_copy(row)))
+
+
+def _read(files: SpecFiles, name: str) -> Claim | Hold | None:
+    try:
+        document = json.loads(files.read(name))
+        return _claim(document) if name.startswith(CLAIM) else _hold(document)
+    except (OSError, ValueError, KeyError, TypeError) as error:  # of another version, maybe
+        log.error("%s says nothing of a hold: %s", files.path(name), error)
+        return None
+
+
+def _claim(document: Mapping[str, Any]) -> Claim:
+    parts = {
+        "ref": ClaimRef(**document["ref"]),
+        "state": ClaimState(document["state"]),
+        "devices": tuple(_hold(each) for each in document["devices"]),
+        "pods": tuple(PodRef(**pod) for pod in document["pods"]),
+    }
+    return Claim(**{**document, **parts})
+
+
+def _hold(document: Mapping[str, Any]) -> Hold:
+    parts = {
+        "devices": tuple(document["devices"]),
+        "spec": Spec.from_document(document["spec"]),
+        "pod": PodRef(**document["pod"]) if document["pod"] is not None else None,
+    }
+    return Hold(**{**document, **parts})
 
 
 def _text(said: Sequence[tuple[str, Spec]]) -> str:

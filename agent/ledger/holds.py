@@ -169,6 +169,7 @@ class HoldBook(Database):
     def bind_slots(self, slots: Iterable[Hold]) -> tuple[Hold, ...]:
         """Record the devices of some slots, and for whom, in place of what these slots were bound to before.
 
+        They are bound now, but for those that say when that was.
         Raises DeviceBusy if another slot or a DRA claim has one of them; nothing is recorded then.
         """
         wanted = tuple(slots)
@@ -179,7 +180,7 @@ class HoldBook(Database):
                 replace(
                     hold,
                     since=known.since if (known := self._holds.get(hold.key)) else now,
-                    bound_at=now + number * _TICK,
+                    bound_at=hold.bound_at or now + number * _TICK,
                     boot_id=self.boot_id,
                 )
                 for number, hold in enumerate(wanted)

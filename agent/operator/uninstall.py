@@ -41,9 +41,9 @@ OWN_SOCKETS = re.compile(
 and what was not yet in place."""
 SOCKET = re.compile(r"nodefabric-.+\.sock")
 DRA_SOCKET = re.compile(r"dra-[0-9a-f]{8}\.sock")
-_SPEC = r"nodefabric-((slot|unit|pool|claim)-.+\.json|claim-.+\.(claim|metadata))"
+_SPEC = r"nodefabric-((slot|unit|pool|claim)-.+\.json|slot-.+\.slot|claim-.+\.(claim|metadata))"
 CDI_SPEC = re.compile(rf"{_SPEC}|\.{_SPEC}\.[0-9]+")
-"""With the copies of claims that are kept beside their specs, and what tells containers of their devices."""
+"""With the copies of slots and claims that are kept beside their specs, and what tells containers of their devices."""
 DEVICE_INFO = device_info.FOLDER / "dp"
 LIBCNI = Path("/var/lib/cni")
 FEATURES = Path("/etc/kubernetes/node-feature-discovery/features.d")

@@ -1,5 +1,4 @@
-"""DRA claims in the books: put back if the books were lost, their devices found again after a reboot, their specs kept,
-and those of nobody ended.
+"""DRA claims in the books: their devices found again after a reboot, and those of nobody ended.
 
 Whether a claim is anybody's kubelet says in its own time, by unpreparing it. Where it does not, because it has lost its
 notes, the API server decides, once nothing else on the node speaks for the claim.
@@ -54,41 +53,11 @@ class Claims:
         self._reader = reader
         self._clock = clock
         self._asked_at: dict[str, float] = {}
-        self._is_restored = False
-        """Whether the books have the claims of this boot: they may have come in place of lost ones.
-
-        That they are new does not tell: an agent may have begun them, and been killed before it got further.
-        """
 
     def heal(self, view: View) -> None:
-        """Look at all claims, and at all specs. Raises Unavailable if a spec cannot be written or removed."""
-        if not self._is_restored:
-            self._restore()
+        """Look at all claims. Raises Unavailable if a spec cannot be removed."""
         self._follow_moves()
         self._end_orphans(view)
-        self._mend_specs()
-
-    def _restore(self) -> None:
-        """Take the claims of lost books from the copies beside their specs: kubelet has none prepared again.
-
-        Of a claim that is unprepared the copy goes before the rows. So one without rows is of lost books.
-        """
-        for copy in self._specs.copies():
-            if copy.boot_id != self._ledger.boot_id:
-                continue
-            known = self._ledger.claim(copy.ref.uid)
-            if known is None:
-                try:
-                    known = self._ledger.prepare_claim(copy)
-                except ClaimConflict as error:
-                    log.error("claim %s was lost with the books, and cannot be put back: %s", copy.ref, error)
-                    continue
-                log.warning("claim %s was lost with the books, and is in them again", copy.ref)
-                self._outside.count("claim-adopt", "books-lost")
-            uid, is_half = copy.ref.uid, known.state is ClaimState.PREPARING  # put back now, or by a killed agent
-            if is_half and self._specs.is_written(uid):
-                self._ledger.set_claim_state(uid, ClaimState.PREPARED)
-        self._is_restored = True
 
     def _follow_moves(self) -> None:
         claims = self._ledger.claims()
@@ -104,17 +73,6 @@ class Claims:
             if any(hold.key in there for hold in claim.devices):
                 log.warning("devices of claim %s have other addresses since the node was booted", claim.ref)
                 self._outside.count("claim-move", "renumbered")
-
-    def _mend_specs(self) -> None:
-        """Have specs of claims that are in the books, and no other of ours.
-
-        One of an earlier boot would name what may be another's now: it comes back when kubelet has the claim prepared,
-        which it does before it makes a container.
-        """
-        written = self._specs.uids()  # before the claims: of a new one the rows come first
-        for uid in sorted(written - {claim.ref.uid for claim in self._ledger.claims()}):
-            self._specs.remove(uid)
-            self._outside.count("spec-remove", "claim-gone")
 
     # -------------------------------------------------------------------------------------------------- of nobody
 

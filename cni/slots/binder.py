@@ -7,6 +7,7 @@ so a DEL that comes late, or once more, finds nothing that is its own.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 from agent.config import Config, Resource
 from agent.config.networks import Network
 from agent.edits.build import edits_by_device, pcidevice_name, variables_of_container
+from agent.edits.specs import Specs
 from agent.errors import DeviceBusy, UnitUnhealthy, UnknownUnit
 from agent.kubelet import checkpoint
 from agent.kubelet.checkpoint import Held
@@ -30,7 +32,6 @@ from agent.state import Latest
 from cni.call import Call, GrantedDevice
 from cni.permission import pf_in_pod
 from cni.pod_devices import HeldDevices
-from cni.slots.bound import BoundSlots
 from cni.slots.choice import Choice, Wish, choose, wishes
 
 Find = Callable[[str, str], Unit | None]
@@ -103,7 +104,7 @@ class Binder:
         self,
         config: Latest[Config],
         ledger: Ledger,
-        bound: BoundSlots,
+        specs: Specs,
         offer: Latest[Offer],
         held: HeldDevices,
         busy_seconds: float = BUSY_SECONDS,
@@ -111,10 +112,12 @@ class Binder:
         """`busy_seconds` is how long a pod waits for devices on their way back."""
         self._config = config
         self._ledger = ledger
-        self._bound = bound
+        self._specs = specs
         self._offer = offer
         self._held = held
         self._busy_seconds = busy_seconds
+        self._choosing = threading.Lock()
+        """Held from the look at what is free until that is bound."""
 
     def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
         """Choose a device for each slot of the call's pod, once for each sandbox, and list them.
@@ -141,7 +144,8 @@ class Binder:
 
     def unbind(self, container_id: str, ifname: str) -> None:
         """Let go of what was chosen for a sandbox in calls for this interface, and of what no call has used."""
-        self._bound.unbind(container_id, ifname)
+        if mine := self._ledger.bound_slots(container_id):
+            self._specs.let_go(slot for slot in mine if slot.cni_ifname in ("", ifname))
 
     # ------------------------------------------------------------------ binding
 
@@ -151,8 +155,8 @@ class Binder:
         own = [slot for slot in slots if slot.key == call.conf.device and not slot.cni_ifname]
         if not own:
             return slots
-        with self._bound.guard:
-            self._ledger.bind_slots([replace(slot, cni_ifname=call.ifname) for slot in own])
+        with self._choosing:
+            self._specs.bind([replace(slot, cni_ifname=call.ifname, bound_at=0.0) for slot in own])
         return self._of(call)
 
     def _of(self, call: Call) -> tuple[Hold, ...]:
@@ -160,7 +164,7 @@ class Binder:
 
     def _containers(self, pod: PodRef, late: Collection[str]) -> tuple[Held, ...]:
         """Ask what a pod's containers have. kubelet is not asked where books and checkpoint tell of no slots."""
-        if not (late or self._bound.had_slots) or not pod.name:
+        if not (late or self._specs.had_slots) or not pod.name:
             return ()
         # The grant of what only an init container has may have ended: nobody tells the reconciler whose it is.
         noted = checkpoint.containers_of(self._config.value.kubelet_dir, pod.uid) if pod.uid else ()
@@ -184,7 +188,7 @@ class Binder:
     ) -> tuple[Hold, ...]:
         deadline = time.monotonic() + self._busy_seconds
         while True:
-            with self._bound.guard:
+            with self._choosing:
                 shortage = self._try(call, asked, containers)
                 if shortage is None:
                     return self._of(call)
@@ -193,7 +197,7 @@ class Binder:
             time.sleep(POLL_SECONDS)  # without the lock: a DEL that lets a device go needs it
 
     def _try(self, call: Call, asked: Sequence[Wish], containers: Sequence[Held]) -> str | None:
-        """Choose and bind, or tell what there is too little of. The caller holds the guard."""
+        """Choose and bind, or tell what there is too little of. The caller holds the lock."""
         resources, offer = self._config.value.resources, self._offer.value  # once: both may be others at the next look
         late = _late_of(resources)
         _refuse_strangers(containers, late)
@@ -265,7 +269,8 @@ class Binder:
             )
             for each in given
         ]
-        self._bound.bind(made)
+        for slot in self._specs.bind(made):
+            log.info("%s is bound to %s for container %s of pod %s", slot.key, slot.device, slot.container, slot.pod)
 
 
 def _granted(slot: Hold, network: Network | None) -> GrantedDevice:

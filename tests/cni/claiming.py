@@ -83,7 +83,7 @@ class Scene:
         self.kubelet = Kubelet()
         self.reader = Reader()
         specs = Specs(rig.ledger, rig.folder / "cdi")
-        self.specs = ClaimSpecs(rig.ledger, specs, rig.folder / "cdi")
+        self.specs = ClaimSpecs(specs, rig.folder / "cdi")
         self.config = Latest(Config(resources=RESOURCES, networks=(RAILS,)))
         node = Node(machine, rig.ledger, Latest(machine.scan()))
         kubelet = cast(KubeletAsker, self.kubelet)

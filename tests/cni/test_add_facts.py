@@ -20,7 +20,6 @@ from agent.placement import Distances
 from agent.state import Latest
 from cni.add_facts import FactsWriter, RailFiles
 from cni.call import Node, Observer
-from cni.slots.bound import BoundSlots
 from tests import gids
 from tests.cni import tiny_node
 from tests.cni.claiming import Scene as ClaimScene
@@ -54,9 +53,7 @@ class Scene:
         self.folder = rig.folder / "cdi"
         self.specs = Specs(rig.ledger, self.folder)
         node = Node(rig.machine, rig.ledger, Latest(rig.machine.scan()), self.notes)
-        config = cast(Any, Latest(None))
         tells = cast(Any, Latest(SimpleNamespace(tells=True)))
-        self.bound = BoundSlots(config, rig.ledger, self.specs)
         offer = Latest(Offer(node.snapshot))
         files = RailFiles(self.folder, offer, cast(Any, SimpleNamespace()), Latest({}))
         self.facts = FactsWriter(tells, node, self.specs, cast(Any, None), files, {})
@@ -68,7 +65,7 @@ class Scene:
         """Have a slot of a sandbox's container bound."""
         pod = PodRef("default", f"pod-of-{container_id}")
         edits = {"env": list(env)}
-        self.bound.bind([bound_slot(slot, "rdma/vf", "vf", vf(index), "main", container_id, "eth0", pod, edits)])
+        self.specs.bind([bound_slot(slot, "rdma/vf", "vf", vf(index), "main", container_id, "eth0", pod, edits)])
 
     def enter(self, index: int, address: str, ifname: str = "net1", of: int = 0) -> None:
         """Have the kernel enter an address into the table of a VF's RDMA device."""

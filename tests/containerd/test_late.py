@@ -104,7 +104,7 @@ def late(bare: tuple[Node, SimulatedMachine]) -> Iterator[Late]:
 
 
 def ours() -> list[str]:
-    return [path.name for path in SPECS.iterdir() if path.name.startswith("nodefabric-")]
+    return [path.name for path in SPECS.glob("nodefabric-*.json")]
 
 
 @RUNTIMES
@@ -192,7 +192,7 @@ def test_a_container_keeps_its_device_for_itself_when_the_books_are_lost(late: L
         file.unlink()
     node.stage.start_agent()
     node.stage.await_ready()
-    assert 'nodefabric_reconcile_actions_total{action="slot-rebind",reason="mended"} 1.0' in node.stage.fetch(
+    assert 'nodefabric_reconcile_actions_total{action="slot-rebind",reason="books-lost"} 1.0' in node.stage.fetch(
         "/metrics"
     )
     other = node.admit("b", {"rdma/vf": 3, "nvidia.com/gpu": 3})

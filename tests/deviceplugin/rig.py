@@ -131,7 +131,7 @@ def plugins_on(config: Latest[Config], ground: Ground, *, observe: Observe = uno
     files = GrantedFiles(config.value.cdi_dir.with_name("devinfo"))
     specs = Specs(ground.ledger, config.value.cdi_dir)
     units = UnitSpecs(ground.ledger, specs, Latest(True))
-    records = GrantRecords(ground.ledger, files, offer, specs, units, lambda slots: None)
+    records = GrantRecords(ground.ledger, files, offer, specs, units)
     allocator = Allocator(offer, records.grant, ground.ledger.pod_of, ground.clock)
     return DevicePlugins(config, ground, allocator, records, observe, QUICK)
 

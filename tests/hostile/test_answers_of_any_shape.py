@@ -74,7 +74,7 @@ def test_a_strange_answer_about_a_leftover_claim_ends_no_round_of_healing(tmp_pa
     ):
         prepare(books)
         reader: Latest[Reads | None] = Latest(ClaimObjects(lambda: api, "n"))
-        specs = ClaimSpecs(books, Specs(books, tmp_path / "cdi"), tmp_path / "cdi")
+        specs = ClaimSpecs(Specs(books, tmp_path / "cdi"), tmp_path / "cdi")
         specs.write(UID)
         scene = Scene(books, others=[Claims(books, specs, Latest(Snapshot(boot_id="boot")), Answers(), reader)])
         scene.run_once()

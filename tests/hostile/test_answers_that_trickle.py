@@ -133,7 +133,7 @@ def test_answers_that_trickle_stop_no_healing(tmp_path: Path) -> None:
         asking(tmp_path, answer) as api,
         open_books(tmp_path, clock=lambda: time.time() - NEW_SECONDS - 60) as books,
     ):
-        specs = ClaimSpecs(books, Specs(books, tmp_path / "cdi"), tmp_path / "cdi")
+        specs = ClaimSpecs(Specs(books, tmp_path / "cdi"), tmp_path / "cdi")
         for number in range(3):
             specs.write(prepare(books, f"claim-{number}", claimed_vf(f"0000:3b:00.{number}")).ref.uid)
         reader: Latest[Reads | None] = Latest(ClaimObjects(lambda: api, "n"))

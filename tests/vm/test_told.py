@@ -53,7 +53,7 @@ class Scene:
         self.snapshot = snapshot
         node = Node(self.machine, self.ledger, Latest(snapshot))
         specs = Specs(self.ledger, folder / "cdi")
-        self.specs = ClaimSpecs(self.ledger, specs, folder / "cdi")
+        self.specs = ClaimSpecs(specs, folder / "cdi")
         files = RailFiles(folder / "cdi", Latest(Offer(snapshot)), cast(Any, SimpleNamespace()), Latest({}))
         tells = cast(Any, Latest(SimpleNamespace(tells=True)))
         facts = FactsWriter(tells, node, specs, self.specs, files, {})

@@ -187,6 +187,7 @@ def test_only_the_agents_own_specs_are_removed() -> None:
     for own in (
         *("nodefabric-slot-rdma:vf-0-3.json", "nodefabric-pool-a.json", ".nodefabric-slot-rdma:vf-0-3.json.17"),
         *("nodefabric-claim-c1.json", ".nodefabric-claim-c1.json.17", "nodefabric-claim-c1.claim"),
+        "nodefabric-slot-rdma:vf-0-3.slot",
     ):
         assert CDI_SPEC.fullmatch(own)
     for other in ("nvidia.json", "nodefabric.json", "x-nodefabric-slot-1.json", "nodefabric-slot-1.json.bak"):

@@ -72,7 +72,7 @@ class Host:
         (self.state / "spool").mkdir()
         with open_books(self.state) as books:
             cdi = self.root / "run/cdi"
-            specs = ClaimSpecs(books, Specs(books, cdi), cdi)
+            specs = ClaimSpecs(Specs(books, cdi), cdi)
             books.prepare_claim(CLAIM)
             specs.write(CLAIM.ref.uid)
             specs.write_metadata(CLAIM.ref.uid, "nic", {"metadata": {}})

@@ -19,7 +19,6 @@ from agent.state import Latest
 from cni.attachment import Attachments
 from cni.heal import PodKnown
 from cni.migrate.adoption import Adopted
-from cni.slots.bound import BoundSlots, SlotHealer
 from tests.agent.reconcile.outside import Answers
 from tests.node import VF
 
@@ -114,7 +113,7 @@ class Hands:
 class Scene:
     """A reconciler on real books. What surrounds it is told by the test."""
 
-    def __init__(self, books: Ledger, slots: BoundSlots | None = None, others: Sequence[Healer] = ()) -> None:
+    def __init__(self, books: Ledger, others: Sequence[Healer] = ()) -> None:
         self.books = books
         self.hands = Hands()
         self.held_units: Sequence[HeldUnit] | Exception = ()
@@ -130,10 +129,7 @@ class Scene:
         self.settled = Latest(False)
         self.found = Latest(Snapshot(boot_id="boot"))
         self.outside = outside = _Answers(self)
-        of_slots = (SlotHealer(books, slots, self.found, outside),) if slots is not None else ()
-        self.reconciler = Reconciler(
-            books, cast(Attachments, self.hands), self.found, outside, self.settled, (*of_slots, *others)
-        )
+        self.reconciler = Reconciler(books, cast(Attachments, self.hands), self.found, outside, self.settled, others)
 
     @property
     def counted(self) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from agent.model.allocation import Claim, ClaimRef, ClaimState, PodRef, Spec
 from agent.model.device import Snapshot
 from agent.model.vf_identity import identities
 from agent.reconcile.claims import ASK_SECONDS, NEW_SECONDS, SLOW_SECONDS, Claims
+from agent.reconcile.lost_books import LostBooks
 from agent.reconcile.view import View
 from agent.state import Latest
 from cni.pod_devices import ClaimReader
@@ -52,12 +53,14 @@ class Room:
     def __init__(self, books: Ledger, folder: Path) -> None:
         self.books = books
         self.specs_folder = folder / "cdi"
-        self.specs = ClaimSpecs(books, Specs(books, self.specs_folder), self.specs_folder)
+        specs = Specs(books, self.specs_folder)
+        self.specs = ClaimSpecs(specs, self.specs_folder)
         self.snapshot = Latest(Snapshot(boot_id="boot"))
         self.outside = Answers()
         self.reader = Reader()
         self.asks = Latest[ClaimReader | None](self.reader)
         self.now = 0.0
+        self.lost_books = LostBooks(books, specs, self.specs, self.outside)
         self.healer = Claims(books, self.specs, self.snapshot, self.outside, self.asks, lambda: self.now)
 
     def prepare(self, *args: Any, **more: Any) -> Claim:
@@ -72,6 +75,7 @@ class Room:
     def heal(self, view: View = NOBODY) -> list[tuple[str, str]]:
         """Heal once, and tell what was done."""
         before = len(self.outside.counted)
+        self.lost_books.heal(view)
         self.healer.heal(view)
         return self.outside.counted[before:]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import Config, Resource
+from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.specs import Specs
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, HeldUnit, PodDevices
@@ -18,11 +19,13 @@ from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
+from agent.reconcile.lost_books import LostBooks
+from agent.reconcile.slots import Slots
 from agent.reconcile.view import View
 from cni import netconf
 from cni.call import Call
 from cni.slots.binder import Binder
-from cni.slots.bound import BoundSlots
+from tests.agent.reconcile.outside import Answers
 from tests.cni.stand_ins import FixedDevices
 from tests.live import Live
 from tests.node import attach, change, granted, node, owner, rdma
@@ -65,20 +68,22 @@ class Rig:
     resources: tuple[Resource, ...] = RESOURCES
 
     def __post_init__(self) -> None:
-        self.specs = Specs(self.ledger, self.folder / "cdi")
         self.binder = self.make()
 
     def make(self, busy_seconds: float = 0.2) -> Binder:
         config = Live(lambda: Config(resources=self.resources, kubelet_dir=self.folder))
-        self.bound = BoundSlots(config, self.ledger, self.specs)
-        return Binder(
-            config, self.ledger, self.bound, Live(lambda: self.stock), self._held(), busy_seconds=busy_seconds
-        )
+        self.specs = Specs(self.ledger, self.folder / "cdi")
+        self.outside = Answers()
+        self.slots = Slots(config, self.ledger, self.specs, self.outside)
+        offer = Live(lambda: self.stock)
+        return Binder(config, self.ledger, self.specs, offer, self._held(), busy_seconds=busy_seconds)
 
-    def mend(self, known: View) -> tuple[tuple[str, str], ...]:
-        """Have a new agent on these books look after slots and specs."""
-        self.make()
-        return self.bound.mend(known, self.stock.snapshot)
+    def heal(self, known: View) -> list[tuple[str, str]]:
+        """Have a new agent on these books look after slots and specs. List what it did."""
+        self.binder = self.make()
+        LostBooks(self.ledger, self.specs, ClaimSpecs(self.specs, self.folder / "cdi"), self.outside).heal(known)
+        self.slots.heal(known)
+        return self.outside.counted
 
     def known(self, sandboxes: Sequence[Sandbox] | None = None) -> View:
         """What kubelet says of all pods by now, and the runtime of its sandboxes."""
@@ -94,8 +99,7 @@ class Rig:
 
     def grant(self, pod: PodRef, *slots: str, gpus: tuple[str, ...] = (), container: str = "worker") -> None:
         """Have kubelet give a container of a pod these."""
-        self.bound.forget(slots)
-        self.ledger.grant(granted("rdma/vf", dict.fromkeys(slots, "")))
+        self.specs.grant(granted("rdma/vf", dict.fromkeys(slots, "")))
         devices = (DeviceAssignment("rdma/vf", slots), DeviceAssignment("nvidia.com/gpu", gpus))
         before = self.pods.get(pod) or PodDevices(pod)
         self.pods[pod] = replace(before, containers=(*before.containers, ContainerDevices(container, devices)))

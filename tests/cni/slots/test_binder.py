@@ -17,7 +17,7 @@ import pytest
 from agent.errors import DeviceBusy, Unavailable, UnknownUnit
 from agent.kubelet.checkpoint import FILE
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
-from agent.model.allocation import Hold, Undo
+from agent.model.allocation import Undo
 from agent.model.locality import Locality
 from agent.reconcile.grants import UNCLAIMED_SECONDS, Release, decide
 from agent.reconcile.view import View
@@ -245,13 +245,12 @@ def test_a_spec_that_cannot_be_written_leaves_nothing_bound(rig: Rig) -> None:
 # -------------------------------------------------------------------------------- what no call asks for any more, and
 
 
-def test_a_spec_of_nobodys_goes_once_kubelet_says_so(rig: Rig) -> None:
+def test_a_spec_of_nobodys_goes(rig: Rig) -> None:
     rig.grant(POD, slot(0))
     rig.bind(call("c1"))
     (rig.folder / f"cdi/nodefabric-{slot(1)}.json").write_text("nobody's")
-    assert rig.mend(View(time.time())) == ()
-    assert rig.mend(rig.known()) == (("spec-remove", slot(1)),)
-    assert rig.mend(rig.known()) == ()
+    assert rig.heal(View(time.time())) == [("spec-remove", "slot-gone")]
+    assert rig.heal(rig.known()) == []
     assert rig.specs.names() == {slot(0)}
 
 
@@ -284,15 +283,15 @@ def test_what_kubelets_checkpoint_counts_to_a_pod_is_told(rig: Rig) -> None:
     rig.grant(POD, slot(0), slot(1))
     rig.bind(call("c1"))
     first, second = rig.ledger.bound_slots()
-    assert not rig.bound.is_noted(first)
+    assert not rig.slots.is_noted(first)
     note(rig, (POD.uid, "worker", [slot(0)]))
-    assert rig.bound.is_noted(first)
-    assert not rig.bound.is_noted(second)
-    assert not rig.bound.is_noted(replace(first, pod=OTHER))
+    assert rig.slots.is_noted(first)
+    assert not rig.slots.is_noted(second)
+    assert not rig.slots.is_noted(replace(first, pod=OTHER))
     with descriptors.none_left():
-        assert rig.bound.is_noted(second)  # for all that can be told
+        assert rig.slots.is_noted(second)  # for all that can be told
     # The reconciler goes by it where no runtime can be asked, and kubelet lists static pods alone.
-    scene = Scene(rig.ledger, rig.bound)
+    scene = Scene(rig.ledger, [rig.slots])
     scene.sandboxes = Unavailable("nobody listens")
     scene.pods = frozenset({("kube-system", "kube-proxy-gpu-7")})
     scene.now += 3600
@@ -303,13 +302,9 @@ def test_what_kubelets_checkpoint_counts_to_a_pod_is_told(rig: Rig) -> None:
 def test_a_slot_that_a_call_makes_its_own_while_it_is_judged_keeps_its_spec(rig: Rig) -> None:
     rig.grant(POD, slot(0), slot(1))
     rig.bind(call("c1", ifname="net1", device=slot(0)))
-
-    def judge(held: Hold) -> bool:
-        if held.key == slot(1):
-            rig.bind(call("c1", ifname="net2", device=slot(1)))
-        return held.key == slot(1)
-
-    assert rig.bound.release(judge) == ()
+    judged = rig.ledger.bound_slots()[1:]
+    rig.bind(call("c1", ifname="net2", device=slot(1)))
+    assert rig.specs.let_go(judged) == ()
     assert rig.ledger.hold(slot(1)) is not None
     assert rig.spec(slot(1)) is not None
 

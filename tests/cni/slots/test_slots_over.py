@@ -9,8 +9,8 @@ import pytest
 
 from agent.kubelet.cri import Sandbox
 from agent.model.allocation import Hold
+from agent.reconcile.slots import SANDBOX_SECONDS, is_over
 from agent.reconcile.view import View
-from cni.slots.bound import SANDBOX_SECONDS, is_over
 from tests.node import POD, VF, attach, bound_slot, open_books, owner
 
 BOUND = bound_slot("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "worker", "c1", "net1", POD, {}, "boot", since=10.0)

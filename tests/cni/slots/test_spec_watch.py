@@ -11,7 +11,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.config import HealthSettings
-from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.specs import Specs
 from agent.errors import Unavailable
 from agent.health_history import HealthHistory
@@ -45,8 +44,7 @@ async def keeping(books_in: Path, folder: Path) -> AsyncIterator[Keeping]:
         books.bind_slots([BOUND])
         prepare(books)
         report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthHistory(HealthSettings()))
-        specs = Specs(books, folder)
-        kept = SpecWatch(folder, (specs, ClaimSpecs(books, specs, folder)), report)
+        kept = SpecWatch(folder, (Specs(books, folder),), report)
         running = asyncio.create_task(kept.run())
         try:
             yield Keeping(kept, report)
@@ -55,7 +53,10 @@ async def keeping(books_in: Path, folder: Path) -> AsyncIterator[Keeping]:
             await asyncio.wait([running])
 
 
-@pytest.mark.parametrize("name", [f"unit-{UNIT}.json", f"{SLOT}.json", "claim-uid-nics.json", "claim-uid-nics.claim"])
+@pytest.mark.parametrize(
+    "name",
+    [f"unit-{UNIT}.json", f"{SLOT}.json", f"{SLOT}.slot", "claim-uid-nics.json", "claim-uid-nics.claim"],
+)
 async def test_a_cdi_spec_that_is_removed_is_written_again(tmp_path: Path, name: str) -> None:
     spec = tmp_path / f"nodefabric-{name}"
     async with keeping(tmp_path, tmp_path) as kept:

@@ -149,7 +149,7 @@ class Desk:
         self.ledger = Ledger.open(folder / "ledger.db", boot_id)
         self.folder = folder / "cdi"
         self.cdi = Specs(self.ledger, self.folder)
-        self.specs = ClaimSpecs(self.ledger, self.cdi, self.folder)
+        self.specs = ClaimSpecs(self.cdi, self.folder)
         self.others = Others()
         self.catalog: Latest[tuple[DraDevice, ...]] = Latest(listed(self.offer, self.config))
         self.facts = Latest(Facts(stable_facts(self.offer, StableFacts())))

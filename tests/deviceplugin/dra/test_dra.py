@@ -84,7 +84,7 @@ class Node:
         self.report = report = new_report()
         nobody = Others()
         kubelet, attachments = KubeletStandIn(nobody), cast(Attachments, nobody)
-        specs = ClaimSpecs(self.ledger, Specs(self.ledger, self.cdi_dir), self.cdi_dir)
+        specs = ClaimSpecs(Specs(self.ledger, self.cdi_dir), self.cdi_dir)
         on_node = OnNode(
             "node-1", self.config, self.offer, self.ledger, kubelet, attachments, specs, Latest(None), self.leaves
         )

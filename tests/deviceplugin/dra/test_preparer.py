@@ -89,7 +89,7 @@ def test_a_claim_that_the_healer_ends_meanwhile_is_not_said_to_be_prepared(desk:
             super().write(uid)
 
     with pytest.raises(NotYet, match="was just ended"):
-        desk.made(PATIENT, specs=Meanwhile(desk.ledger, desk.cdi, desk.folder)).prepare(REF)
+        desk.made(PATIENT, specs=Meanwhile(desk.cdi, desk.folder)).prepare(REF)
     assert files(desk) == []
     assert desk.preparer.prepare(REF)
 

@@ -28,7 +28,6 @@ from cni.call import Call
 from cni.netconf import from_document
 from cni.pod_devices import HeldDevices
 from cni.slots.binder import Binder
-from cni.slots.bound import BoundSlots
 from deviceplugin.allocation import Allocator
 from deviceplugin.grant_records import GrantRecords
 from hack.sim.devices import DeviceManager, Held, Known
@@ -76,11 +75,10 @@ class AgentNode:
         self._offer = Latest(Offer())
         config = Latest(Config(resources=self._resources, kubelet_dir=folder))
         specs = Specs(self._ledger, folder / "cdi")
-        bound = BoundSlots(config, self._ledger, specs)
-        self._binder = Binder(config, self._ledger, bound, self._offer, _PodDevices(self))
+        self._binder = Binder(config, self._ledger, specs, self._offer, _PodDevices(self))
         units = UnitSpecs(self._ledger, specs, Latest(False))
         files = GrantedFiles(folder / "devinfo")
-        records = GrantRecords(self._ledger, files, self._offer, specs, units, bound.forget)
+        records = GrantRecords(self._ledger, files, self._offer, specs, units)
         self._allocator = Allocator(self._offer, records.grant, self._ledger.pod_of, self._time)
         self._offers = Offers(HealthHistory(HealthSettings(0, 0, 0), self._time), self._time)
         for resource in self._resources:
