@@ -69,7 +69,7 @@ class ReplacedPlugins:
 
     def adopt(self) -> None:
         """Take over what there is."""
-        for _ in self._attachments.adopter.adopt().devices:
+        for _ in self._attachments.adopter.adopt():
             self._outside.count("adopt", "replaced-plugin")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +17,10 @@ from cni.install.folder import take_lock
 from cni.migrate.sriov_state import Unreadable, text_of
 
 KEY = "adopted"
-"""Of the row's request: what `remark` made."""
+"""Of the row's request: the plugin's `files` and `lock`, and the `netns_path` that it wrote."""
 LOCK_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
-
-
-def remark(files: Sequence[Path], lock: Path, netns_path: str) -> dict[str, Any]:
-    """Return what a row must hold so that `held` and `forget` can do their work after any crash."""
-    return {"files": [str(file) for file in files], "lock": str(lock), "netns_path": netns_path}
 
 
 def completed(row: Attachment, call: Call) -> Attachment:
@@ -74,23 +69,21 @@ def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
 
 def forget(row: Attachment) -> None:
     """Remove a replaced plugin's files of a device that is back. Repeatable; a file of a new owner stays."""
-    adopted = _of(row)
-    for name in adopted["files"] if adopted is not None else ():
-        file = Path(name)
+    adopted = _of(row) or {"files": ()}
+    for file in map(Path, adopted["files"]):
         try:
-            if file.parent.name == "pci" and _leads_elsewhere(file, adopted):
-                continue
-            file.unlink(missing_ok=True)
+            if file.parent.name != "pci" or _leads_to(file, adopted["netns_path"]):
+                file.unlink(missing_ok=True)
         except OSError as error:
             log.error("%s stays: %s; remove it by hand", file, error.strerror)
 
 
-def _leads_elsewhere(file: Path, adopted: Mapping[str, Any] | None) -> bool:
+def _leads_to(file: Path, netns_path: str) -> bool:
     try:
         text = text_of(file)
     except Unreadable:
-        return True
-    return text is not None and adopted is not None and text.decode(errors="replace").strip() != adopted["netns_path"]
+        return False
+    return text is not None and text.decode(errors="replace").strip() == netns_path
 
 
 def _of(row: Attachment) -> Mapping[str, Any] | None:

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from agent.errors import DeviceBusy, HardwareError
@@ -39,18 +39,6 @@ LOCK_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """What one look at the replaced plugins' state brought."""
-
-    devices: tuple[str, ...] = ()
-    """PCI addresses that have a row now and had none before."""
-    waiting: tuple[str, ...] = ()
-    """Files to look at again: a program is at work on their device, or the device has another owner."""
-    garbage: tuple[str, ...] = ()
-    """Files that are not understood. They stay; each is told of once."""
-
-
 class Adopter:
     """Takes over what the replaced plugins left. Methods block."""
 
@@ -67,52 +55,46 @@ class Adopter:
         self._state = state
         self._run = run
         self._netns_folders = tuple(netns_folders)
-        self._logged: set[str] = set()
+        self._logged: set[Path] = set()
         """Files that were logged, as long as they are there."""
         self.is_due = True
         """Whether something may wait to be adopted: so it is at a start, and until nothing waits any more."""
 
-    def adopt(self) -> Adopted:
-        """Give a row to each attachment of a replaced plugin that has none.
+    def adopt(self) -> tuple[str, ...]:
+        """Give a row to each attachment of a replaced plugin that has none. Returns the devices that got one.
 
         Call it at a start, before anything is granted, for as long as `is_due`; and when a VF has left the host
         without our doing. Rows that exist are left alone. An attachment whose pod is gone gets a row too, *attached*,
-        for the reconciler to undo. Does nothing, quickly, where no replaced plugin ever was. Raises nothing but
-        LedgerError.
+        for the reconciler to undo. Files that are not understood stay. Does nothing, quickly, where no replaced plugin
+        ever was. Raises nothing but LedgerError.
         """
-        garbage: list[str] = []
-        files = [(kind, file) for kind in sriov_state.KINDS for file in self._files(kind, garbage)]
-        found = self._adopt_all(files)
-        self.is_due = bool(found.waiting)
-        garbage += found.garbage
-        self._logged &= {*garbage, *found.waiting}
-        return replace(found, garbage=tuple(garbage))
+        self.is_due = False
+        adopted = self._adopt_all([(kind, file) for kind in sriov_state.KINDS for file in self._files(kind)])
+        self._logged = {name for name in self._logged if os.path.lexists(name)}
+        return adopted
 
-    def adopt_of(self, container_id: str, ifname: str) -> Adopted:
+    def adopt_of(self, container_id: str, ifname: str) -> tuple[str, ...]:
         """Give a row to what a replaced plugin attached for one container: its DEL has come, and no row is about it.
 
         The old program may have attached it after our start, while its name was still its own.
         """
         places = [(kind, self._state / kind / f"{container_id}-{ifname}") for kind in sriov_state.KINDS]
-        found = self._adopt_all([(kind, file) for kind, file in places if os.path.lexists(file)])
-        self.is_due |= bool(found.waiting)  # for then this DEL brings nothing back
-        return found
+        return self._adopt_all([(kind, file) for kind, file in places if os.path.lexists(file)])
 
-    def _adopt_all(self, files: Sequence[tuple[str, Path]]) -> Adopted:
-        devices, waiting, garbage = [], [], []
+    def _adopt_all(self, files: Sequence[tuple[str, Path]]) -> tuple[str, ...]:
+        devices = []
         for kind, file in files:
             try:
                 if (device := self._adopt(kind, file)) is not None:
                     devices.append(device)
             except Unreadable as error:
-                garbage.append(str(file))
-                self._log(str(file), f"is left as it is, and adopted by nobody: {error}")
+                self._log(file, f"is left as it is, and adopted by nobody: {error}")
             except (DeviceBusy, HardwareError, OSError) as error:
-                waiting.append(str(file))
-                self._log(str(file), f"is looked at again later: {error}")
-        return Adopted(tuple(devices), tuple(waiting), tuple(garbage))
+                self.is_due = True
+                self._log(file, f"is looked at again later: {error}")
+        return tuple(devices)
 
-    def _files(self, kind: str, garbage: list[str]) -> list[Path]:
+    def _files(self, kind: str) -> list[Path]:
         """List a plugin's files, newest first.
 
         A lost DEL leaves a file of a former owner beside that of the present one, and the path of the
@@ -121,11 +103,10 @@ class Adopter:
         try:
             return sorted(files_in(self._state / kind), key=_age)
         except Unreadable as error:
-            garbage.append(str(self._state / kind))
-            self._log(str(self._state / kind), str(error))
+            self._log(self._state / kind, str(error))
             return []
 
-    def _log(self, what: str, text: str) -> None:
+    def _log(self, what: Path, text: str) -> None:
         if what not in self._logged:
             self._logged.add(what)
             log.warning("%s %s", what, text)
@@ -169,9 +150,7 @@ class Adopter:
                 undo = _undo_of(self._node.host, self._node.snapshot, record, link, descriptor)
         conf = record.conf
         call = Call(record.container_id, record.ifname, None, path, record.pod, record.cni_args, CNI_PATH, conf)
-        request = request_of(call, conf) | {
-            adopted_rows.KEY: adopted_rows.remark(record.files, lock, record.netns_path)
-        }
+        remark = {"files": [*map(str, record.files)], "lock": str(lock), "netns_path": record.netns_path}
         self._node.ledger.adopt(
             Attachment(
                 0,
@@ -183,7 +162,7 @@ class Adopter:
                 undo,
                 BEFORE if is_past else self._node.ledger.boot_id,
                 path,
-                request,
+                request_of(call, conf) | {adopted_rows.KEY: remark},
                 record.result,
             )
         )

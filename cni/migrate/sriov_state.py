@@ -339,52 +339,21 @@ def _with_others(state: Path, record: Record) -> Record:
     if moved is not None:
         files.append(file)
         rdma = moved[0].names or rdma
-    call = cached_call(state, record.kind, network, container_id, ifname)
     record = replace(record, files=tuple(files), netns_path=netns_path, rdma=rdma)
-    if call is None:
-        return record
-    conf = record.conf
-    if call.conf is not None and call.conf.ipam is not None:
-        conf = replace(conf, ipam=call.conf.ipam, for_ipam=call.conf.for_ipam, cni_version=call.conf.cni_version)
-    return replace(
-        record,
-        conf=conf,
-        netns_path=netns_path or call.netns_path,
-        result=call.result,
-        cni_args=call.cni_args,
-        pod=call.pod,
-    )
-
-
-def _path_in(text: bytes) -> str:
-    path = text.decode(errors="replace").strip()
-    return path if path.startswith("/") and path.isprintable() else ""
-
-
-@dataclass(frozen=True, slots=True)
-class CachedCall:
-    """One ADD as it was made."""
-
-    conf: NetConf | None
-    """As the plugin got it; None if that cannot be told."""
-    result: Mapping[str, Any] | None
-    """Of the whole network, translated to the newest version."""
-    netns_path: str
-    cni_args: str
-    pod: PodRef
-
-
-def cached_call(state: Path, kind: str, network: str, container_id: str, ifname: str) -> CachedCall | None:
-    """Look a call to a plugin of a type up. None if it is not there, or not to be understood."""
     for folder in CACHE_FOLDERS:
         file = state / folder / f"{network}-{container_id}-{ifname}"
         try:
             found = _read(_Cache, file)
             if found is not None:
-                return _cached(found[0], kind, network)
+                return _with_call(record, found[0])
         except (Unreadable, RequestInvalid) as error:
             log.warning("%s is of no use: %s", file, error)
-    return None
+    return record
+
+
+def _path_in(text: bytes) -> str:
+    path = text.decode(errors="replace").strip()
+    return path if path.startswith("/") and path.isprintable() else ""
 
 
 def cache_without(content: bytes, take_out: Callable[[bytes], bytes | None]) -> bytes | None:
@@ -404,23 +373,29 @@ def cache_without(content: bytes, take_out: Callable[[bytes], bytes | None]) -> 
     return json.dumps({**document, "config": base64.b64encode(changed).decode()}).encode()
 
 
-def _cached(cache: _Cache, kind: str, network: str) -> CachedCall:
+def _with_call(record: Record, cache: _Cache) -> Record:
+    """Add the ADD as it was made, and the result of the whole network, translated to the newest version."""
     if cache.kind != CACHE_KIND:
         raise RequestInvalid(f"kind must be {CACHE_KIND}")
-    args, result = dict(cache.cni_args), cache.result
+    args, conf, result = dict(cache.cni_args), record.conf, cache.result
     if result is not None:
         check_result(result, "result")
         result = in_version(result, netconf.SUPPORTED_VERSIONS[-1])
-    return CachedCall(
-        conf=_cached_conf(cache.config, kind, network, args),
+    sent = _cached_conf(cache.config, record.kind, conf.name, args)
+    if sent is not None and sent.ipam is not None:
+        conf = replace(conf, ipam=sent.ipam, for_ipam=sent.for_ipam, cni_version=sent.cni_version)
+    return replace(
+        record,
+        conf=conf,
+        netns_path=record.netns_path or cache.netns or "",
         result=result,
-        netns_path=cache.netns or "",
         cni_args=";".join(f"{name}={value}" for name, value in cache.cni_args),
         pod=PodRef(args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", "")),
     )
 
 
 def _cached_conf(encoded: str, kind: str, network: str, args: Mapping[str, str]) -> NetConf | None:
+    """Read the configuration as the plugin got it. None if that cannot be told. Raises RequestInvalid."""
     try:
         document = decode(base64.b64decode(encoded, validate=True), "config")
     except ValueError as error:  # binascii.Error, and a character that is not ASCII

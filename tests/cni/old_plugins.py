@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from agent.model.allocation import VfSettings
-from cni.migrate.adoption import Adopted
 from tests.cni.tiny_node import PF_NETDEV, Rig, mac_of, netdev, vf
 
 CONTAINER = "c0ffee" * 10 + "cafe"
@@ -129,7 +128,7 @@ class OldSriov:
         )
 
 
-def adopt(rig: Rig) -> Adopted:
+def adopt(rig: Rig) -> tuple[str, ...]:
     """Adopt, as the agent does at its start."""
     return rig.attachments.adopter.adopt()
 

@@ -18,7 +18,6 @@ from agent.reconcile.view import Healer
 from agent.state import Latest
 from cni.attachment import Attachments
 from cni.heal import PodKnown
-from cni.migrate.adoption import Adopted
 from tests.agent.reconcile.outside import Answers
 from tests.node import VF
 
@@ -42,8 +41,8 @@ class Hands:
         self.pod_known: PodKnown = lambda row: None
         self.looked_for: list[tuple[Any, ...]] = []
         self.strange: list[tuple[str, KnownDevice | None]] = []
-        self.adopted = Adopted()
-        self.is_due = True
+        self.adopted: tuple[str, ...] = ()
+        self.is_due, self.waits = True, False
 
     def heal(self, device: str, pod_known: PodKnown) -> str | None:
         """Heal, or fail as told."""
@@ -72,9 +71,9 @@ class Hands:
         """What takes over from replaced plugins."""
         return self
 
-    def adopt(self) -> Adopted:
+    def adopt(self) -> tuple[str, ...]:
         """Take over as told."""
-        self.is_due = bool(self.adopted.waiting)
+        self.is_due = self.waits
         return self.adopted
 
     def watch_ends(self, listener: object) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from agent.errors import HardwareError, LedgerDamaged, LedgerError
 from agent.model.device import Snapshot
-from cni.migrate.adoption import Adopted
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.awaiting import until
 from tests.node import VF, attach, owner
@@ -30,7 +29,7 @@ def test_a_device_that_cannot_be_healed_keeps_no_other_from_it(scene: Scene, err
 
 
 def test_what_replaced_plugins_left_is_adopted_once_the_node_is_known(scene: Scene) -> None:
-    scene.hands.adopted = Adopted(devices=(VF, OTHER_VF))
+    scene.hands.adopted = (VF, OTHER_VF)
     scene.snapshot = Snapshot()
     scene.reconciler.heal_attachments()
     assert scene.counted == []
@@ -42,16 +41,16 @@ def test_what_replaced_plugins_left_is_adopted_once_the_node_is_known(scene: Sce
 
 
 def test_what_an_old_program_is_at_work_on_is_looked_at_again(scene: Scene) -> None:
-    scene.hands.adopted = Adopted(waiting=("/var/lib/cni/sriov/c1-net1",))
+    scene.hands.waits = True
     scene.reconciler.heal_attachments()
-    scene.hands.adopted = Adopted(devices=(VF,))
+    scene.hands.adopted = (VF,)
     scene.reconciler.heal_attachments()
     assert scene.counted == [("adopt", "replaced-plugin")]
 
 
 def test_what_replaced_plugins_left_has_a_row_before_kept_dels_are_carried_out(scene: Scene) -> None:
     """One of them may be of such a pod, and would find nothing to undo."""
-    scene.hands.adopted = Adopted(devices=(VF,))
+    scene.hands.adopted = (VF,)
     before: list[tuple[str, str]] = []
     scene.meanwhile = lambda: before.extend(scene.counted)
     scene.reconciler.heal_attachments()

@@ -8,7 +8,6 @@ from agent.errors import HardwareError
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import HeldUnit
 from agent.model.allocation import PodRef
-from cni.migrate.adoption import Adopted
 from tests.agent.reconcile.scene import OTHER_VF, Scene
 from tests.cni.tiny_node import tiny_snapshot, vf
 from tests.node import POD, VF, attach, claimed_vf, owner, prepare
@@ -62,7 +61,7 @@ def test_a_vf_that_an_old_program_took_after_the_start_is_adopted_before_it_is_l
     scene.snapshot = tiny_snapshot(2)
     scene.run_once()
     scene.snapshot = tiny_snapshot(2, in_pods=[0])
-    scene.hands.adopted = Adopted(devices=(VF,))
+    scene.hands.adopted = (VF,)
     scene.run_once()
     adopted = [action for action in scene.counted if action[0] == "adopt"]
     assert adopted == [("adopt", "replaced-plugin"), ("adopt", "found-in-pod")]

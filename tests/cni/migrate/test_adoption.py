@@ -20,7 +20,7 @@ from agent.model.allocation import AttachmentState, Owner, PodRef
 from agent.state import Latest
 from cni.call import Node
 from cni.migrate import sriov_state
-from cni.migrate.adoption import Adopted, Adopter
+from cni.migrate.adoption import Adopter
 from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import state
 from tests.cni.old_plugins import CONTAINER, PLUGIN, SETTINGS, OldSriov, adopt, but_up, host_name
@@ -32,7 +32,7 @@ from tests.waiting import until
 def test_an_attachment_gets_a_row_and_the_pod_keeps_its_device(rig: Rig, old: OldSriov) -> None:
     pod = rig.pod()
     old.add(pod)
-    assert adopt(rig) == Adopted(devices=(vf(0),))
+    assert adopt(rig) == (vf(0),)
     (row,) = rig.ledger.attachments()
     with open(pod) as file:
         netns = namespaces.identity(file.fileno())
@@ -55,12 +55,12 @@ def test_the_pods_del_through_the_new_program_brings_all_back(rig: Rig, old: Old
     assert but_up(rig.found()) == but_up(before)
     assert not old.file().exists()
     assert not (old.state / "sriov/pci" / vf(0)).exists()
-    assert adopt(rig) == Adopted()
+    assert adopt(rig) == ()
 
 
 def test_a_del_brings_home_what_an_old_program_attached_after_our_start(rig: Rig, old: OldSriov) -> None:
     before = rig.found()
-    assert adopt(rig) == Adopted()
+    assert adopt(rig) == ()
     assert not rig.attachments.adopter.is_due
     pod = rig.pod()
     old.add(pod)
@@ -83,7 +83,7 @@ def test_a_del_that_comes_while_an_old_program_is_at_work_is_made_up_for(rig: Ri
     assert rig.ledger.attachments() == ()
     assert rig.attachments.adopter.is_due  # the reconciler asks again
     os.close(descriptor)
-    assert adopt(rig).devices == (vf(0),)
+    assert adopt(rig) == (vf(0),)
     assert not rig.attachments.adopter.is_due
 
 
@@ -98,7 +98,7 @@ def test_a_path_that_leads_to_another_pod_now_is_not_believed(rig: Rig, old: Old
         run=old.run,
         netns_folders=(rig.folder,),
     )
-    assert adopter.adopt().devices == (vf(0),)
+    assert adopter.adopt() == (vf(0),)
     assert rig.ledger.attachments()[0].netns_path == str(pod)
     rig.delete(CONTAINER, pod)
     rig.await_back()
@@ -180,7 +180,8 @@ def test_a_device_that_is_ours_already_is_left_alone(rig: Rig, old: OldSriov) ->
     rig.add("c9", pod)
     before = rig.ledger.attachments()
     old.write(CONTAINER, "net1", PLUGIN)
-    assert adopt(rig) == Adopted(waiting=(str(old.file()),))
+    assert adopt(rig) == ()
+    assert rig.attachments.adopter.is_due
     assert rig.ledger.attachments() == before
 
 
@@ -205,15 +206,16 @@ def test_a_file_of_a_former_owner_is_not_taken_for_the_present_ones(rig: Rig, ol
     os.utime(former, (1, 1))
     left = {"Trust": True, "SpoofChk": False, "Vlan": 100, "VlanQoS": 3, "VlanProto": 0x88A8, "MaxTxRate": 500}
     old.write(CONTAINER, "net1", document | {"OrigVfState": document["OrigVfState"] | left})
-    assert adopt(rig) == Adopted(devices=(vf(0),), waiting=(str(former),))
+    assert adopt(rig) == (vf(0),)
+    assert rig.attachments.adopter.is_due
     rig.delete("a" * 64, pod)
     assert rig.in_pod(pod) is not None
     rig.delete(CONTAINER, pod)
     rig.await_back()
-    assert adopt(rig) == Adopted(devices=(vf(0),))
+    assert adopt(rig) == (vf(0),)
     assert rig.attachments.heal(vf(0)) == "owner-gone"
     assert but_up(rig.found()) == but_up(before)
-    assert adopt(rig) == Adopted()
+    assert adopt(rig) == ()
 
 
 def test_what_the_pf_enforced_is_not_put_back_on_another_vf(rig: Rig, old: OldSriov) -> None:
@@ -233,7 +235,7 @@ def test_an_adapter_that_is_no_vf_is_not_touched_for_an_old_file(rig: Rig, old: 
     before = rig.machine.find_netdev(PF)
     was = {"HostIFName": "gone1", "EffectiveMAC": "02:00:00:00:00:99", "MTU": 1400}
     old.write(CONTAINER, "net1", {**PLUGIN, "deviceID": PF, "VFID": 0, "OrigVfState": was})
-    assert adopt(rig).devices == (PF,)
+    assert adopt(rig) == (PF,)
     assert rig.attachments.heal(PF) == "rebooted"
     after = rig.machine.find_netdev(PF)
     assert before is not None
@@ -257,12 +259,12 @@ def test_a_file_of_an_earlier_boot_touches_no_vf_of_this_one(rig: Rig, old: OldS
     old.remember_call(conf, {"cniVersion": "1.0.0"})
     os.utime(file, (1690000000, 1690000000))
     old.write_path(0, "/run/netns/gone")
-    assert adopt(rig).devices == (vf(0),)
+    assert adopt(rig) == (vf(0),)
     assert rig.attachments.heal(vf(0)) == "rebooted"
     assert rig.found() == before
     rig.attachments.leases.settle()
     assert rig.leases() == []
-    assert adopt(rig) == Adopted()
+    assert adopt(rig) == ()
 
 
 KILLED = """
@@ -334,8 +336,8 @@ def test_garbage_is_told_of_once_and_left(rig: Rig, old: OldSriov, kind: str, ca
     file.parent.mkdir(parents=True)
     GARBAGE[kind](file)
     old.add(rig.pod())
-    assert adopt(rig) == Adopted(devices=(vf(0),), garbage=(str(file),))
-    assert adopt(rig) == Adopted(garbage=(str(file),))
+    assert adopt(rig) == (vf(0),)
+    assert adopt(rig) == ()
     assert file.is_symlink() or file.exists()
     assert len([r for r in caplog.records if "adopted by nobody" in r.getMessage()]) == 1
 
@@ -344,7 +346,7 @@ def test_a_name_that_is_no_container_and_interface_is_garbage(rig: Rig, old: Old
     file = old.state / "sriov" / "nodash"
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps(PLUGIN))
-    assert adopt(rig) == Adopted(garbage=(str(file),))
+    assert adopt(rig) == ()
 
 
 @pytest.mark.parametrize(
@@ -386,7 +388,7 @@ def forget(rig: Rig) -> None:
         rig.ledger.finish_detach(row)
 
 
-def adopt_by_search(rig: Rig, old: OldSriov) -> Adopted:
+def adopt_by_search(rig: Rig, old: OldSriov) -> tuple[str, ...]:
     """Adopt, searching the pods' namespaces: ib-sriov never wrote where they are."""
     folders = (rig.folder,)
     snapshot = rig.machine.scan()
@@ -425,7 +427,7 @@ def test_an_infiniband_vf_is_brought_back_with_its_former_guid(infiniband: Rig, 
         "RdmaNetState": rdma_state(rdma_node.rdma_name(0)) if moved else {},
     }
     file = old.write(CONTAINER, "net1", document, kind="ib-sriov")
-    assert adopt_by_search(rig, old) == Adopted(devices=(vf(0),))
+    assert adopt_by_search(rig, old) == (vf(0),)
     assert (old.run / "ib-sriov/cni.lock").exists()
     (row,) = rig.ledger.attachments()
     assert (row.undo.mode, row.undo.rdma, row.netns_path) == (
@@ -458,7 +460,7 @@ def test_the_state_of_the_chained_rdma_plugin_is_joined(ethernet: Rig) -> None:
     old.write(CONTAINER, "net1", document)
     old.write_path(0, str(pod))
     file = old.write(f"rails-{CONTAINER}", "net1", rdma_state(rdma_node.rdma_name(0)), kind="rdma")
-    assert adopt_by_search(rig, old) == Adopted(devices=(vf(0),))
+    assert adopt_by_search(rig, old) == (vf(0),)
     (row,) = rig.ledger.attachments()
     assert row.undo.rdma == rdma_node.rdma_name(0)
     rig.delete(CONTAINER, pod)
