@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -68,32 +68,21 @@ def goes_first(row: Attachment) -> bool:
     return row.request["network"] is not None and row.request["network"]["ipam"]["type"] == WITH_INTERFACE
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one call of a plugin may take, in seconds."""
-
-    seconds: float = ipam.TIMEOUT_SECONDS
-    add_seconds: float = ipam.ADD_SECONDS
-    """One that asks for addresses."""
-    status_seconds: float = STATUS_SECONDS
-    """Each by which STATUS asks."""
-
-
 class LeaseBook:
     """Leases of this node's interfaces. Methods block and may run on many threads at once."""
 
     def __init__(
         self,
         ledger: Ledger,
-        limits: Limits | None = None,
         *,
+        most_seconds: float = ipam.ADD_SECONDS,
         clock: Callable[[], float] = time.time,
         uptime: Callable[[], float] = time.monotonic,
         room: Room | None = None,
     ) -> None:
-        """`room` is the memory for all plugins together; by default what the container has."""
+        """`most_seconds` is what one call of a plugin may take, and `room` the memory for all of them together."""
         self._ledger = ledger
-        self._limits = limits or Limits()
+        self._most_seconds = most_seconds
         self._clock = clock
         self._uptime, self._began = uptime, uptime()
         self._locks = DeviceLocks()
@@ -144,7 +133,7 @@ class LeaseBook:
             with self._turn(network, self._call_of(row), ADD_TURN_SECONDS, ADDING, is_wanted) as call:
                 self._unasked.discard(row.attachment_id)
                 try:
-                    return ipam.add(network, call, self._seconds(row, self._limits.add_seconds))
+                    return ipam.add(network, call, self._seconds(row, ipam.ADD_SECONDS))
                 except ipam.IpamMissing:
                     self._unasked.add(row.attachment_id)
                     raise
@@ -180,7 +169,7 @@ class LeaseBook:
         network = row.request["network"]
         try:
             with self._turn(network, self._call_of(row)) as call:
-                ipam.check(network, call, row.result, self._seconds(row, self._limits.seconds))
+                ipam.check(network, call, row.result, self._seconds(row))
         except IpamFailed as error:
             return str(error)
         return None
@@ -196,7 +185,7 @@ class LeaseBook:
         nameless = {row.ifname for row in rows if row.owner.container_id == UNKNOWN}
         kept |= {(container_id, ifname) for container_id, _ in valid for ifname in nameless}
         for document in leasing_networks(call, rows):
-            seconds = self.trust.seconds(counted(document), "", self._limits.seconds)
+            seconds = self.trust.seconds(counted(document), "", ipam.TIMEOUT_SECONDS)
             with self._turn(document, IpamCall("", "", "", "", call.cni_path)) as asked:
                 ipam.collect(document, asked, kept, seconds)
 
@@ -209,7 +198,7 @@ class LeaseBook:
         for document in leasing_networks(call, ()):
             try:
                 with self._turn(document, IpamCall("", "", "", "", call.cni_path), 0.0, ASKING) as asked:
-                    ipam.status(document, asked, self._limits.status_seconds)
+                    ipam.status(document, asked, STATUS_SECONDS)
             except (NoTurn, ipam.IpamKilled) as error:
                 if self.trust.is_refused(counted(document)):
                     raise
@@ -286,10 +275,10 @@ class LeaseBook:
             with self._turn(network, self._call_of(row), turn_seconds) as call:
                 if isinstance(row, OwedLease):  # a row's state tells the same
                     self._ledger.note_lease_problem(row.lease_id, row.problem or ASKED)
-                ipam.delete(network, call, self._seconds(row, self._limits.seconds))
+                ipam.delete(network, call, self._seconds(row))
 
-    def _seconds(self, row: Attachment | OwedLease, most: float) -> float:
-        return self.trust.seconds(*counted_of(row.request), most)
+    def _seconds(self, row: Attachment | OwedLease, most: float = ipam.TIMEOUT_SECONDS) -> float:
+        return self.trust.seconds(*counted_of(row.request), min(most, self._most_seconds))
 
     def _call_of(self, row: Attachment | OwedLease) -> IpamCall:
         container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id

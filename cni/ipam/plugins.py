@@ -33,6 +33,10 @@ BUSY_TRIES, BUSY_SECONDS = 5, 1.0
 NO_PATH = "/nonexistent"
 """What a plugin gets as CNI_PATH: a folder that is not there. It has nothing to call: a plugin of interfaces that is
 taken for one of addresses would call itself, and each of those the next. Go's library refuses an empty text."""
+NEEDS_MORE = (
+    "its interpreter, loader or libraries are not in the agent's image: add them, or install a plugin that is a static"
+    " program"
+)
 _SHOWN = 300
 _CRASH = re.compile(r"^(runtime|fatal error|panic): ", re.MULTILINE)
 _UNSEEN = re.compile(r"/net\.d/\S*: no such file or directory")
@@ -203,15 +207,16 @@ def _ask(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
     }
     try:
         done = _run_program(file, json.dumps(document).encode(), env, seconds, call.bounds)
-    except program.OutOfTime as error:
-        raise IpamKilled(kind, f"{command} did not end within {seconds:g} s and was killed") from error
     except program.OutOfBounds as error:
         raise IpamKilled(
             kind,
-            f"{command} {error}, and was killed with all that it had started: see that ipam.type names an IPAM plugin",
+            f"{command} {error}, and was killed with all that it had started: see that ipam.type"
+            " names an IPAM plugin, and what it waits for",
         ) from error
     except OSError as error:
-        raise IpamMissing(kind, f"{file} cannot be run: {_why_not(file, error)}") from error
+        # The kernel calls a program missing whose interpreter or loader is.
+        why = NEEDS_MORE if error.errno == errno.ENOENT else error.strerror
+        raise IpamMissing(kind, f"{file} cannot be run: {why}") from error
     if done.left:
         log.warning("IPAM plugin %s had left %d processes behind, which were killed", kind, done.left)
     try:
@@ -227,24 +232,6 @@ def _ask(command: str, document: Mapping[str, Any], call: IpamCall, seconds: flo
             kind, f"{command} failed: {text}{_remedy(kind, text)}", code if isinstance(code, int) else None
         )
     return answer
-
-
-def _why_not(file: Path, error: OSError) -> str:
-    """Return why a program cannot be run. The kernel calls a script missing whose interpreter is."""
-    if error.errno != errno.ENOENT:
-        return str(error.strerror)
-    try:
-        with file.open("rb") as opened:
-            first = opened.readline(256)
-    except OSError:
-        return str(error.strerror)
-    if not first.startswith(b"#!"):
-        return "the loader or libraries that it was linked to are not in the agent's image: install one that is static"
-    interpreter = first[2:].decode(errors="replace").strip().partition(" ")[0]
-    return (
-        f"its interpreter {interpreter} is not in the agent's image: add it to the image, or install a plugin that is"
-        " a static program"
-    )
 
 
 def _last_words(stderr: bytes) -> str:

@@ -53,12 +53,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAX_ENVIRONMENT = 256 << 10
 
 
-class OutOfTime(Exception):
-    """The program did not end in time, and was killed with its children."""
-
-
 class OutOfBounds(Exception):
-    """The program took more than it may, which the text says, and was killed with its children."""
+    """The program took more time or room than it may, which the text says, and was killed with its children."""
 
 
 def _allows(memory: int) -> bool:
@@ -87,7 +83,7 @@ class Finished:
 
 
 def run(program: Path, stdin: bytes, env: Mapping[str, str], seconds: float, bounds: Bounds | None = None) -> Finished:
-    """Run a program. Raises OutOfTime, OutOfBounds, NotWanted, and OSError if it cannot be started.
+    """Run a program. Raises OutOfBounds, NotWanted, and OSError if it cannot be started.
 
     Its end decides, not that of its output: what it leaves behind may hold that open, and is killed then.
 
@@ -115,7 +111,7 @@ def run(program: Path, stdin: bytes, env: Mapping[str, str], seconds: float, bou
             its_out.close()
             its_err.close()
             _limit(process.pid)
-            _wait(process.pid, (stdout, stderr), time.monotonic() + seconds, lambda: _look(family, bounds))
+            _wait(process.pid, (stdout, stderr), seconds, lambda: _look(family, bounds))
         finally:
             left = _end(process, family)
         for received in (stdout, stderr):
@@ -232,10 +228,10 @@ def _limit(pid: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
-def _wait(pid: int, outputs: tuple[_Received, _Received], deadline: float, look: Callable[[], None]) -> None:
+def _wait(pid: int, outputs: tuple[_Received, _Received], seconds: float, look: Callable[[], None]) -> None:
     """Read what a program writes until it has ended, and look at it now and then."""
     began = time.monotonic()
-    due = began + LOOK_SECONDS
+    deadline, due = began + seconds, began + LOOK_SECONDS
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         ended = os.pidfd_open(pid)
@@ -245,7 +241,7 @@ def _wait(pid: int, outputs: tuple[_Received, _Received], deadline: float, look:
             selector.register(received.end, selectors.EVENT_READ, received)
         while True:
             if (now := time.monotonic()) >= deadline:
-                raise OutOfTime
+                raise OutOfBounds(f"did not end within {seconds:g} s")
             if now >= due:
                 look()
                 due = now + min(max(LOOK_SECONDS, (now - began) / LOOKS_OF_LIFE), LOOK_SECONDS_LATER)

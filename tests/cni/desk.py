@@ -11,7 +11,7 @@ from typing import Any
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment
 from cni.call import LeasingNetwork
-from cni.ipam.leases import STATUS_SECONDS, LeaseBook, Limits
+from cni.ipam.leases import LeaseBook
 from cni.ipam.plugins import namespace_of
 from tests.node import attach, open_books, owner
 
@@ -28,15 +28,13 @@ class Desk:
         folder: Path,
         books: Ledger,
         seconds: float = 30.0,
-        add_seconds: float | None = None,
-        status_seconds: float = STATUS_SECONDS,
     ) -> None:
         self.folder = folder
         self.books = books
         self.now = time.time()
         self.leases = LeaseBook(
             books,
-            Limits(seconds, add_seconds or seconds, status_seconds),
+            most_seconds=seconds,
             clock=lambda: self.now,
             uptime=lambda: self.now,
         )
@@ -79,11 +77,9 @@ class Desk:
 
 
 @contextmanager
-def open_desk(
-    folder: Path, seconds: float = 30.0, add_seconds: float | None = None, status_seconds: float = STATUS_SECONDS
-) -> Iterator[Desk]:
+def open_desk(folder: Path, seconds: float = 30.0) -> Iterator[Desk]:
     with open_books(folder) as books:
-        desk = Desk(folder, books, seconds, add_seconds, status_seconds)
+        desk = Desk(folder, books, seconds)
         try:
             yield desk
         finally:

@@ -137,7 +137,7 @@ def test_who_was_killed_for_time_is_refused_at_once_for_longer_and_longer(tmp_pa
         desk.plugin("stub", "sleep 1000")
         pauses = []
         for _ in range(6):
-            with pytest.raises(IpamFailed, match=r"did not end within 0\.5 s and was killed"):
+            with pytest.raises(IpamFailed, match=r"did not end within 0\.5 s, and was killed"):
                 desk.leases.take(desk.row("c"))
             with pytest.raises(DeviceBusy, match=r"^network rails .*killed, .*asked again in \d+ s$") as refused:
                 desk.leases.take(desk.row("c"))

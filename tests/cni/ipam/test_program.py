@@ -23,7 +23,6 @@ from cni.ipam.program import (
     YOUNG_SECONDS,
     Bounds,
     OutOfBounds,
-    OutOfTime,
     Room,
     memory_limit,
 )
@@ -84,7 +83,7 @@ def test_a_daemon_of_another_session_and_parent_is_killed_with_its_program(
         done = program.run(script(f"{start}\necho done"), b"", ENVIRONMENT, 30.0)
         assert (done.status, done.stdout, done.left) == (0, b"done\n", 1)
     else:
-        with pytest.raises(OutOfTime):
+        with pytest.raises(OutOfBounds, match="did not end within 3 s"):
             program.run(script(f"{start}\nsleep 1000"), b"", ENVIRONMENT, 3.0)
     (daemon,) = noted(tmp_path)
     until(lambda: not lives(daemon))
