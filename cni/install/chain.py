@@ -17,7 +17,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -164,29 +164,14 @@ def _look(opened: Folder) -> tuple[dict[str, Entry], Plan]:
     return entries, plan
 
 
-@dataclass
-class Patience:
-    """How long to leave the field to a program that takes our plugin out again. Pure but for its memory."""
-
-    losses: int = 0
-    last: float = field(default=-PEACE_SECONDS)
-
-    def lost(self, now: float) -> float:
-        """Count one loss, and return for how many seconds to wait."""
-        self.losses = self.losses + 1 if now - self.last < PEACE_SECONDS else 1
-        self.last = now
-        return PAUSES.after(self.losses - 1)
-
-
 class Keeper:
     """Keeps our plugin in the cluster network."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._clock = clock
-        self._patience = Patience()
         self._was_chained = False
-        self._not_before = 0.0
+        self._losses, self._last_loss = 0, -PEACE_SECONDS
         self._said: str | None = None
 
     def look_after(self) -> float:
@@ -210,16 +195,17 @@ class Keeper:
             return POLL_SECONDS
         if self._was_chained:
             self._was_chained = False
-            pause = self._patience.lost(now)
-            self._not_before = now + pause
-            if pause:
+            self._losses = self._losses + 1 if now - self._last_loss < PEACE_SECONDS else 1
+            self._last_loss = now
+            if self._losses > 1:
                 self._say(
                     f"{self._folder / str(plan.network)}: another program has taken nodefabric out"
-                    f" {self._patience.losses} times; it is put back in {pause:g} s",
+                    f" {self._losses} times; it is put back in {PAUSES.after(self._losses - 1):g} s",
                     logging.WARNING,
                 )
-        if now < self._not_before:
-            return min(POLL_SECONDS, self._not_before - now)
+        seconds = self._last_loss + PAUSES.after(self._losses - 1) - now
+        if seconds > 0:
+            return min(POLL_SECONDS, seconds)
         chain(self._folder)
         return 0.0
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from agent.config.networks import OWN, REPLACED
 from agent.errors import ConfigError, InstallFailed
-from cni.install.folder import Entry, Folder, locked
+from cni.install.folder import Folder, locked
 
 PLUGIN_NAME = OWN
 """The `type` of a CNI configuration, and so the name of the executable."""
@@ -87,7 +87,7 @@ def install(wanted: Installation, *, keeps: bool = False) -> tuple[str, ...]:
                 changed.append(LINKED)
             folder.put(LINKED, content, mode=0o755)
         for name in wanted.replace:
-            if _link(folder, name) == LINKED:
+            if _is_link(folder, name):
                 continue
             if name in foreign:
                 folder.copy(name, name + BACKUP)
@@ -165,14 +165,10 @@ def _is_installed(folder: Folder, name: str, content: bytes) -> bool:
     return found is not None and (found.content, found.mode, found.uid) == (content, 0o755, os.geteuid())
 
 
-def _link(folder: Folder, name: str) -> str | None:
-    found = folder.read(name, MAX_PLUGIN_BYTES)
-    return found.link if found is not None else None
-
-
 def _is_link(folder: Folder, name: str) -> bool:
     """Return whether a name is a link of ours."""
-    return _link(folder, name) == LINKED
+    found = folder.read(name, MAX_PLUGIN_BYTES)
+    return found is not None and found.link == LINKED
 
 
 def _is_foreign(folder: Folder, name: str) -> bool:
@@ -184,10 +180,13 @@ def _claim(folder: Folder, instance: str, *, force: bool) -> _Marker:
     found = folder.read(MARKER, MAX_RELAY_BYTES)
     if found is None:
         return _Marker(instance)
-    marker = _read_marker(found)
-    if marker is None:
+    try:
+        document: Any = json.loads(found.content or b"")
+        replaced = tuple(name for name in document["replaced"] if name in REPLACED)
+        marker = _Marker(str(document["instance"]), replaced, str(document.get("relay", "")))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         if not force:
-            raise InstallFailed(f"{folder.path / MARKER} cannot be understood: remove it, or use --force")
+            raise InstallFailed(f"{folder.path / MARKER} cannot be understood: remove it, or use --force") from error
         return _Marker(instance)
     if marker.instance != instance and not force:
         raise InstallFailed(
@@ -195,15 +194,6 @@ def _claim(folder: Folder, instance: str, *, force: bool) -> _Marker:
             " first, or use --force to take over"
         )
     return marker
-
-
-def _read_marker(found: Entry) -> _Marker | None:
-    try:
-        document: Any = json.loads(found.content or b"")
-        replaced = tuple(name for name in document["replaced"] if name in REPLACED)
-        return _Marker(str(document["instance"]), replaced, str(document.get("relay", "")))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
 
 
 def _write_marker(folder: Folder, marker: _Marker) -> None:
