@@ -116,11 +116,11 @@ class ClaimConflict(AllocationError):
 
     reason = "ClaimConflict"
 
-    def __init__(self, device: str, holder: str) -> None:
+    def __init__(self, device: str, how: str) -> None:
         self.device = device
-        self.holder = holder
-        """In words."""
-        super().__init__(f"{device} is not free: {holder} has it, and must end first")
+        self.how = how
+        """How it is held, in words: claimed by, granted to, attached to."""
+        super().__init__(f"{device} is not free: it is {how}, which must end first")
 
 
 class NotYet(AllocationError):

@@ -246,7 +246,9 @@ def _resolved(ledger: Ledger, name: str) -> str:
         return name.lower()
     found = {row.device for row in rows if row.undo.netdev == name}
     if len(found) != 1:
-        raise UnknownDevice(f"{name} is in no pod and not in quarantine; `nodefabric status` lists what is")
+        how = ledger.how_held(name.lower())
+        where = f"{name} is {how}, and in no pod's network" if how else f"{name} is in no pod"
+        raise UnknownDevice(f"{where} and not in quarantine; `nodefabric status` lists what is")
     return found.pop()
 
 

@@ -86,5 +86,5 @@ class ClaimBook(AttachmentBook):
             for row in self._attachments.of_device(device):
                 if not claim.is_for(row.owner.pod):
                     leaving = ", from which it is on its way back" if row.state is AttachmentState.DETACHING else ""
-                    whose = f"pod {row.owner.pod} (sandbox {row.owner.container_id}{leaving})"
-                    raise ClaimConflict(device, whose)
+                    how = f"attached to {row.owner.pod} (sandbox {row.owner.container_id}{leaving})"
+                    raise ClaimConflict(device, how)

@@ -21,7 +21,7 @@ from pathlib import Path
 from agent.errors import ClaimConflict, DeviceBusy
 from agent.ledger import rows
 from agent.ledger.database import Database, Mirror
-from agent.model.allocation import Claim, Hold, PodRef, Spec
+from agent.model.allocation import Claim, Hold, PodRef, Spec, how_held
 
 _TICK = 1e-6
 """Seconds between slots that are bound together: ADD names interfaces in the order in which a container is told."""
@@ -91,6 +91,10 @@ class HoldBook(Database):
     def resource_held(self, device: str) -> str | None:
         """Name the resource that a device was given to a pod for; None if it was not."""
         return next((hold.resource_name for hold in self.holds_on(device)), None)
+
+    def how_held(self, device: str) -> str | None:
+        """Say in the user's words how a device is held; None if it is not."""
+        return next(map(self._how, self.holds_on(device)), None)
 
     def claims(self) -> tuple[Claim, ...]:
         """List all claims, by namespace and name."""
@@ -219,13 +223,11 @@ class HoldBook(Database):
             for device in hold.devices:
                 for other in self._holds.of_device(device):
                     if other.key not in written and hold.excludes(other):
-                        raise ClaimConflict(device, self._whose(other))
+                        raise ClaimConflict(device, self._how(other))
 
-    def _whose(self, hold: Hold) -> str:
-        if claim := self._claims.get(hold.claim_uid):
-            return f"claim {claim.ref}"
-        pod = f"pod {hold.pod}" if hold.pod is not None else "a pod that kubelet has not named yet"
-        return f"{pod} ({hold.key} of {hold.resource_name})"
+    def _how(self, hold: Hold) -> str:
+        claim = self._claims.get(hold.claim_uid)
+        return how_held(hold, claim) + ("" if claim is not None else f" ({hold.key} of {hold.resource_name})")
 
     def _known(self, keys: Iterable[str]) -> tuple[Hold, ...]:
         return tuple(hold for hold in map(self._holds.get, keys) if hold is not None)
@@ -269,7 +271,7 @@ class HoldBook(Database):
             rows.insert(self._db, "hold_devices", (each for hold in holds for each in rows.device_columns(hold)))
         except sqlite3.IntegrityError as error:
             devices = ", ".join(device for hold in holds for device in hold.devices)
-            raise ClaimConflict(devices, "another slot or claim, or another request of this one,") from error
+            raise ClaimConflict(devices, "held by another slot or claim, or another request of this one") from error
 
     def _drop_rows(self, keys: Iterable[str]) -> None:
         gone = [{"key": key} for key in keys]

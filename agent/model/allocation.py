@@ -435,6 +435,15 @@ class Claim:
         return any(p.names == pod.names for p in self.pods)
 
 
+def how_held(hold: Hold, claim: Claim | None = None, container: str = "") -> str:
+    """Say how a pod has its device, in the user's words. `claim` is the hold's, `container` the pod's that uses it."""
+    if claim is not None:
+        whose = f" for {', '.join(map(str, claim.pods))}" if claim.pods else ""
+        return f"claimed by {claim.ref} ({hold.request}){whose}"
+    where = f" ({container})" if container else ""
+    return f"granted to {hold.pod or 'a pod not known yet'}{where}"
+
+
 MAX_ADDRESSES = 16
 """The API server refuses more."""
 

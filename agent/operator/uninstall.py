@@ -22,6 +22,7 @@ from agent.errors import InstallFailed, InUse, LedgerError, Unavailable
 from agent.kubelet import checkpoint
 from agent.ledger.database import LOCK, NEXT_LOCK, is_locked, read_books
 from agent.model.printable import some
+from agent.report.facts import held as holders
 from cni import spool
 from cni.install import chain
 from cni.install import installation as install
@@ -120,7 +121,9 @@ def uninstall(
         books = read_books(state / LEDGER)
         resource_names = {hold.resource_name for hold in books.holds}
         # A reboot has taken every device back from its pod, but kubelet still asks for its claims to be unprepared.
-        held = [f"{a.device} in {a.owner.pod}" for a in books.attachments if folders.boot_id in ("", a.boot_id)]
+        rows = [row for row in books.attachments if folders.boot_id in ("", row.boot_id)]
+        every = holders(books.holds, books.claims, rows)
+        held = [f"{each.device} is {each.how}" for each in every if each.row is not None]
         claims = [str(claim.ref) for claim in books.claims]
         # One that could not be prepared is in no books, and its pod ends no sooner.
         if not force:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimRef, ClaimState, Hold
+from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimRef, ClaimState, Hold, how_held
 from agent.offer.offer import Units, health_changes
 
 MOST_EVENTS = 200
@@ -81,14 +81,9 @@ class Events:
         if (hold := after or before) is None or hold.claim_uid:
             return  # a claim is told of as a whole
         if after is None:
-            if before is not None:
-                whose = f" of {before.pod}" if before.pod is not None else ""
-                self.note("release", _unit(before), f"{before.resource_name}{whose} is free")
-        elif after.pod is not None:
-            if before is None or before.pod != after.pod or before.devices != after.devices:
-                self.note("grant", _unit(after), f"{after.resource_name} to {after.pod}")
-        elif before is None or before.since != after.since:
-            self.note("grant", _unit(after), f"{after.resource_name} to kubelet")
+            self.note("release", _unit(hold), f"no longer {how_held(hold)} ({hold.resource_name})")
+        elif before is None or (before.pod, before.devices, before.since) != (after.pod, after.devices, after.since):
+            self.note("grant", _unit(after), f"{how_held(after)} ({after.resource_name})")
 
     def attachment_changed(self, before: Attachment | None, after: Attachment | None) -> None:
         """Note what became of an attachment; None where there is none."""

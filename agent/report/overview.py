@@ -165,10 +165,5 @@ class NodeFacts:
         return left_out(self.config.value.resources, self.offer.value)
 
     def counters(self, host: Host) -> Counters:
-        """Read what adapters count, with the VFs that kubelet has granted or CNI brought into pods by itself."""
-        ledger = self._ledger.value
-        held: frozenset[str] = frozenset()
-        if ledger is not None:
-            granted = (device for hold in ledger.holds() for device in hold.devices)
-            held = frozenset((*granted, *(row.device for row in ledger.attachments())))
-        return host.counters(self.snapshot.value, held)
+        """Read what adapters count, with the VFs that pods have."""
+        return host.counters(self.snapshot.value, frozenset(each.device for each in self.read().held))

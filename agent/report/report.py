@@ -43,7 +43,7 @@ class Report(Observer):
         """Count a claim's device that was in other hands to the end, and note any failure, the same again once."""
         cause = error.__cause__ if isinstance(error, DeviceBusy) else error
         if isinstance(cause, ClaimConflict):
-            self.metrics.claim_conflict("pod" if cause.holder.startswith(("pod ", "a pod ")) else "claim")
+            self.metrics.claim_conflict("pod" if cause.how.startswith(("granted", "attached")) else "claim")
         self.events.claim_failed(ref, f"{what}: {error}")
 
     def reconciled(self, action: str, reason: str) -> None:

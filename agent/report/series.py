@@ -146,27 +146,15 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
 def _allocations(facts: Facts) -> Iterator[tuple[str, ...]]:
     """List which pod has which unit, whether a resource still offers it or not, and which device without one."""
     offered = {unit.unit_id: unit for units in facts.units.values() for unit in units}
-    for hold in facts.holds:
-        if (pod := hold.pod) is not None:
-            unit = offered.get(hold.key)
-            numa_node = unit.numa_node if unit is not None else _numa_node(facts.snapshot, hold.device)
-            where = pod.namespace, pod.name, facts.containers.get(hold.key, "")
-            for device in hold.devices or ("",):
-                yield (*where, hold.resource_name, hold.key, device, str(numa_node))
-    granted = {device for hold in facts.holds for device in hold.devices}
-    for named, resource, device in dict.fromkeys(_without_units(facts)):
-        if is_pci_address(device) and device not in granted:
-            numa_node = _numa_node(facts.snapshot, device)
-            yield (*named, "", resource, "", device, str(numa_node))
-
-
-def _without_units(facts: Facts) -> Iterator[tuple[tuple[str, str], str, str]]:
-    """List who has devices without kubelet having granted a unit: (namespace and name of the pod, resource, device)."""
-    for row in facts.attachments:
-        yield (row.owner.pod.namespace, row.owner.pod.name), row.resource_name, row.device
-    for claim in facts.claims:
-        for pod in claim.pods:
-            yield from (((pod.namespace, pod.name), found.resource_name, found.device) for found in claim.devices)
+    for each in facts.held:
+        unit_id = each.hold.key if each.hold is not None and not each.hold.claim_uid else ""
+        device = each.row.parent if each.row is not None and each.hold is not None else each.device
+        if unit_id or is_pci_address(device):
+            unit = offered.get(unit_id)
+            numa_node = unit.numa_node if unit is not None else _numa_node(facts.snapshot, device)
+            for pod in each.pods:
+                where = pod.namespace, pod.name, each.container
+                yield (*where, each.resource_name, unit_id, device, str(numa_node))
 
 
 def _numa_node(snapshot: Snapshot, address: str) -> int:
@@ -184,12 +172,11 @@ def _pod_devices(facts: Facts) -> Metric:
         "The same as nodefabric_allocation_info, for PCI devices.",
         labels=("pciAddr", "dev_type", "pod", "namespace", "container"),
     )
-    found = [
-        (device, g.resource_name, g.pod.name, g.pod.namespace, facts.containers.get(g.key, ""))
-        for g in facts.holds
-        for device in g.devices
-        if g.pod is not None and is_pci_address(device)
-    ]
+    found = (
+        (device, resource, pod, namespace, container)
+        for namespace, pod, container, resource, _, device, _ in _allocations(facts)
+        if is_pci_address(device)
+    )
     for labels in dict.fromkeys(found):  # shares of one HCA differ in nothing that the exporter shows
         family.add_metric(labels, 1)
     return family

@@ -26,9 +26,7 @@ from agent.errors import Unavailable
 from agent.ledger.database import Books
 from agent.model.allocation import (
     Attachment,
-    AttachmentState,
     Claim,
-    ClaimState,
     Hold,
     OwedLease,
     Quarantine,
@@ -43,7 +41,7 @@ from agent.process import sockets
 from agent.process.conditions import NO_POD_NEEDS
 from agent.report import chart
 from agent.report.events import Event
-from agent.report.facts import DriverState, Facts
+from agent.report.facts import DriverState, Facts, Held, held
 
 NOTHING: Mapping[str, Any] = MappingProxyType(dict.fromkeys(("tree", "gpus", "nics", "rails"), ()))
 """The hardware of a node that nobody has looked at."""
@@ -69,7 +67,7 @@ def build(
 
     `events` come newest first, `left_out` is what no resource offers.
     """
-    granted = facts.granted
+    granted, holders = facts.granted, facts.held
     attached = {row.device for row in facts.attachments}
     rails = {unit.unit_id: gpu for units in facts.units.values() for unit in units if (gpu := unit.gpu)}
     return {
@@ -98,9 +96,10 @@ def build(
         "offers": _offers(facts.units, kinds, granted),
         "notOffered": [each.document() for each in left_out],
         "slots": _slots(facts.units, granted),
+        "held": [_held(each) for each in holders],
         "grants": [_hold(hold, facts.containers.get(hold.key), rails.get(hold.key, "")) for hold in facts.holds],
         "attachments": [_attachment(row) for row in facts.attachments],
-        **claims_part(facts.driver, facts.claims, facts.attachments),
+        **_of_claims(facts.driver, facts.claims, holders),
         **_held_back(facts.quarantines, facts.owed_leases),
         "problems": [{"path": problem.path, "text": problem.text} for problem in facts.snapshot.problems],
         "events": [_event(event) for event in events],
@@ -112,6 +111,7 @@ def without_agent(found: Books, *, node: str, version: str, problem: str) -> dic
 
     What the hardware is like, and so the resources, only a running agent knows.
     """
+    holders = held(found.holds, found.claims, found.attachments)
     return {
         "format": FORMAT,
         "node": node,
@@ -124,9 +124,10 @@ def without_agent(found: Books, *, node: str, version: str, problem: str) -> dic
         "offers": [],
         "notOffered": [],
         "slots": [],
+        "held": [_held(each) for each in holders],
         "grants": [_hold(hold) for hold in found.holds],
         "attachments": [_attachment(row) for row in found.attachments],
-        **claims_part(None, found.claims, found.attachments),
+        **_of_claims(None, found.claims, holders),
         **_held_back(found.quarantines, found.owed_leases),
         "problems": [],
         "events": [],
@@ -221,6 +222,19 @@ def _held_back(quarantines: Sequence[Quarantine], owed_leases: Sequence[OwedLeas
     }
 
 
+def _held(each: Held) -> dict[str, Any]:
+    return {
+        "device": each.device or (each.hold.key if each.hold is not None else ""),
+        "resource": each.resource_name,
+        "how": each.how,
+        "pods": [str(pod) for pod in each.pods],
+        "ifname": each.row.ifname if each.row is not None else "",
+        "addresses": _addresses(each.row) if each.row is not None else [],
+        "state": each.state,
+        "since": each.since,
+    }
+
+
 def _hold(hold: Hold, container: str | None = None, gpu: str = "") -> dict[str, Any]:
     return {
         "unit": hold.key,
@@ -234,16 +248,20 @@ def _hold(hold: Hold, container: str | None = None, gpu: str = "") -> dict[str, 
     }
 
 
-def _attachment(row: Attachment) -> dict[str, Any]:
+def _addresses(row: Attachment) -> list[str]:
     answer = row.result or {}
     index = next((i for i, found in enumerate(answer.get("interfaces", [])) if found.get("name") == row.ifname), None)
+    return [ip["address"] for ip in answer.get("ips", []) if ip.get("interface") == index]
+
+
+def _attachment(row: Attachment) -> dict[str, Any]:
     return {
         "device": row.device,
         "mode": row.undo.mode,
         "netdev": row.undo.netdev,
         "resource": row.resource_name,
         "ifname": row.ifname,
-        "addresses": [ip["address"] for ip in answer.get("ips", []) if ip.get("interface") == index],
+        "addresses": _addresses(row),
         "pod": str(row.owner.pod),
         "container": row.owner.container_id,
         "state": row.state.value,
@@ -360,9 +378,7 @@ def _numa(device: PciDevice | None) -> int | None:
     return device.numa_node if device is not None and device.numa_node != NO_NUMA_NODE else None
 
 
-def claims_part(
-    driver: DriverState | None, claims: Sequence[Claim], attachments: Iterable[Attachment]
-) -> dict[str, Any]:
+def _of_claims(driver: DriverState | None, claims: Sequence[Claim], holders: Iterable[Held]) -> dict[str, Any]:
     """Describe driver and claims. A node that has neither has no such keys."""
     found: dict[str, Any] = {}
     if driver is not None:
@@ -377,20 +393,12 @@ def claims_part(
             ],
         }
     if driver is not None or claims:
-        rows = [row for row in attachments if row.claim_uid]
-        found["claims"] = [_claim(claim, [row for row in rows if row.claim_uid == claim.ref.uid]) for claim in claims]
+        states = {each.hold.key: each.state for each in holders if each.hold is not None and each.hold.claim_uid}
+        found["claims"] = [_claim(claim, states) for claim in claims]
     return found
 
 
-def state_of(claim: Claim, device: Hold, rows: Iterable[Attachment]) -> str:
-    """Name the state of a claim's device: that of its move if it is in a pod or on its way, else the claim's."""
-    states = {row.state for row in rows if not device.admin and row.parent == device.device}
-    if states and claim.state is not ClaimState.UNPREPARING:
-        return (AttachmentState.ATTACHED if AttachmentState.ATTACHED in states else min(states)).value
-    return claim.state.value
-
-
-def _claim(claim: Claim, rows: Sequence[Attachment]) -> dict[str, Any]:
+def _claim(claim: Claim, states: Mapping[str, str]) -> dict[str, Any]:
     return {
         "namespace": claim.ref.namespace,
         "name": claim.ref.name,
@@ -398,20 +406,19 @@ def _claim(claim: Claim, rows: Sequence[Attachment]) -> dict[str, Any]:
         "state": claim.state.value,
         "since": claim.since,
         "pods": [str(pod) for pod in claim.pods],
-        "devices": [_device(claim, device, rows) for device in claim.devices],
-    }
-
-
-def _device(claim: Claim, device: Hold, rows: Sequence[Attachment]) -> dict[str, Any]:
-    return {
-        "request": device.request,
-        "name": device.device_name,
-        "device": device.device,
-        "resource": device.resource_name,
-        "kind": device.kind,
-        "admin": device.admin,
-        "state": state_of(claim, device, rows),
-        **({"share": device.share_id} if device.share_id else {}),
+        "devices": [
+            {
+                "request": hold.request,
+                "name": hold.device_name,
+                "device": hold.device,
+                "resource": hold.resource_name,
+                "kind": hold.kind,
+                "admin": hold.admin,
+                "state": states[hold.key],
+                **({"share": hold.share_id} if hold.share_id else {}),
+            }
+            for hold in claim.devices
+        ],
     }
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from agent.model.printable import joined, one_line
 
-UNKNOWN_POD = "(not known yet)"
 SHOWN_ID = 12
 MOST_UNITS = 8
 """So many unhealthy units of one reason have a line each; more are counted."""
@@ -26,10 +25,8 @@ def text(document: Mapping[str, Any], now: float) -> str:
     lines += [f"  {name}: {what}" for name, what in document["obstacles"].items()]
     lines += _driver(document.get("dra"))
     lines += _block(("RESOURCE", "KIND", "UNITS", "HEALTHY", "GRANTED", "ATTACHED"), _resources(document))
-    head = ("DEVICE", "RESOURCE", "POD", "INTERFACE", "ADDRESS", "STATE", "FOR")
-    lines += _block(head, _attachments(document, now)) or ["", "no device is in a pod"]
-    lines += _block(("GRANTED UNIT", "RESOURCE", "DEVICE", "POD", "FOR"), _grants(document, now))
-    lines += _block(("CLAIM", "REQUEST", "DEVICE", "RESOURCE", "PODS", "STATE", "FOR"), _claims(document, now))
+    head = ("DEVICE", "RESOURCE", "HELD", "INTERFACE", "ADDRESS", "STATE", "FOR")
+    lines += _block(head, _held(document, now)) or ["", "no pod has a device"]
     lines += _block(("SLOTS OF", "NUMA", "UNITS", "HEALTHY", "GRANTED", "BOUND"), _slots(document))
     failing = [row for r in document["resources"] for row in _failing(r, document["reasons"])]
     lines += _block(("UNHEALTHY UNIT", "RESOURCE", "REASON", "WHICH MEANS"), failing)
@@ -83,20 +80,13 @@ def _resources(document: Mapping[str, Any]) -> list[Row]:
     return [tuple(resource[key] for key in keys) for resource in document["resources"]]
 
 
-def _attachments(document: Mapping[str, Any], now: float) -> list[Row]:
+def _held(document: Mapping[str, Any], now: float) -> list[Row]:
     return [
         (
-            *(a["device"], a["resource"], a["pod"], a["ifname"]),
-            *(", ".join(a["addresses"]), a["state"], ago(now - a["since"])),
+            *(h["device"], h["resource"], h["how"], h["ifname"]),
+            *(", ".join(h["addresses"]), h["state"], ago(now - h["since"])),
         )
-        for a in document["attachments"]
-    ]
-
-
-def _grants(document: Mapping[str, Any], now: float) -> list[Row]:
-    return [
-        (g["unit"], g["resource"], _behind(g), g["pod"] or UNKNOWN_POD, ago(now - g["since"]))
-        for g in document["grants"]
+        for h in document["held"]
     ]
 
 
@@ -110,18 +100,6 @@ def _driver(dra: Mapping[str, Any] | None) -> list[str]:
     devices = f"{_count(sum(found['count'] for found in dra['devices']), 'device')}, {healthy} healthy"
     told = f"DRA driver {dra['driver']}: {known}; {slices}; {devices}"
     return [f"{told}; the cluster leaves out {', '.join(dra['dropped'])}" if dra["dropped"] else told]
-
-
-def _claims(document: Mapping[str, Any], now: float) -> list[Row]:
-    """List the claims, a line for each device."""
-    return [
-        (
-            *(f"{claim['namespace']}/{claim['name']}", found["request"], found["device"], found["resource"]),
-            *(", ".join(claim["pods"]) or UNKNOWN_POD, found["state"], ago(now - claim["since"])),
-        )
-        for claim in document.get("claims", ())
-        for found in claim["devices"]
-    ]
 
 
 def _count(number: int, word: str) -> str:
@@ -140,11 +118,6 @@ def _owed(document: Mapping[str, Any], now: float) -> list[Row]:
         (o["container"][:SHOWN_ID], o["ifname"], o["plugin"], ago(now - o["since"]), o["problem"] or "not tried yet")
         for o in document["owedLeases"]
     ]
-
-
-def _behind(grant: Mapping[str, Any]) -> str:
-    """Name the device behind a granted unit, unless the unit is called like it."""
-    return "" if grant["device"] in grant["unit"] else ", ".join(grant.get("devices", [grant["device"]]))
 
 
 def _failing(resource: Mapping[str, Any], meaning: Mapping[str, str]) -> list[tuple[str, str, str, str]]:

@@ -73,7 +73,7 @@ def test_a_pod_that_comes_is_shown_and_one_that_goes_is_not(browser: Browser, no
         node.attach(VF, PodRef("default", "trainer-0"))
         page.until(f"document.querySelector('[data-key=\"{VF}\"]').dataset.state === 'attached'")
         assert [row[:6] for row in rows(page, "held")] == [
-            [VF, "rdma/vf", "default/trainer-0", "net1", "192.168.100.1/24", "attached"]
+            [VF, "rdma/vf", "granted to default/trainer-0", "net1", "192.168.100.1/24", "attached"]
         ]
         assert ["attach", VF, "is net1 of default/trainer-0"] in [row[2:] for row in rows(page, "events")]
         assert "default/trainer-0" in page.evaluate(f"document.querySelector('[data-key=\"{VF}\"]').ariaLabel")
@@ -178,7 +178,7 @@ def test_the_filter_finds_pods_and_devices(browser: Browser, node: ShownNode) ->
         page.type("Trainer-0")
         page.until("document.querySelectorAll('.cell[data-dim]').length === 63")
         assert page.evaluate(bright) == [VF]
-        assert [row[2] for row in rows(page, "held")] == ["default/trainer-0"]
+        assert [row[2] for row in rows(page, "held")] == ["granted to default/trainer-0"]
         assert page.text("#matches") == "1 device, 3 rows"
         page.evaluate("document.querySelector('#filter').value = ''")
         page.type("mlx5_1 nic3")
@@ -315,22 +315,21 @@ def test_everything_that_can_be_reached_has_a_name(browser: Browser, node: Shown
         assert roles.count("treeitem") == 2 + 9 + 8 + 10 + 64
 
 
-def test_claims_are_shown_with_their_driver_and_only_where_there_are_any(browser: Browser, node: ShownNode) -> None:
+def test_claims_are_shown_with_their_driver_where_there_is_one(browser: Browser, node: ShownNode) -> None:
     with looking(browser, node) as page:
-        assert page.evaluate("document.querySelector('#claims-section').hidden")
+        assert page.text("#dra") == ""
         prepare(node.ledger, "nics", claimed_vf(VF), claimed_vf("0000:18:00.2", request="other"))
         node.report.driver.set(
             DriverState("nodefabric.io", "", 2, frozenset({"taints"}), (("rdma/vf", "LinkDown", 1),))
         )
-        page.until("!document.querySelector('#claims-section').hidden")
-        assert [row[:6] for row in rows(page, "claims")] == [
-            ["default/nics", "nic", VF, "rdma/vf", "default/trainer", "prepared"],
-            ["default/nics", "other", "0000:18:00.2", "rdma/vf", "default/trainer", "prepared"],
-        ]
+        page.until("document.querySelector('#dra').textContent && document.querySelector('#held tbody')")
         line = "registered with kubelet; 2 slices published; 1 device (▲ 1 LinkDown); ▲ the cluster leaves out taints"
         assert page.text("#dra") == f"DRA driver nodefabric.io: {line}"
         assert state(page, VF) == "granted"
-        assert [row[1:6] for row in rows(page, "held")] == [["rdma/vf", "default/trainer", "", "", "prepared"]] * 2
+        assert [row[1:6] for row in rows(page, "held")] == [
+            ["rdma/vf", f"claimed by default/nics ({request}) for default/trainer", "", "", "prepared"]
+            for request in ("nic", "other")
+        ]
         node.report.driver.set(DriverState("nodefabric.io", "kubelet is away"))
         page.until(
             "document.querySelector('#dra').textContent.includes('▲ not registered with kubelet: kubelet is away')"
@@ -357,9 +356,9 @@ def test_slots_slices_rails_and_kinds_of_tomorrow_are_shown(browser: Browser, no
         assert page.evaluate("document.querySelector('[data-key=MIG-1]').ariaLabel").startswith("GPU0 1g.10gb")
         assert state(page, VF) == state(page, node.snapshot.gpus[3].pci_address) == "granted"
         page.point(f'[data-key="{node.snapshot.gpus[3].pci_address}"]', click=True)
-        assert "rdma/rail to default/on-rails" in page.text("#details-body")
+        assert "rdma/rail: granted to default/on-rails" in page.text("#details-body")
         held = [row[:3] for row in rows(page, "held")]
-        assert ["slot-vf-0-0", "rdma/vf", "(not known yet)"] in held
+        assert ["slot-vf-0-0", "rdma/vf", "granted to a pod not known yet"] in held
         assert rows(page, "wrong")[0][0] == "of-no-known-device of new/kind"
 
 

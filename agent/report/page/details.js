@@ -108,11 +108,9 @@ function factsOf(model, key) {
   const left = model.leftOut.get(gpu?.address ?? key) ?? (gpu && model.leftOut.get(gpu.uuid));
   if (left) add("Not offered", `${left.resource ? `by ${left.resource}: ` : ""}${left.text}. ${left.remedy}`);
   if (known.quarantine) add("Quarantine", known.quarantine.reason, known.quarantine.since);
-  for (const row of known.attachments)
-    add("In a pod", `${row.pod} as ${row.ifname} ${row.addresses.join(" ")} (${row.mode}, ${row.state})`, row.since);
-  for (const grant of known.grants) {
-    const container = grant.container ? ` (${grant.container})` : "";
-    add("Granted", `${grant.resource} to ${grant.pod ?? "a pod not known yet"}${container}`, grant.since);
+  for (const row of known.held) {
+    const where = row.ifname ? ` as ${row.ifname} ${row.addresses.join(" ")}` : "";
+    add("Held", `${row.resource}: ${row.how}${where} (${row.state})`, row.since);
   }
   return facts;
 }

@@ -1,4 +1,4 @@
-// The tables: resources, rails, slots, claims, who holds what, what is wrong, recent events.
+// The tables: resources, rails, slots, who holds what, what is wrong, recent events.
 
 import { since } from "./details.js";
 import { byId, element, mark, say } from "./dom.js";
@@ -20,15 +20,13 @@ export function showLists(model, filter) {
   const { document } = model;
   showResources(document.resources ?? []);
   mark(byId("slots-section"), "hidden", document.slots?.length ? null : "");
-  mark(byId("claims-section"), "hidden", document.dra || document.claims?.length ? null : "");
   say(byId("dra"), document.dra ? driverOf(document.dra) : "");
   const tables = [
     ["rails", ["GPU", "Near", "NIC", "VFs"], railsOf(model), "No GPU is known."],
     ["left-out", ["Devices", "Left out by", "Why", "What to do"], leftOutOf(document), "Everything here is offered."],
     ["slots", ["Resource", "NUMA", "Slots", "Healthy", "Granted", "Bound"], slotsOf(document), "None."],
-    ["claims", ["Claim", "Request", "Device", "Resource", "Pods", "State", "For"], claimsOf(document), "Nothing is claimed."],
-    ["held", ["Device", "Resource", "Pod", "Interface", "Address", "State", "For"], heldOf(model), "Nobody holds anything."],
-    ["wrong", ["What", "Reason", "For"], wrongOf(model), "Nothing is withheld or unhealthy."],
+    ["held", ["Device", "Resource", "Held", "Interface", "Address", "State", "For"], heldOf(model), "Nobody holds anything."],
+    ["wrong", ["What", "Reason", "For"], wrongOf(model), "Nothing is unavailable."],
     ["events", ["Ago", "", "Kind", "What", "Event"], eventsOf(document), "Nothing has happened yet."],
   ];
   return tables.reduce((sum, [id, head, rows, none]) => sum + showTable(id, head, rows, filter, none), 0);
@@ -80,27 +78,12 @@ function driverOf(dra) {
   return `DRA driver ${dra.driver}: ${told.join("; ")}`;
 }
 
-function claimsOf(document) {
-  return (document.claims ?? []).flatMap((claim) => claim.devices.map((found) =>
-    [`${claim.namespace}/${claim.name}`, found.request, found.device, found.resource,
-      claim.pods.join(", ") || "(not known yet)", found.state, { at: claim.since }]));
-}
-
-/** Attachments, then grants and claims of devices that are in no pod's network. */
 function heldOf(model) {
-  const { attachments = [], grants = [], claims = [] } = model.document;
-  const attached = new Set(attachments.map((row) => row.device));
-  const inPods = attachments.map((row) =>
-    [row.device, row.resource, row.pod, row.ifname, row.addresses.join(", "), row.state, { at: row.since }]);
-  const devicesOf = (grant) => grant.devices ?? [grant.device];
-  const others = grants.filter((grant) => !devicesOf(grant).some((device) => attached.has(device))).map((grant) => {
-    const name = grant.device ? devicesOf(grant).map((device) => model.label(device)).join(", ") : grant.unit;
-    return [name, grant.resource, grant.pod ?? "(not known yet)", "", "", "granted", { at: grant.since }];
+  return (model.document.held ?? []).map((row) => {
+    const label = model.label(row.device);
+    const name = row.ifname || label === row.device ? row.device : label;
+    return [name, row.resource, row.how, row.ifname, row.addresses.join(", "), row.state, { at: row.since }];
   });
-  const claimed = claims.flatMap((claim) => claim.devices.filter((found) => !attached.has(found.device)).map((found) =>
-    [model.label(found.device), found.resource, claim.pods.join(", ") || "(not known yet)", "", "", found.state,
-      { at: claim.since }]));
-  return [...inPods, ...others, ...claimed];
 }
 
 function wrongOf(model) {

@@ -2,7 +2,7 @@
 
 import { stateOf } from "./states.js";
 
-const NOTHING = Object.freeze({ offers: [], grants: [], attachments: [], quarantine: null });
+const NOTHING = Object.freeze({ offers: [], held: [], quarantine: null });
 
 /** What the page needs of one document, with everything that belongs to a device found by its name. */
 export class Model {
@@ -10,13 +10,7 @@ export class Model {
     this.document = document;
     this.known = new Map();
     for (const offer of document.offers ?? []) this.#of(offer.device).offers.push(offer);
-    for (const grant of document.grants ?? [])
-      for (const name of [grant.device, grant.gpu].filter(Boolean)) this.#of(name).grants.push(grant);
-    for (const claim of document.claims ?? [])
-      for (const { device, resource } of claim.devices)
-        for (const pod of claim.pods.length ? claim.pods : [null])
-          this.#of(device).grants.push({ resource, device, pod, container: null, since: claim.since });
-    for (const row of document.attachments ?? []) this.#of(parentOf(row.device)).attachments.push(row);
+    for (const held of document.held ?? []) this.#of(parentOf(held.device)).held.push(held);
     for (const held of document.quarantine ?? []) this.#of(held.device).quarantine = held;
     this.leftOut = new Map((document.notOffered ?? []).flatMap((left) => left.devices.map((name) => [name, left])));
     const hardware = document.hardware ?? {};
@@ -38,11 +32,11 @@ export class Model {
   }
 
   #of(name) {
-    if (!this.known.has(name)) this.known.set(name, { offers: [], grants: [], attachments: [], quarantine: null });
+    if (!this.known.has(name)) this.known.set(name, { offers: [], held: [], quarantine: null });
     return this.known.get(name);
   }
 
-  /** Everything that is known of a device: offers, grants, attachments, quarantine. */
+  /** Everything that is known of a device: offers, who holds it, quarantine. */
   of(name) {
     return this.known.get(name) ?? NOTHING;
   }
@@ -52,8 +46,7 @@ export class Model {
     const names = [gpu.uuid, gpu.address, ...gpu.migDevices.map((mig) => mig.uuid)].map((name) => this.of(name));
     return {
       offers: names.flatMap((found) => found.offers),
-      grants: names.flatMap((found) => found.grants),
-      attachments: names.flatMap((found) => found.attachments),
+      held: names.flatMap((found) => found.held),
       quarantine: names.find((found) => found.quarantine)?.quarantine ?? null,
     };
   }
@@ -75,7 +68,7 @@ export class Model {
 
   /** The pods that hold something of a device, each once. */
   pods(known) {
-    return [...new Set([...known.attachments, ...known.grants].map((row) => row.pod).filter(Boolean))];
+    return [...new Set(known.held.flatMap((held) => held.pods))];
   }
 
   /** All words by which a device may be looked for. */
@@ -87,8 +80,8 @@ export class Model {
       : nic
         ? [...nic.netdevs.map((netdev) => netdev.name), ...nic.rdma.map((rdma) => rdma.name), nic.driver]
         : [vf?.netdev, vf?.rdma, vf?.driver];
-    const held = [...known.attachments.flatMap((row) => [row.ifname, ...row.addresses, row.container]),
-      ...known.offers.flatMap((offer) => [offer.resource, ...offer.reasons]), ...this.pods(known)];
+    const held = [...known.held.flatMap((row) => [row.how, row.ifname, ...row.addresses]),
+      ...known.offers.flatMap((offer) => [offer.resource, ...offer.reasons])];
     return [address, this.label(address), ...own, ...held].filter(Boolean).join("\n").toLowerCase();
   }
 }

@@ -2,7 +2,7 @@
 
 export const STATES = {
   free: "free",
-  granted: "granted to a pod",
+  granted: "granted or claimed",
   attached: "in a pod's network",
   moving: "on its way in or out",
   unhealthy: "unhealthy",
@@ -12,13 +12,15 @@ export const STATES = {
 
 const WORST = ["quarantined", "unhealthy", "moving", "attached", "granted", "free", "idle"];
 
+const RESTING = new Set(["granted", "prepared", "attached"]);
+
 /** Judge a device from what is known of it. Words of the document never become class names. */
 export function stateOf(known) {
   if (known.quarantine) return "quarantined";
   if (known.offers.some((offer) => offer.healthy < offer.units)) return "unhealthy";
-  if (known.attachments.some((row) => row.state !== "attached")) return "moving";
-  if (known.attachments.length) return "attached";
-  if (known.grants.length) return "granted";
+  if (known.held.some((row) => !RESTING.has(row.state))) return "moving";
+  if (known.held.some((row) => row.state === "attached")) return "attached";
+  if (known.held.length) return "granted";
   return known.offers.length ? "free" : "idle";
 }
 

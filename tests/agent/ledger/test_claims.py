@@ -148,7 +148,7 @@ def refused(books: Ledger, text: str) -> Iterator[None]:
 def test_a_second_claim_for_a_device_is_refused_and_told_the_first(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         books.prepare_claim(claim("first"))
-        with refused(books, f"{VF} is not free: claim default/first has it"):
+        with refused(books, f"{VF} is not free: it is claimed by default/first "):
             books.prepare_claim(claim("second", of_vf(OTHER_VF), of_vf()))
         books.remove_claim("uid-first")
         books.prepare_claim(claim("second", of_vf(OTHER_VF), of_vf(request="b")))
@@ -163,13 +163,13 @@ def test_claims_share_what_may_be_shared_and_none_has_it_alone_then(tmp_path: Pa
     with open_books(tmp_path) as books:
         books.prepare_claim(claim("a", of_share("s1")))
         books.prepare_claim(claim("b", of_share("s2")))
-        with refused(books, "claim default/a has it"):
+        with refused(books, "it is claimed by default/a "):
             books.prepare_claim(claim("c", of_vf(HCA)))
         assert alone(books) == {}
         books.remove_claim("uid-a")
         books.remove_claim("uid-b")
         books.prepare_claim(claim("c", of_vf(HCA)))
-        with refused(books, "claim default/c has it"):
+        with refused(books, "claimed by default/c "):
             books.prepare_claim(claim("a", of_share("s1")))
 
 
@@ -186,10 +186,10 @@ def test_who_only_looks_takes_nothing_from_nobody(tmp_path: Path) -> None:
 def test_a_device_that_kubelet_granted_as_a_unit_goes_to_no_claim(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         books.grant(granted("rdma/vf", {VF: VF}))
-        with refused(books, rf"a pod that kubelet has not named yet \({VF} of rdma/vf\) has it"):
+        with refused(books, rf"granted to a pod not known yet \({VF} of rdma/vf\)"):
             books.prepare_claim(claim())
         books.bind([VF], OTHER_POD)
-        with refused(books, rf"pod default/worker \({VF} of rdma/vf\) has it"):
+        with refused(books, rf"granted to default/worker \({VF} of rdma/vf\)"):
             books.prepare_claim(claim())
         books.release([VF])
         books.prepare_claim(claim())
@@ -198,7 +198,7 @@ def test_a_device_that_kubelet_granted_as_a_unit_goes_to_no_claim(tmp_path: Path
 def test_a_claimed_device_is_granted_as_no_unit(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         books.prepare_claim(claim())
-        with refused(books, f"{VF} is not free: claim default/c has it"):
+        with refused(books, f"{VF} is not free: it is claimed by default/c "):
             books.grant(granted("rdma/vf", {OTHER_VF: OTHER_VF, VF: VF}))
         books.remove_claim("uid-c")
         books.grant(granted("rdma/vf", {OTHER_VF: OTHER_VF, VF: VF}))
@@ -208,11 +208,11 @@ def test_a_device_is_bound_to_a_slot_or_claimed_and_never_both(tmp_path: Path) -
     with open_books(tmp_path) as books:
         binding = bound_slot(SLOT, "rdma/vf", "vf", VF, "worker", "c1", "eth0", OTHER_POD, {})
         (made,) = books.bind_slots([binding])
-        with refused(books, rf"pod default/worker \({SLOT} of rdma/vf\)"):
+        with refused(books, rf"granted to default/worker \({SLOT} of rdma/vf\)"):
             books.prepare_claim(claim())
         books.unbind([made])
         books.prepare_claim(claim())
-        with pytest.raises(DeviceBusy, match="claim default/c has it"):
+        with pytest.raises(DeviceBusy, match="claimed by default/c "):
             books.bind_slots([binding])
         assert books.bound_slots() == ()
 
@@ -221,7 +221,7 @@ def test_a_device_in_a_pod_is_prepared_for_that_pods_claims_alone(tmp_path: Path
     with open_books(tmp_path) as books:
         row = attach(books, VF, owner())
         books.begin_detach([row.attachment_id])
-        with refused(books, r"pod default/trainer \(sandbox c1, from which it is on its way back\)"):
+        with refused(books, r"attached to default/trainer \(sandbox c1, from which it is on its way back\)"):
             books.prepare_claim(claim("c", pod=OTHER_POD))
         books.prepare_claim(claim("c", pod=POD))
 

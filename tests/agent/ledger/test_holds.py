@@ -37,7 +37,9 @@ def test_a_bound_slot_is_kept_with_all_it_says(tmp_path: Path) -> None:
 def test_a_device_is_bound_to_one_slot_only(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
         (made,) = books.bind_slots([BOUND])
-        with pytest.raises(DeviceBusy, match=rf"{VF} is not free: pod default/trainer \({SLOT} of rdma/vf\) has it"):
+        with pytest.raises(
+            DeviceBusy, match=rf"{VF} is not free: it is granted to default/trainer \({SLOT} of rdma/vf\)"
+        ):
             books.bind_slots([replace(BOUND, key=SECOND)])
         assert books.bound_slots() == (made,)
         books.bind_slots([replace(BOUND, devices=(OTHER_VF,)), replace(BOUND, key="slot-rdma:vf-0-2", devices=("x",))])

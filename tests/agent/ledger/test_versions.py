@@ -142,7 +142,7 @@ def test_the_last_version_without_claims_left_books_that_take_claims(tmp_path: P
         assert [entry.device for entry in books.quarantines()] == ["0000:3b:00.9"]
         assert [known.netdev for known in books.known_devices()] == ["ens1f0v1"]
         claim = Claim(ClaimRef("uid-c", "default", "c"), ClaimState.PREPARING, (taken,), (OTHER,), OTHER.uid)
-        with pytest.raises(ClaimConflict, match=r"pod default/trainer .*on its way back"):
+        with pytest.raises(ClaimConflict, match=r"attached to default/trainer .*on its way back"):
             books.prepare_claim(claim)
         books.prepare_claim(replace(claim, devices=(free,)))
     with open_books(tmp_path, "boot-1") as books:

@@ -61,7 +61,7 @@ def test_a_node_whose_pods_have_devices_is_left_alone(
     installed = host.files()
     assert host.uninstall() == 4
     said = capsys.readouterr().err
-    assert f"{VF} in default/trainer" in said
+    assert f"{VF} is granted to default/trainer" in said
     assert "Delete these pods while an agent runs" in said
     assert {n: t for n, t in host.files().items() if "ledger" not in n} == {
         n: t for n, t in installed.items() if "ledger" not in n
@@ -119,7 +119,7 @@ def test_books_behind_a_link_of_the_hosts_count(host: Host, capsys: pytest.Captu
     with open_books(host.state) as books:
         attach(books, VF, owner())
     assert host.uninstall() == 4
-    assert f"{VF} in default/trainer" in capsys.readouterr().err
+    assert f"{VF} is granted to default/trainer" in capsys.readouterr().err
     assert host.uninstall("--force") == 0
     assert list(host.state.iterdir()) == []
 

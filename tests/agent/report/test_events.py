@@ -53,11 +53,11 @@ def test_the_life_of_a_vf_is_told_by_the_books(tmp_path: Path) -> None:
         books.release(["unit-1"])
         books.release(["unit-1"])
     assert lines(events) == [
-        ("grant", VF, "rdma/vf to kubelet"),
+        ("grant", VF, "granted to a pod not known yet (rdma/vf)"),
         ("attach", VF, "is net1 of default/trainer"),
-        ("grant", VF, "rdma/vf to default/trainer"),
+        ("grant", VF, "granted to default/trainer (rdma/vf)"),
         ("detach", VF, "net1 of default/trainer is back in the host"),
-        ("release", VF, "rdma/vf of default/trainer is free"),
+        ("release", VF, "no longer granted to default/trainer (rdma/vf)"),
     ]
     assert not any(event.warning for event in events.listed())
 

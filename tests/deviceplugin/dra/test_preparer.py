@@ -280,7 +280,7 @@ def test_a_device_of_a_claim_that_is_in_use_is_refused_at_once_naming_that_claim
     desk = desks(VF, patience=PATIENT)
     prepared(desk)
     began = time.monotonic()
-    with pytest.raises(ClaimConflict, match="claim team/two-rails has it"):
+    with pytest.raises(ClaimConflict, match="claimed by team/two-rails "):
         desk.preparer.prepare(of_another(desk))
 
     assert time.monotonic() - began < 5
@@ -308,7 +308,7 @@ def test_a_device_of_a_claim_whose_pods_have_ended_is_waited_for(desks: Desks, h
 
 def test_a_device_in_the_sandbox_of_a_pod_that_lives_is_refused_naming_both(desk: Desk) -> None:
     desk.attach(FIRST, OTHER_POD)
-    with pytest.raises(ClaimConflict, match=r"pod team/other-pod \(sandbox sandbox-1\)"):
+    with pytest.raises(ClaimConflict, match=r"attached to team/other-pod \(sandbox sandbox-1\)"):
         prepared(desk)
 
 
@@ -330,7 +330,7 @@ def test_who_waits_looks_ever_more_seldom_and_is_told_what_he_waited_for_in_vain
     desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
     counted = Counting(desk.ledger)
     waiting = desk.made(replace(PATIENT, prepare=0.6), counted)
-    with pytest.raises(DeviceBusy, match=r"claim team/two-rails has it.*still so after 0.6 s"):
+    with pytest.raises(DeviceBusy, match=r"claimed by team/two-rails .*still so after 0.6 s"):
         waiting.prepare(of_another(desk))
 
     assert 5 < counted.looks < 60  # 120 at the first pace
@@ -359,7 +359,7 @@ def test_what_a_pod_has_from_a_plugin_is_refused_and_that_of_a_pod_that_is_gone_
     if hold.is_slot:
         desk.ledger.bind_slots([hold])
     desk.others.held[OTHER_POD.name] = {"main": {"old/vf": [hold.key]}}
-    with pytest.raises(ClaimConflict, match="pod team/other-pod"):
+    with pytest.raises(ClaimConflict, match="granted to team/other-pod"):
         prepared(desk)
 
     desk.others.held.clear()

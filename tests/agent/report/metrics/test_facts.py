@@ -347,9 +347,9 @@ def test_a_conflict_is_counted_at_once_or_after_waiting_and_other_failures_are_n
     registry = CollectorRegistry()
     report = Report(Metrics(registry), Conditions(), Events(), HealthHistory(HealthSettings()))
     ref = claim().ref
-    report.claim_failed(ref, "not prepared", ClaimConflict(VF, "claim default/other"))
+    report.claim_failed(ref, "not prepared", ClaimConflict(VF, "claimed by default/other"))
     waited = DeviceBusy("still so after 35 s")
-    waited.__cause__ = ClaimConflict(VF, "pod default/trainer (sandbox c1)")
+    waited.__cause__ = ClaimConflict(VF, "attached to default/trainer (sandbox c1)")
     report.claim_failed(ref, "not prepared", waited)
     report.claim_failed(ref, "not prepared", Unavailable("the API server is away"))
     by_holder = {
