@@ -8,14 +8,13 @@ import copy
 import shutil
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.errors import AgentError, Unavailable
+from agent.errors import Unavailable
 from agent.model.allocation import ClaimRef, Hold, Spec
 from agent.process.backoff import Backoff
 from agent.state import Latest
@@ -36,25 +35,17 @@ ReadClaim = Callable[[str, str], Mapping[str, Any] | None]
 
 
 class DummyClaims:
-    """Prepares claims as told: at once, after a while, or not."""
+    """Prepares claims."""
 
     def __init__(self, driver: str, read: ReadClaim) -> None:
         self.prepared: dict[str, int] = {}
         """How often each claim that is prepared was asked for, by UID."""
-        self.failing = 0
-        """So many of the next Prepares fail."""
-        self.seconds = 0.0
-        """Each Prepare takes so long."""
         self._driver = driver
         self._read = read
         self._guard = threading.Lock()
 
     def prepare(self, ref: ClaimRef) -> Sequence[Hold]:
-        time.sleep(self.seconds)
         with self._guard:
-            if self.failing:
-                self.failing -= 1
-                raise AgentError("the dummy driver was told to fail")
             self.prepared[ref.uid] = self.prepared.get(ref.uid, 0) + 1
         document = self._read(ref.namespace, ref.name)
         if document is None:
@@ -95,14 +86,11 @@ TIMES = Times(poll=0.02, retry=Backoff(0.02, 0.1), last_words=0.2, grace=0.1)
 
 
 class MemoryCluster:
-    """Claims in a dictionary, and what was wiped."""
+    """Claims in a dictionary."""
 
     def __init__(self) -> None:
         self.claims: dict[tuple[str, str], Mapping[str, Any]] = {}
-        self.wiped: list[str] = []
         self.away = False
-        self.registered_at_wipe: list[bool] = []
-        """Whether any driver was registered by then."""
         self.doors: dict[str, Door] = {}
 
     def claim(self, namespace: str, name: str) -> Mapping[str, Any] | None:
@@ -113,8 +101,6 @@ class MemoryCluster:
     def wipe(self, driver: str) -> None:
         if self.away:
             raise ClusterFailed("the API server is away")
-        self.wiped.append(driver)
-        self.registered_at_wipe.append(any(door.registered for door in self.doors.values()))
 
     def allocate(
         self, name: str, *results: tuple[str, str, str], users: Iterable[str], owner: str = "", uid: str = ""

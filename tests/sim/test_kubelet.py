@@ -17,11 +17,9 @@ from hack.sim.pods import (
     Container,
     ExtendedClaim,
     ExtendedRequest,
-    ManifestInvalid,
     PodClaim,
     PodSpec,
     UsedClaim,
-    read_folder,
     read_manifest,
 )
 from hack.sim.runtime import CniRunner, remove_netns
@@ -121,21 +119,6 @@ async def test_a_sandbox_sees_the_calls_that_a_runtime_makes(folder: Path) -> No
     assert set(arguments) >= {"K8S_POD_NAMESPACE", "K8S_POD_UID"}
 
 
-async def test_a_later_pod_of_the_same_name_is_not_disturbed_by_late_dels(folder: Path) -> None:
-    node = kubelet(folder, recorders(folder, "only"))
-    await node.start()
-    first = node.create(POD)
-    await until(lambda: first.phase == "Running")
-    ending = node.delete(POD.key)
-    await until(lambda: POD.key not in node.pods)
-    second = node.create(POD)
-    assert second.uid != first.uid
-    await ending
-    await until(lambda: second.phase == "Running")
-    assert (folder / "status" / "default_p.json").exists()
-    await node.close()
-
-
 MANIFEST = """
 apiVersion: v1
 kind: Pod
@@ -162,35 +145,6 @@ def test_a_pod_is_read_from_ordinary_yaml() -> None:
         (Container("init", (("rdma/vf", 1),)),),
         (Container("main", (("rdma/vf", 2), ("nvidia.com/gpu", 1))),),
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("{", "is not YAML"),
-        ("kind: Deployment", "not a Pod"),
-        ("[]", "not a Pod"),
-        ("kind: Pod", "metadata is missing"),
-        ("kind: Pod\nmetadata: {name: p}\nspec: {}", "spec.containers is empty"),
-        ("kind: Pod\nmetadata: {}\nspec: {}", "name is missing"),
-        (MANIFEST.replace("rdma/vf: 1", "rdma/vf: 1.5"), "limit rdma/vf: 1.5 is not a whole number"),
-    ],
-)
-def test_a_bad_manifest_is_refused_by_name(text: str, problem: str) -> None:
-    with pytest.raises(ManifestInvalid, match=problem) as failure:
-        read_manifest(text, "pod.yaml")
-    assert str(failure.value).startswith("pod.yaml: ")
-
-
-def test_a_bad_file_does_not_hide_the_good_ones(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(MANIFEST)
-    (tmp_path / "b.yaml").write_text("{")
-    (tmp_path / "c.yaml").write_text(MANIFEST)
-    (tmp_path / "notes.txt").write_text("{")
-    pods, problems = read_folder(tmp_path)
-    assert [p.key for p in pods] == ["default/train-0"]
-    assert len(problems) == 2
-    assert "in another file already" in problems[1]
 
 
 CLAIMS = """
@@ -227,8 +181,3 @@ def test_claims_are_read_from_spec_and_status_as_kubelet_gets_them() -> None:
     mapping = ExtendedRequest("main", "rdma/vf", "container-0-request-0")
     assert pod.extended == ExtendedClaim("p-extended-resources-q8z5d", (mapping,))
     assert pod.by_plugins(pod.containers)[0].limits == (("a/b", 2),)
-
-
-def test_a_pod_whose_claim_is_not_made_yet_is_none_for_kubelet() -> None:
-    with pytest.raises(ManifestInvalid, match="claim own: no ResourceClaim has been made for it yet"):
-        read_manifest(CLAIMS.replace("- {name: own, resourceClaimName: p-own-x7k2p}", ""), "pod.yaml")

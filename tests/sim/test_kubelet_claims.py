@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import pytest
 
@@ -19,8 +17,6 @@ from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.registration import Door, Driver
 from deviceplugin.dra.services import ClaimService
 from deviceplugin.server import unobserved
-from hack.sim.cluster.apiserver import ApiServerStandIn
-from hack.sim.dra.cluster import HttpCluster
 from hack.sim.pods import UsedClaim
 from tests.awaiting import until
 from tests.sim.claims_rig import (
@@ -29,15 +25,12 @@ from tests.sim.claims_rig import (
     NIC,
     NIC_DRIVER,
     NODE,
-    QUICK,
     TIMES,
     DummyClaims,
     Node,
     node,
     pod,
 )
-from tests.sim.cluster.dra_documents import SLICES, resource_slice
-from tests.sim.cluster.test_apiserver import call
 from tests.sim.test_kubelet import calls, recorders
 
 pytestmark = pytest.mark.usefixtures("own_network")
@@ -83,56 +76,6 @@ async def test_a_claim_that_the_pod_may_not_use_reaches_no_driver_and_no_file(ho
         n.cluster.away = False
 
 
-async def test_a_failed_prepare_is_tried_again_later_and_then_the_devices_are_there_twice() -> None:
-    async with node(replace(QUICK, retry=(0.02, 0.03))) as n:
-        await n.serve(NIC_DRIVER)
-        gpus = await n.serve(GPU_DRIVER)
-        gpus.failing = 12
-        uid = n.cluster.allocate("claim", NIC, GPU, users=["uid-of-p"])
-        running = await n.running(pod("p", "claim", ALL))
-        asked = [call.driver for call in n.calls("NodePrepareResources")].count(NIC_DRIVER)
-        assert n.drivers[NIC_DRIVER].prepared == {uid: asked}
-        (container,) = n.kubelet.describe(running)["containers"]
-        assert asked > 1, "the other driver failed before ours was asked, each time"
-        assert container["cdi_devices"].count(cdi(uid, NIC_DRIVER, "vf-1")) == asked
-
-
-async def test_the_checkpoint_is_written_before_a_driver_is_asked_and_says_nothing_of_prepared() -> None:
-    async with node() as n:
-        gpus = await n.serve(GPU_DRIVER)
-        gpus.seconds = 0.3
-        uid = n.cluster.allocate("claim", GPU, users=["uid-of-p"])
-        waiting = n.kubelet.create(pod("p", "claim"))
-        await until(lambda: n.calls("NodePrepareResources"))
-        path = n.folder / "dra_manager_state"
-        early = json.loads(path.read_text())
-        assert early["Checksum"] == zlib.crc32(early["Data"].encode())
-        data = json.loads(early["Data"])
-        assert data["kind"] == "DRACheckpoint"
-        (entry,) = data["ClaimInfoStateList"]
-        assert (entry["ClaimUID"], entry["ClaimName"], entry["Namespace"]) == (uid, "claim", "default")
-        assert entry["PodUIDs"] == {"uid-of-p": {}}
-        assert entry["DriverState"] == {GPU_DRIVER: {"Devices": None}}
-        await until(lambda: waiting.phase == "Running")
-        (entry,) = json.loads(json.loads(path.read_text())["Data"])["ClaimInfoStateList"]
-        (device,) = entry["DriverState"][GPU_DRIVER]["Devices"]
-        assert (device["PoolName"], device["DeviceName"], device["RequestNames"]) == (NODE, "gpu-0", ["gpu"])
-        assert device["CDIDeviceIDs"] == [cdi(uid, GPU_DRIVER, "gpu-0")]
-        assert not any("repared" in key for key in entry)
-
-
-async def test_another_claim_under_a_name_that_is_still_prepared_is_refused() -> None:
-    async with node() as n:
-        await n.serve(NIC_DRIVER)
-        old = n.cluster.allocate("claim", NIC, users=["uid-of-p"])
-        await n.running(pod("p", "claim"))
-        n.cluster.allocate("claim", NIC, users=["uid-of-q"])
-        second = n.kubelet.create(pod("q", "claim"))
-        await until(lambda: f"different UID {old} still exists" in second.message)
-        await n.kubelet.delete("default/p")
-        await until(lambda: second.phase == "Running")
-
-
 async def test_a_pod_stays_until_its_driver_is_back() -> None:
     async with node() as n:
         nics = await n.serve(NIC_DRIVER)
@@ -145,41 +88,6 @@ async def test_a_pod_stays_until_its_driver_is_back() -> None:
         await n.serve(NIC_DRIVER)
         await ending
         assert nics.prepared == {}
-
-
-async def test_after_kubelets_restart_the_next_sandbox_prepares_again() -> None:
-    async with node() as n:
-        nics = await n.serve(NIC_DRIVER)
-        uid = n.cluster.allocate("claim", NIC, users=["uid-of-p", "uid-of-q"])
-        first = await n.running(pod("p", "claim", UsedClaim("rails")))
-        await n.kubelet.restart()
-        assert nics.prepared == {uid: 1}
-        door = n.doors[NIC_DRIVER]
-        dra = n.kubelet.dra
-        assert dra is not None
-        await until(lambda: dra.drivers.get(NIC_DRIVER) is not None)
-        assert door.registered
-        assert len(n.kubelet.describe(first)["containers"][0]["cdi_devices"]) == 1
-        await n.running(pod("q", "claim"))
-        assert nics.prepared == {uid: 2}
-        await n.kubelet.delete("default/p")
-        await n.kubelet.delete("default/q")
-        assert nics.prepared == {}
-
-
-async def test_claims_of_pods_that_kubelet_has_lost_are_found_and_ended() -> None:
-    async with node(replace(QUICK, reconcile=0.2)) as n:
-        nics = await n.serve(NIC_DRIVER)
-        gpus = await n.serve(GPU_DRIVER)
-        n.cluster.allocate("claim", NIC, GPU, users=["uid-of-p"])
-        n.cluster.allocate("kept", NIC, users=["uid-of-q"], uid="kept")
-        await n.running(pod("p", "claim"))
-        await n.running(pod("q", "kept"))
-        n.kubelet.lose("default/p")
-        await until(lambda: not gpus.prepared)
-        await until(lambda: nics.prepared == {"kept": 1})
-        await asyncio.sleep(0.5)
-        assert nics.prepared == {"kept": 1}
 
 
 class Recorded(DummyClaims):
@@ -224,14 +132,6 @@ async def recorded(n: Node) -> Recorded:
     return driver
 
 
-async def test_a_failed_add_is_deleted_and_tried_again_without_another_prepare() -> None:
-    async with node() as n:
-        await recorded(n)
-        (n.folder / "fail").write_text("1\n")
-        await n.running(pod("p", "claim"))
-        assert played(n) == ["prepare", "ADD", "DEL", "ADD"]
-
-
 async def test_a_failed_unprepare_is_tried_again_with_another_del_each_time() -> None:
     async with node() as n:
         driver = await recorded(n)
@@ -242,38 +142,6 @@ async def test_a_failed_unprepare_is_tried_again_with_another_del_each_time() ->
         await ending
         again = ["unprepare", "late"]
         assert played(n) == ["prepare", "ADD", "DEL", *again, *again, "unprepare", "late", "late"]
-
-
-async def test_a_pod_in_the_hosts_network_has_its_claim_prepared_and_no_add() -> None:
-    async with node() as n:
-        await recorded(n)
-        await n.running(replace(pod("p", "claim"), host_network=True))
-        await n.kubelet.delete("default/p")
-        assert played(n) == ["prepare", "unprepare"]
-
-
-async def test_all_slices_are_wiped_with_nobody_registered_too_and_again_after_a_restart() -> None:
-    async with node() as n:
-        n.cluster.away = True
-        await asyncio.sleep(0.2)
-        n.cluster.away = False
-        await until(lambda: n.cluster.wiped == [""])
-        await n.kubelet.restart()
-        await until(lambda: n.cluster.wiped == ["", ""])
-
-
-async def test_the_slices_of_a_driver_that_stays_away_are_wiped_and_not_of_one_that_is_back() -> None:
-    async with node(replace(QUICK, wipe=1.0)) as n:
-        await n.serve(NIC_DRIVER)
-        await until(lambda: n.cluster.wiped == [""])
-        await n.end(NIC_DRIVER)
-        await n.serve(NIC_DRIVER)
-        await asyncio.sleep(1.2)
-        assert n.cluster.wiped == [""]
-        await n.end(NIC_DRIVER)
-        await until(lambda: n.cluster.wiped == ["", NIC_DRIVER])
-        await asyncio.sleep(0.3)
-        assert n.cluster.wiped == ["", NIC_DRIVER]
 
 
 def vf(healthy: bool) -> DraDevice:
@@ -310,32 +178,3 @@ async def test_a_pods_status_follows_the_health_of_its_devices_until_the_stream_
 def _read(document: str) -> list[dict[str, str]]:
     found: list[dict[str, str]] = json.loads(document)["containers"][0]["claim_health"]
     return found
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServerStandIn]:
-    with ApiServerStandIn() as running:
-        yield running
-
-
-def url(server: ApiServerStandIn) -> str:
-    return f"http://127.0.0.1:{server.port}"
-
-
-def put_slice(server: ApiServerStandIn, name: str, driver: str, node: str) -> None:
-    document = resource_slice(name, driver=driver, node=node)
-    assert call(server.port, "PATCH", f"{SLICES}/{name}?fieldManager=d&force=true", document)[0] == 201
-
-
-def slices(server: ApiServerStandIn) -> set[str]:
-    return {item["metadata"]["name"] for item in call(server.port, "GET", SLICES)[1]["items"]}
-
-
-def test_a_wipe_takes_the_nodes_slices_of_one_driver_or_of_all(server: ApiServerStandIn) -> None:
-    for name, driver, of in (("a", "d.io", "n"), ("b", "e.io", "n"), ("c", "d.io", "m")):
-        put_slice(server, name, driver, of)
-    cluster = HttpCluster(url(server), "n")
-    cluster.wipe("d.io")
-    assert slices(server) == {"b", "c"}
-    cluster.wipe("")
-    assert slices(server) == {"c"}

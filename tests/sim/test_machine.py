@@ -9,13 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import AgentError
-from agent.hardware import recorded
 from agent.hardware.host import LinkChange
-from agent.model.allocation import VfSettings
-from hack.sim.fabric import Fabric
-from hack.sim.machine import RecordedVfControl, SimulatedMachine
-from tests.cni.tiny_node import create, mac_of, netdev, tiny_snapshot, vf
+from hack.sim.machine import SimulatedMachine
+from tests.cni.tiny_node import create, mac_of, netdev, vf
 from tests.waiting import until
 
 
@@ -89,39 +85,3 @@ def test_many_may_look_for_what_died_at_once(machine: SimulatedMachine, tmp_path
         thread.join()
     assert errors == []
     assert len(machine.links.by_device()) == 4
-
-
-def test_a_node_without_links_can_be_looked_at_by_anybody(tmp_path: Path) -> None:
-    node = recorded.load(recorded.find("h100-8gpu"))
-    SimulatedMachine.create(tmp_path, node, with_links=False)
-    machine = SimulatedMachine.open(tmp_path)
-    try:
-        snapshot = machine.scan()
-        assert snapshot.gpus == node.gpus
-        assert any(d.netdev for d in snapshot.devices)
-        assert machine.find_netdev(snapshot.devices[0].address) is None
-    finally:
-        machine.close()
-
-
-def test_vf_settings_that_are_set_at_once_are_all_kept(tmp_path: Path) -> None:
-    control = RecordedVfControl(tmp_path / "s.json")
-
-    def apply(index: int) -> None:
-        for rate in range(5):
-            control.apply("pf", index, VfSettings(max_tx_rate=rate))
-            control.apply("pf", index, VfSettings(trust=True))
-
-    threads = [threading.Thread(target=apply, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for index in range(6):
-        found = control.read("pf", index)
-        assert (found.max_tx_rate, found.trust, found.spoofchk) == (4, True, True)
-
-
-def test_a_node_with_more_interfaces_than_the_kernel_joins_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match="1024 Ethernet interfaces is too large to be simulated"):
-        Fabric.build(tmp_path, tiny_snapshot(1023))

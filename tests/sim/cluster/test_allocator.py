@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from hack.sim.cluster.allocator import Node, consumed, extended_claim
+from hack.sim.cluster.allocator import Node, extended_claim
 from hack.sim.cluster.claims_for_pairs import (
     NIC_CLASS,
     UUID,
@@ -19,7 +18,6 @@ from hack.sim.cluster.claims_for_pairs import (
     pairs,
     preferred_pairs,
 )
-from hack.sim.cluster.selectable import SelectorFailed, holds, tolerated
 from tests.deviceplugin.dra.nodes import GPU_NODES, HCA, NODE, VF, Offered, late, recorded_node
 from tests.node import node as made_up
 
@@ -70,20 +68,6 @@ def test_the_first_that_fits_is_taken_by_driver_then_slice_then_place_in_the_lis
     assert given(node(*slices), ask(request(count=4))) == ["b", "a", "c", "x"]
 
 
-def test_pools_that_are_not_whole_and_former_generations_give_nothing() -> None:
-    assert given(node(slice_of(device("a"), count=2)), ask(request())) is None
-    slices = [slice_of(device("old"), name="1"), slice_of(device("new"), name="2", generation=2)]
-    assert given(node(*slices), ask(request(count=2))) is None
-    assert given(node(*slices), ask(request())) == ["new"]
-
-
-def test_a_choice_is_taken_back_where_it_leads_nowhere() -> None:
-    one, two = {"d.io/at": {"int": 1}}, {"d.io/at": {"int": 2}}
-    here = node(slice_of(device("a", one), device("b", two), device("c", two)))
-    wanted = ask(request("x"), request("y"), constraints=[{"requests": ["x", "y"], "matchAttribute": "d.io/at"}])
-    assert given(here, wanted) == ["b", "c"]
-
-
 def test_a_match_needs_the_attribute_of_the_same_type_and_a_plain_name_is_the_drivers() -> None:
     wanted = ask(request("x"), request("y"), constraints=[{"matchAttribute": "d.io/at"}])
     for first, second, is_met in (
@@ -104,47 +88,6 @@ def test_parts_of_a_device_are_taken_until_nothing_is_left_and_count_takes_diffe
     assert [given(here, ask(request()), f"c{n}") for n in range(3)] == [["s"], ["s"], None]
     here.release("c0")
     assert given(here, ask(request("x")), "again") == ["s"]
-
-
-@pytest.mark.parametrize(
-    ("policy", "asked", "taken"),
-    [
-        ({}, None, 10),
-        ({"default": "2"}, None, 2),
-        ({"default": "2", "validRange": {"min": "2", "step": "3"}}, "3", 5),
-        ({"default": "2", "validRange": {"min": "2", "step": "3"}}, "5", 5),
-        ({"default": "2", "validRange": {"min": "2"}}, "1", 2),
-        ({"default": "1", "validRange": {"min": "1", "max": "1"}}, "2", None),
-        ({"default": "1", "validValues": ["1", "4"]}, "2", 4),
-        ({"default": "1", "validValues": ["1", "4"]}, "5", None),
-    ],
-)
-def test_amounts_are_rounded_up_as_the_policy_says(policy: Document, asked: str | None, taken: int | None) -> None:
-    found = consumed({"value": "10", "requestPolicy": policy}, Decimal(asked) if asked else None)
-    assert found == (Decimal(taken) if taken is not None else None)
-
-
-def test_taints_keep_claims_away_that_do_not_tolerate_them() -> None:
-    ill = {"key": "d.io/LinkDown", "effect": "NoSchedule"}
-    here = node(slice_of(device("a", taints=[ill]), device("b")))
-    assert given(here, ask(request())) == ["b"]
-    assert given(here, ask(request(tolerations=[{"operator": "Exists"}])), "all") == ["a"]
-    for toleration, is_met in (
-        ({"key": "d.io/LinkDown", "operator": "Exists"}, True),
-        ({"key": "d.io/LinkDown", "operator": "Exists", "effect": "NoExecute"}, False),
-        ({"key": "d.io/LinkDown"}, True),
-        ({"key": "d.io/LinkDown", "value": "x"}, False),
-        ({"key": "d.io/Other", "operator": "Exists"}, False),
-    ):
-        assert tolerated([ill], [toleration]) is is_met
-
-
-def test_a_selector_that_reads_what_is_not_there_ends_the_attempt() -> None:
-    text = 'device.attributes["d.io"].speed >= 200'
-    assert holds(text, "d.io", device("a", {"speed": {"int": 400}}))
-    with pytest.raises(SelectorFailed, match="speed"):
-        holds(text, "d.io", device("a"))
-    assert not holds('"speed" in device.attributes["e.io"]', "d.io", device("a", {"speed": {"int": 400}}))
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hack.sim.cluster import definitions, field_sets
+from hack.sim.cluster import field_sets
 from hack.sim.cluster.apiserver import ApiServerStandIn, Counts, Fault
 from hack.sim.cluster.dra import gates
 from hack.sim.cluster.dra.rights import Caller
@@ -77,22 +77,6 @@ def test_another_managers_object_is_a_conflict_without_force() -> None:
         assert owned == {"nfd": {"f:zones"}, "nodefabric": {"f:attributes", "f:zones"}}
 
 
-@pytest.mark.parametrize(
-    ("document", "query", "content_type", "status"),
-    [
-        (topology(), "", APPLY, 400),
-        (topology(), "?fieldManager=x", "application/merge-patch+json", 415),
-        (topology(kind="Node"), "?fieldManager=x", APPLY, 400),
-        (topology(metadata={"name": "other"}), "?fieldManager=x", APPLY, 400),
-        (topology(zones=None), "?fieldManager=x", APPLY, 422),
-    ],
-)
-def test_a_wrong_apply_is_refused(document: Any, query: str, content_type: str, status: int) -> None:
-    with ApiServerStandIn() as server:
-        got, answer, _ = call(server.port, "PATCH", TOPOLOGY + query, document, content_type)
-        assert (got, answer["kind"]) == (status, "Status")
-
-
 def test_faults_last_as_long_as_told() -> None:
     with ApiServerStandIn() as server:
         server.state.set_fault(Fault(status=429, retry_after=7, times=1))
@@ -106,63 +90,8 @@ def test_faults_last_as_long_as_told() -> None:
         assert apply(server, topology())[0] == 200
 
 
-def test_a_merge_patch_of_a_node_is_for_the_version_that_it_names() -> None:
-    with ApiServerStandIn() as server:
-        server.state.add_node("n")
-        node = call(server.port, "GET", "/api/v1/nodes/n")[1]
-        patch = {
-            "metadata": {"resourceVersion": node["metadata"]["resourceVersion"]},
-            "spec": {"taints": [{"key": "a"}]},
-        }
-
-        def merge(document: dict[str, Any]) -> tuple[int, Any]:
-            path = "/api/v1/nodes/n?fieldManager=x"
-            return call(server.port, "PATCH", path, document, "application/merge-patch+json")[:2]
-
-        status, changed = merge(patch)
-        assert (status, changed["spec"]) == (200, {"taints": [{"key": "a"}]})
-        assert changed["status"] == node["status"]
-        assert merge(patch)[0] == 409
-        assert merge({"spec": {"taints": None}})[1]["spec"] == {}
-
-
-KNOWN = {definition.kind: definition for definition in definitions.load()}
-ZONE = {"name": "node-0", "type": "Node"}
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ({}, ".zones: Required value"),
-        ({"zones": {}}, ".zones: must be of type array"),
-        ({"zones": [{"name": "node-0"}]}, ".zones[0].type: Required value"),
-        ({"zones": [{**ZONE, "colour": "red"}]}, ".zones[0].colour: field not declared in schema"),
-        ({"zones": [{**ZONE, "costs": [{"name": "a", "value": True}]}]}, ".zones[0].costs[0].value: must be of type"),
-        (
-            {"zones": [{**ZONE, "resources": [{"name": "cpu", "capacity": "x", "allocatable": 1, "available": 1}]}]},
-            "'x' is not a quantity",
-        ),
-    ],
-)
-def test_what_does_not_keep_to_the_definition_is_listed_by_its_path(content: dict[str, Any], problem: str) -> None:
-    found = KNOWN["NodeResourceTopology"].problems({"apiVersion": "v", "kind": "k", "metadata": {}, **content})
-    assert len(found) == 1
-    assert problem in found[0]
-
-
-def test_an_older_definition_does_not_know_a_field() -> None:
-    document: dict[str, Any] = {"spec": {"podAllocations": []}}
-    assert KNOWN["Numatopology"].problems(document) == []
-    older = KNOWN["Numatopology"].lacking("spec", "podAllocations")
-    assert older.problems(document) == [".spec.podAllocations: field not declared in schema"]
-
-
 values = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["x", "y"]), max_size=3)
 documents = st.builds(lambda labels, spec: {"metadata": {"labels": labels}, "spec": spec}, values, values)
-
-
-def labelled(**labels: str) -> dict[str, Any]:
-    return {"metadata": {"name": "n", "labels": labels}}
 
 
 @given(st.lists(st.tuples(st.sampled_from(["one", "two", "three"]), documents), max_size=6))
@@ -231,16 +160,6 @@ def test_taints_without_a_time_get_that_of_the_write_so_that_a_repeat_is_a_chang
     assert kept["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]
 
 
-def test_the_status_of_a_claim_is_written_by_its_own_path_only(server: ApiServerStandIn) -> None:
-    status, created, _ = call(server.port, "POST", CLAIMS, {**claim(), "status": {"reservedFor": []}}, JSON)
-    assert (status, created.get("status")) == (201, None)
-    changed = {**allocated(MINE), "spec": {"devices": {"requests": []}}}
-    status, written, _ = call(server.port, "PUT", f"{CLAIMS}/c/status", changed, JSON)
-    assert (status, written["spec"]) == (200, created["spec"])
-    assert written["status"]["allocation"]["devices"]["results"][0]["device"] == "vf-1"
-    assert call(server.port, "PUT", f"{CLAIMS}/c", changed, JSON)[0] == 422  # its spec is immutable
-
-
 def test_each_driver_tells_of_its_own_devices_and_leaves_the_others(server: ApiServerStandIn) -> None:
     path = prepared(server, MINE, THEIRS)
     theirs = {**THEIRS, "data": {"a": 1}}
@@ -275,11 +194,3 @@ def test_devices_of_a_driver_are_written_by_who_has_the_right_for_it_and_the_nod
     assert apply_at(server, f"{path}/status", status_of(MINE))[0] == status
     server.state.gates -= {gates.GRANULAR}
     assert apply_at(server, f"{path}/status", status_of(MINE))[0] == 200
-
-
-def test_who_may_not_bind_changes_no_allocation(server: ApiServerStandIn) -> None:
-    call(server.port, "POST", CLAIMS, claim(), JSON)
-    server.state.caller = Caller(frozenset({HERE}), "n")
-    assert call(server.port, "PUT", f"{CLAIMS}/c/status", allocated(MINE), JSON)[0] == 422
-    server.state.caller = Caller(frozenset({("binding", "update", "")}))
-    assert call(server.port, "PUT", f"{CLAIMS}/c/status", allocated(MINE), JSON)[0] == 200
