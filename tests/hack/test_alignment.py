@@ -13,8 +13,8 @@ import yaml
 from measure.alignment.__main__ import claimed, judge
 from measure.alignment.scenarios import Scenario, scenarios
 from measure.alignment.score import Chance, Tally, attained, best
-from measure.alignment.stream import EVEN, PLAYS, Play, steps
-from measure.alignment.table import BEGIN, CLAIMS, END, WAYS, Line, markdown, report
+from measure.alignment.stream import EVEN, PLAYS, steps
+from measure.alignment.table import WAYS
 
 from agent.errors import ConfigError
 from agent.model.locality import Locality
@@ -67,52 +67,6 @@ def test_the_best_is_looked_for_among_all_that_is_free() -> None:
     assert (tally.pairs, tally.attained, tally.localities) == (3, 2, Counter({PIX: 2, NODE: 1}))
 
 
-def test_a_containers_pairs_are_its_nics_shared_out_among_its_gpus() -> None:
-    host = Host()
-    for number in range(2):
-        host.gpu((f"pci0000:{number}0", "p", "s", "g"), number)
-        for _ in range(2):
-            host.nic((f"pci0000:{number}0", "p", "s", "n"), number)
-    distances = Distances(host.snapshot())
-    nics = tuple(device.address for device in host.devices if device.pci_class == 0x020000)
-    chance = Chance(distances.gpus, nics)
-    assert near(best(distances, chance, [(1, 2)])) == (PIX, PIX)
-    assert near(best(distances, chance, [(1, 3)])) == (PIX, PIX, SYS)
-    assert near(best(distances, chance, [(1, 1), (1, 3)])) == (PIX, PIX, PIX, SYS)
-    tally = Tally()
-    tally.add(distances, chance, [([uuid(0), uuid(1)], [nics[0], nics[1], nics[2]])])
-    assert (tally.pairs, tally.attained) == (3, 3)
-    tally = Tally()
-    tally.add(distances, chance, [([uuid(0)], nics[2:])])
-    assert (tally.pairs, tally.attained) == (2, 0)
-
-
-def test_of_gpus_that_another_plugin_chose_the_nics_alone_are_judged() -> None:
-    distances, chance = rails()
-    for given, attained_pairs in ((True, 1), (False, 0)):
-        tally = Tally()
-        tally.add(distances, chance, [([uuid(1)], [chance.nics[0]])], given=given)
-        assert tally.attained == attained_pairs
-
-
-@pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.name)
-def test_pods_fit_whenever_they_come_and_live_for_a_while(play: Play) -> None:
-    now = 0.0
-    running: dict[str, tuple[float, int, int]] = {}
-    come = 0
-    for step in steps(play, 8, 32, 200, 1):
-        now += step.after
-        if step.comes:
-            come += 1
-            running[step.pod] = now, step.gpus, step.nics
-        else:
-            assert now - running.pop(step.pod)[0] >= 1
-        assert sum(gpus for _, gpus, _ in running.values()) <= 8
-        assert sum(nics for _, _, nics in running.values()) <= 32
-    assert come == 200
-    assert list(steps(EVEN, 8, 0, 5, 1)) == []
-
-
 def of_gb300(folder: Path, change: Callable[[dict[str, list[str]]], object] | None = None) -> Scenario:
     """One VF per port of gb300-4gpu, with what documents say of it, or with other pairs."""
     for name in ("gb300-4gpu.json", "gb300-4gpu.pairs.yaml"):
@@ -150,27 +104,6 @@ def test_the_agent_is_judged_by_documented_pairs_and_not_by_its_own_distances(
 def test_pairs_that_are_not_on_the_node_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"0003:03:00\.0 is no RDMA adapter of the node"):
         of_gb300(tmp_path, lambda pairs: pairs["0008:06:00.0"].append("0003:03:00.0"))
-
-
-def test_the_report_has_the_least_share_of_documented_pairs_and_counts_the_nodes_without() -> None:
-    full, half = Tally(4, 4), Tally(4, 2)
-    plays = {"1:1": {"early_pairing": full}}
-    judged = {"1:1": {"late_binding": full, "early_pairing": full}, CLAIMS: {CLAIMS: full}}
-    lines = [
-        Line("a", "x", plays, judged, undocumented=False),
-        Line("a", "y", plays, judged | {"1:4": {"late_binding": half, "early_pairing": half}}, undocumented=False),
-        Line("b", "x", plays, {}, undocumented=True, said_unknown=True),
-        Line("c", "x", plays, {}, undocumented=True),
-        Line("mine", "x", plays, {}, said_unknown=True),
-    ]
-    found = report(lines, {})
-    assert (found["documented_late_pct"], found["documented_early_even_pct"]) == (50, 100)
-    assert (found["documented_claims_pct"], found["documented_pct"], found["documented_nodes"]) == (100, 50, 1)
-    assert (found["unknown_nodes"], found["unknown_said"]) == (2, 1)
-    assert [n for n, f in found["nodes"].items() if f["unknown_said"] != f["unknown_nodes"]] == ["c"]
-    text = markdown(f"{BEGIN}{END}", lines, found)
-    assert "| a | pairs | 50 | 100 | 100 | known |" in text
-    assert "| c | no pairs | – | – | – | known |" in text
 
 
 def test_the_whole_benchmark_runs_on_a_folder_of_nodes(tmp_path: Path) -> None:

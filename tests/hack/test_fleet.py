@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from measure.fleet.churn import Clock, Happening, lives, step_through
+from measure.fleet.churn import Clock, Happening, step_through
 from measure.fleet.hollow import Cluster, HollowAgent
 
 from agent.config.topology import Fingerprint, Topology
 from agent.model.device import NumaNode, Snapshot
 from hack.sim.cluster.apiserver import ApiServerStandIn
-from hack.sim.cluster.kinds import POD, Target
 from tests.agent.cluster.topology.nodes import offered
 
 SNAPSHOT = Snapshot(numa_nodes=(NumaNode(0, (0, 1), 1 << 30), NumaNode(1, (2, 3), 1 << 30)))
@@ -56,25 +55,5 @@ def test_idle_agents_write_and_settle_once_each_within_the_time_to_start(
     assert sum(writes.values()) == server.state.counts.applies == 2 * 4
     assert max(second for second, count in writes.items() if count) <= 61 + 10
     assert [agent.complaints for agent in fleet.agents] == [[]] * 4
-    for agent in fleet.agents:
-        agent.close()
-
-
-def test_every_pod_lives_in_order_and_all_pods_are_gone_in_the_end(tmp_path: Path, server: ApiServerStandIn) -> None:
-    fleet = Fleet(tmp_path, server, 2)
-    fleet.pass_time([], 120)
-    happenings = lives(fleet.agents, UNITS, 120, 1200, 30, seed=3)
-    pods = {happening.pod for happening in happenings}
-    for pod in pods:
-        kinds = [happening.kind for happening in happenings if happening.pod == pod]
-        assert kinds == ["bound", "running", "ended", "released", "deleted"]
-    fleet.pass_time(happenings, happenings[-1].at + 60)
-    assert all(not agent.kubelet.held and not agent.phases for agent in fleet.agents)
-    assert server.state.listed(Target(POD), {"spec.nodeName": "node-0"})[1] == []
-    assert 2 * len(pods) <= server.state.counts.applies <= (4 + 3) * len(pods) + 2 * 2
-    stored = server.state.get("NodeResourceTopology", "node-0")
-    assert stored is not None
-    available = [r["available"] for zone in stored["zones"] for r in zone["resources"] if r["name"] == "rdma/vf"]
-    assert available == ["4", "4"]
     for agent in fleet.agents:
         agent.close()

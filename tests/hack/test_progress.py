@@ -24,23 +24,12 @@ def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(script(text), env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_output_of_what_succeeds_is_kept_back(tmp_path: Path) -> None:
-    done = run("step() { echo noise; echo more >&2; }; progress 'a step' step; echo after", tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "a step  done\nafter\n", "")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("failing", ["sh -c 'echo why; exit 7'", "step"])
 def test_the_output_of_what_fails_is_shown_and_ends_the_script(failing: str, tmp_path: Path) -> None:
     """A function of a script that ends at errors ends at its first one, too."""
     done = run(f"step() {{ (echo why; exit 7); echo on; }}; progress 'a step' {failing}; echo after", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (7, "a step  failed\n", "why\n")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failure_may_be_handled(tmp_path: Path) -> None:
-    done = run("progress 'a step' false || echo handled; echo after", tmp_path)
-    assert done.stdout == "a step  failed\nhandled\nafter\n"
 
 
 def test_an_interrupt_ends_the_command_too(tmp_path: Path) -> None:
