@@ -18,10 +18,9 @@ from agent.kubelet.podresources import KubeletAsker, PodResources
 from agent.offer.offer import Offer
 from agent.process.conditions import NO_ADD_NEEDS
 from agent.reconcile.claims import Claims
-from agent.reconcile.grants import Owners
+from agent.reconcile.grants import Grants, Owners
 from agent.reconcile.lost_books import LostBooks
 from agent.reconcile.reconciler import Reconciler
-from agent.reconcile.slots import Slots
 from agent.reconcile.units import Units
 from agent.reconcile.view import Outside
 from agent.report.report import Report
@@ -106,10 +105,10 @@ class Parts:
         replay = partial(Spool(at_start.spool_dir).replay, self.server.answer)
         outside = Outside(held, offer, self.runtime, replay, ledger, report)
         lost = LostBooks(ledger, specs, self.claim_specs, outside)
-        slots = Slots(config, ledger, specs, outside)
-        claims = Claims(ledger, self.claim_specs, node.scans, outside, self.claim_reader)
+        grants = Grants(ledger, specs, node.scans, outside, self.settled)
+        claims = Claims(ledger, self.claim_specs, outside, self.claim_reader)
         units = Units(config, ledger, unit_specs, by_cdi, outside, self.settled)
         self.specs = SpecWatch(at_start.cdi_dir, (specs, facts, self.plugins.pool_specs), report)
-        others = (lost, slots, claims, units)
-        self.reconciler = Reconciler(ledger, self.attachments, node.scans, outside, self.settled, others)
+        holds = (lost, grants, claims, units)
+        self.reconciler = Reconciler(ledger, self.attachments, node.scans, outside, grants, holds)
         self.owners = Owners(ledger, self.holders, outside)

@@ -115,10 +115,9 @@ class HeldDevices:
             self._require_prepared(claim)
         return [hold for _, hold in found]
 
-    def noted_units(self) -> frozenset[str]:
-        """Name the units that kubelet's checkpoint counts to containers; none where it cannot be read."""
-        entries = checkpoint.entries(self._config.kubelet_dir) or ()
-        return frozenset(unit for entry in entries for unit in entry.unit_ids)
+    def noted(self) -> Sequence[checkpoint.Entry] | None:
+        """List what kubelet's checkpoint counts to containers; None where it cannot be read."""
+        return checkpoint.entries(self._config.kubelet_dir)
 
     def _unit(self, unit_id: str) -> Unit | None:
         return self._offer.value.by_id.get(unit_id)

@@ -129,12 +129,15 @@ def entries(kubelet_dir: Path) -> tuple[Entry, ...] | None:
     return _parsed(kubelet_dir, text) if text is not None else None
 
 
+_NOTHING = b'{"Data": {"PodDeviceEntries": []}}'
+
+
 def _read(kubelet_dir: Path) -> bytes | None:
     try:
         with (kubelet_dir / FILE).open("rb") as stream:
             return stream.read(MAX_BYTES)
     except FileNotFoundError:
-        return None  # kubelet has given nothing to anybody yet
+        return _NOTHING  # kubelet has given nothing to anybody yet
     except OSError as error:
         _say(kubelet_dir, error)
         return None

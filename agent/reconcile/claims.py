@@ -1,4 +1,4 @@
-"""DRA claims in the books: their devices found again after a reboot, and those of nobody ended.
+"""DRA claims that are nobody's any more.
 
 Whether a claim is anybody's kubelet says in its own time, by unpreparing it. Where it does not, because it has lost its
 notes, the API server decides, once nothing else on the node speaks for the claim.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
 from agent.edits.claim_specs import ClaimSpecs
-from agent.errors import ClaimConflict, Refused, Unavailable
+from agent.errors import Refused, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimState
-from agent.model.device import Snapshot
-from agent.model.vf_identity import addresses
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from cni.pod_devices import ClaimReader, is_of_group, pods_of
@@ -32,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Claims:
-    """Heals claims."""
+    """Ends claims of nobody."""
 
     name = "claims"
 
@@ -40,7 +38,6 @@ class Claims:
         self,
         ledger: Ledger,
         specs: ClaimSpecs,
-        snapshot: Latest[Snapshot],
         outside: Outside,
         reader: Latest[ClaimReader | None],
         clock: Callable[[], float] = time.monotonic,
@@ -48,7 +45,6 @@ class Claims:
         """`reader` asks the API server; None while nobody can."""
         self._ledger = ledger
         self._specs = specs
-        self._snapshot = snapshot
         self._outside = outside
         self._reader = reader
         self._clock = clock
@@ -56,27 +52,6 @@ class Claims:
 
     def heal(self, view: View) -> None:
         """Look at all claims. Raises Unavailable if a spec cannot be removed."""
-        self._follow_moves()
-        self._end_orphans(view)
-
-    def _follow_moves(self) -> None:
-        claims = self._ledger.claims()
-        there = moved(claims, self._snapshot.value)
-        if not there:
-            return
-        try:
-            self._ledger.move(there)
-        except ClaimConflict as error:
-            log.error("claims do not follow their devices: %s", error)
-            return
-        for claim in claims:
-            if any(hold.key in there for hold in claim.devices):
-                log.warning("devices of claim %s have other addresses since the node was booted", claim.ref)
-                self._outside.count("claim-move", "renumbered")
-
-    # -------------------------------------------------------------------------------------------------- of nobody
-
-    def _end_orphans(self, view: View) -> None:
         reader = self._reader.value
         if reader is None:
             return
@@ -138,16 +113,3 @@ class Claims:
         self._asked_at.pop(claim.ref.uid, None)
         log.warning("claim %s was still in the books, and nobody has it any more", claim.ref)
         self._outside.count("claim-unprepare", "orphan")
-
-
-def moved(claims: Iterable[Claim], snapshot: Snapshot) -> Mapping[str, tuple[str, ...]]:
-    """Map the holds of claims of earlier boots whose devices are elsewhere now to where these are.
-
-    A device that is found nowhere keeps its address.
-    """
-    before = [hold for claim in claims if claim.boot_id != snapshot.boot_id for hold in claim.devices]
-    if not (before and snapshot.boot_id):
-        return {}
-    now = addresses(snapshot)
-    there = ((hold, tuple(now.get(hold.identity, device) for device in hold.devices)) for hold in before)
-    return {hold.key: devices for hold, devices in there if devices != hold.devices}

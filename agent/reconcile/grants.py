@@ -1,4 +1,8 @@
-"""Grants that kubelet does not know of, knows otherwise, or names by an address that moved."""
+"""Holds in line with who has the last word on them: kubelet on units, sandboxes on bound slots. And after a reboot that
+renumbered devices, all holds in line with where these are now.
+
+Claims end by their objects (`agent.reconcile.claims`).
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,18 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from agent.edits.specs import Specs
 from agent.errors import AgentError, ClaimConflict
+from agent.kubelet.checkpoint import Entry
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
-from agent.model.allocation import Hold, PodRef
+from agent.model.allocation import Attachment, Claim, Hold, PodRef
+from agent.model.device import Snapshot
 from agent.model.unit_id import UnitId
+from agent.model.vf_identity import addresses, moved
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from cni.pods_file import PodsFile
@@ -100,6 +108,9 @@ class EndedPods:
 
 UNCLAIMED_SECONDS = 60.0
 """How old a grant must be before its absence from PodResources means that no pod has it."""
+SANDBOX_SECONDS = 240.0
+"""How long a runtime may take from the ADD until it lists the sandbox: kubelet gives it as long to make one (twice its
+runtimeRequestTimeout). containerd lists a sandbox when all of it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,63 +147,88 @@ class Move:
 Offered = Mapping[str, tuple[str, ...]]
 """Unit ID → devices."""
 Action = TakeOver | Bind | Release | Move
-Moved = Mapping[str, str] | None
-"""Where the VFs of the last boot are now: old address → new; None until worked out."""
 
 log = logging.getLogger(__name__)
 
 
 class Grants:
-    """Brings the grants of the books in line with kubelet's PodResources, the authority on who holds a unit.
+    """Brings the holds of the books in line with who has the last word on them, but for the end of claims.
 
-    What it says counts from when it was asked, not by the clock of now: healing may have taken minutes, in which pods
-    were granted units.
+    What kubelet's PodResources says counts from when it was asked, not by the clock of now: healing may have taken
+    minutes, in which pods were granted units.
     """
 
     name = "grants"
 
     def __init__(
-        self, ledger: Ledger, outside: Outside, ended: EndedPods, moved: Latest[Moved], settled: Latest[bool]
+        self, ledger: Ledger, specs: Specs, snapshot: Latest[Snapshot], outside: Outside, settled: Latest[bool]
     ) -> None:
-        """`moved` tells where the VFs of the last boot are; `settled` becomes true once the grants have agreed with
-        kubelet's word since the start."""
+        """`settled` becomes true once the grants have agreed with kubelet's word since the start."""
+        self.ended = EndedPods(ledger, outside.now)
+        """Pods whose DEL has come."""
+        self.settled = settled
         self.is_too_early = False
         """Whether there were no device lists yet to compare kubelet's word with."""
         self._ledger = ledger
+        self._specs = specs
+        self._snapshot = snapshot
         self._outside = outside
-        self._ended = ended
-        self._moved = moved
-        self._settled = settled
+        self._moved: Mapping[str, str] | None = None
+        """Where the VFs of the last boot are now: old address → new; None until worked out."""
 
     def heal(self, view: View) -> None:
-        """Compare, if kubelet has answered."""
+        """Compare, units only if kubelet has answered. Raises AgentError."""
+        self._follow_reboot()
+        holds = self._ledger.holds()
+        noted = self._outside.noted() if any(_is_nameless(h) or _has_no_sandbox(h, view) for h in holds) else ()
+        rows = self._ledger.attachments()
+        self._let_go([hold for hold in holds if hold.is_bound and is_over(hold, view, rows, noted)])
         if view.held_units is None:
             return
         offered = self._outside.devices_of_units()
         self.is_too_early = offered is None
-        try:
-            self._settle(view, view.held_units, offered)
-        except AgentError as error:
-            log.error("grants are not settled: %s", error)
-        else:
-            if offered is not None:
-                self._settled.set(True)
-
-    def _settle(self, view: View, held_units: Sequence[HeldUnit], offered: Offered | None) -> None:
         self._date_again()
-        holds = self._ledger.holds()
         for action in decide(
-            holds,
-            held_units,
+            self._ledger.holds(),
+            view.held_units,
             offered=offered,
-            attached={row.device for row in self._ledger.attachments()},
-            moved=self._moved.value or {},
+            attached={row.device for row in rows},
+            moved=self._moved or {},
             asked_at=view.asked_at,
             unclaimed_before=view.asked_at - UNCLAIMED_SECONDS,
-            ended=self._ended.pods(),
-            noted=self._outside.noted_units() if any(map(_is_nameless, holds)) else (),
+            ended=self.ended.pods(),
+            noted={unit for entry in noted or () for unit in entry.unit_ids},
         ):
             self._carry_out(action, view.asked_at)
+        if offered is not None:
+            self.settled.set(True)
+
+    def _follow_reboot(self) -> None:
+        """Find out where devices of the last boot are, once, and have claims follow theirs at once."""
+        snapshot = self._snapshot.value
+        if not snapshot.boot_id:
+            return  # nothing was scanned yet
+        if self._moved is None:
+            self._moved = moved(self._ledger.known_devices(), snapshot)
+            for before, now in self._moved.items():
+                log.warning("the VF that was %s before the reboot is %s now", before, now)
+        claims = self._ledger.claims()
+        if not (there := moved_of_claims(claims, snapshot)):
+            return
+        try:
+            self._ledger.move(there)
+        except ClaimConflict as error:
+            log.error("claims do not follow their devices: %s", error)
+            return
+        for claim in claims:
+            if any(hold.key in there for hold in claim.devices):
+                log.warning("devices of claim %s have other addresses since the node was booted", claim.ref)
+                self._outside.count("claim-move", "renumbered")
+
+    def _let_go(self, over: Sequence[Hold]) -> None:
+        for slot in self._specs.let_go(over) if over else ():
+            log.warning("%s was still bound for pod %s, which is gone", slot.key, slot.pod)
+            self._outside.count("slot-release", "sandbox-gone")
 
     def _date_again(self) -> None:
         """Grant once more what was granted at a time to come: the clock was set back.
@@ -288,6 +324,11 @@ def _is_nameless(hold: Hold) -> bool:
     return hold.pod is None and hold.spec is not None
 
 
+def _has_no_sandbox(hold: Hold, view: View) -> bool:
+    """Tell whether a slot is bound for a sandbox that the runtime has not told of."""
+    return hold.is_bound and not (hold.container_id and view.sandboxes is not None)
+
+
 def _moves(
     holds: Sequence[Hold],
     held_units: Sequence[HeldUnit],
@@ -322,6 +363,37 @@ def _is_of(hold: Hold, ended: Ended, asked_at: float) -> bool:
     if hold.pod is None or hold.pod.names != ended.pod.names or not hold.since < ended.at <= asked_at:
         return False
     return "" in (hold.pod.uid, ended.pod.uid) or hold.pod.uid == ended.pod.uid
+
+
+def is_over(slot: Hold, view: View, rows: Collection[Attachment] = (), noted: Sequence[Entry] | None = ()) -> bool:
+    """Tell whether the sandbox that a slot is bound for is no more, for certain.
+
+    A kubelet that has restarted while the API server is away lists none but static pods, though the others run. It
+    strikes nothing off its checkpoint (`noted`; None if it cannot be read) before it knows them again.
+    """
+    if slot.bound_at >= view.asked_at:
+        return False  # its ADD may have begun since
+    if any((row.owner.container_id, row.device) == (slot.container_id, slot.device) for row in rows):
+        return False
+    if slot.pod is None:
+        return False  # put into the books by an earlier version, which did not know it
+    if view.sandboxes is not None and slot.container_id:
+        is_new = slot.bound_at >= view.asked_at - SANDBOX_SECONDS
+        return not is_new and all(sandbox.sandbox_id != slot.container_id for sandbox in view.sandboxes)
+    if not view.pods or slot.pod.names in view.pods or noted is None:
+        return False
+    return not any(slot.key in entry.unit_ids and slot.pod.uid in ("", entry.pod_uid) for entry in noted)
+
+
+def moved_of_claims(claims: Iterable[Claim], snapshot: Snapshot) -> Mapping[str, tuple[str, ...]]:
+    """Map the holds of claims of earlier boots whose devices are elsewhere now to where these are.
+
+    A device that is found nowhere keeps its address.
+    """
+    before = [hold for claim in claims if claim.boot_id != snapshot.boot_id for hold in claim.devices]
+    now = addresses(snapshot) if before else {}
+    there = ((hold, tuple(now.get(hold.identity, device) for device in hold.devices)) for hold in before)
+    return {hold.key: devices for hold, devices in there if devices != hold.devices}
 
 
 OWNER_PAUSES = (0.1, 0.3, 1.0)

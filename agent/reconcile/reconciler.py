@@ -11,9 +11,9 @@ from agent.errors import AgentError, LedgerDamaged, LedgerError, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment
 from agent.model.device import Snapshot
-from agent.reconcile.grants import EndedPods, Grants, Moved
+from agent.reconcile.grants import Grants
 from agent.reconcile.rows import Leases, ReplacedPlugins, Rows, SpooledDels
-from agent.reconcile.vfs import Boot, Quarantines, Vfs
+from agent.reconcile.vfs import Quarantines, Vfs
 from agent.reconcile.view import Healer, Outside, View
 from agent.state import Latest
 from cni.attachment import Attachments
@@ -46,13 +46,12 @@ class Reconciler:
         attachments: Attachments,
         snapshot: Latest[Snapshot],
         outside: Outside,
-        settled: Latest[bool],
-        others: Sequence[Healer] = (),
+        grants: Grants,
+        holds: Sequence[Healer] = (),
     ) -> None:
-        """`settled` becomes true once the grants have agreed with kubelet's word; `others` heal slots and claims."""
-        self.ended = EndedPods(ledger, outside.now)
-        """Pods whose DEL has come."""
-        attachments.watch_ends(self.ended.note)
+        """`holds` heal what pods hold; `grants` is one of them, and has its turn more often."""
+        attachments.watch_ends(grants.ended.note)
+        self.grants = grants
         self.view = View()
         """The last look at kubelet and runtime."""
         self._ledger = ledger
@@ -67,7 +66,6 @@ class Reconciler:
         """When the last round ended, of the monotonic clock; before that, when the first began."""
         self._at_work = ""
 
-        moved: Latest[Moved] = Latest(None)
         replaced = ReplacedPlugins(attachments, snapshot, outside)
         self._rows = Rows(ledger, attachments, outside)
         self.spooled = SpooledDels(outside)
@@ -76,12 +74,10 @@ class Reconciler:
             replaced,
             self.spooled,
             self._rows,
-            *others,
-            Vfs(ledger, attachments, outside, self._rows, replaced, Boot(snapshot, moved, settled)),
+            *holds,
+            Vfs(ledger, attachments, outside, self._rows, snapshot, grants.settled),
             Quarantines(ledger, snapshot, outside),
         )
-        # After those in each round, and when kubelet may have stopped to list a pod.
-        self.grants = Grants(ledger, outside, self.ended, moved, settled)
         # In its own time, since a plugin that hangs takes its whole time limit.
         self.leases = Leases(attachments, outside)
 
@@ -201,11 +197,11 @@ class Reconciler:
     async def _free_ended_for_ever(self) -> None:
         """Free what ended pods had as soon as kubelet lists them no more: nothing else tells of that."""
         while True:
-            await self.ended.due()
+            await self.grants.ended.due()
             async with self._turn:
                 await self.look_around()
                 await asyncio.to_thread(self._let_heal, self.grants)
-            self.ended.looked()
+            self.grants.ended.looked()
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _end_with_the_books(self) -> None:
@@ -217,7 +213,7 @@ class Reconciler:
     def _heal_round(self) -> None:
         self._at_work = "the probe of the books"
         self._probe()
-        for healer in (*self.healers, self.grants):
+        for healer in self.healers:
             self._at_work = f"the healer of {healer.name}"
             self._let_heal(healer)
 

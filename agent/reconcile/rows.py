@@ -65,12 +65,13 @@ class ReplacedPlugins:
     def heal(self, view: View) -> None:
         """Take over once, at the start."""
         if self._snapshot.value.boot_id and self._attachments.adopter.is_due:
-            self.adopt()
+            adopt(self._attachments, self._outside)
 
-    def adopt(self) -> None:
-        """Take over what there is."""
-        for _ in self._attachments.adopter.adopt():
-            self._outside.count("adopt", "replaced-plugin")
+
+def adopt(attachments: Attachments, outside: Outside) -> None:
+    """Take over what replaced plugins have left."""
+    for _ in attachments.adopter.adopt():
+        outside.count("adopt", "replaced-plugin")
 
 
 class SpooledDels:

@@ -15,24 +15,12 @@ from agent.ledger import Ledger
 from agent.model.allocation import PodRef, Quarantine
 from agent.model.device import PciDevice, Snapshot, is_pci_address
 from agent.model.vf_identity import KnownDevice, identities, is_strange, may_be_strange, moved, usual_name
-from agent.reconcile.grants import Moved
-from agent.reconcile.rows import SEARCH, ReplacedPlugins, Rows
+from agent.reconcile.rows import SEARCH, Rows, adopt
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from cni.attachment import Attachments
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Boot:
-    """What is known of this boot's devices."""
-
-    snapshot: Latest[Snapshot]
-    moved: Latest[Moved]
-    """Where the VFs of the last boot are now."""
-    settled: Latest[bool]
-    """Whether the grants have agreed with kubelet's word once since the start."""
 
 
 class Vfs:
@@ -46,28 +34,24 @@ class Vfs:
         attachments: Attachments,
         outside: Outside,
         rows: Rows,
-        replaced: ReplacedPlugins,
-        boot: Boot,
+        snapshot: Latest[Snapshot],
+        settled: Latest[bool],
     ) -> None:
+        """`settled` says whether the grants have agreed with kubelet's word once since the start."""
         self._ledger = ledger
         self._attachments = attachments
         self._outside = outside
         self._rows = rows
-        self._replaced = replaced
-        self._boot = boot
+        self._snapshot = snapshot
+        self._settled = settled
         self._missing: Sequence[str] = ()
 
     def heal(self, view: View) -> None:
         """Survey all VFs of the host."""
-        snapshot = self._boot.snapshot.value
+        snapshot = self._snapshot.value
         if not snapshot.boot_id:
             return  # nothing was scanned yet
         known = self._ledger.known_devices()
-        if self._boot.moved.value is None:
-            there = moved(known, snapshot)
-            self._boot.moved.set(there)
-            for before, now in there.items():
-                log.warning("the VF that was %s before the reboot is %s now", before, now)
         held = {row.device for row in self._ledger.attachments()}
         found = survey(snapshot, held, known, self._attachments.finder.udev)
         if found.strange or found.missing:  # mostly not, and to say which are ours takes long on a large node
@@ -78,7 +62,7 @@ class Vfs:
                 self._put_back(device, by_device.get(device), view)
         self._look_for(found.missing, view)
         # What the last boot's VFs were is needed until the grants have followed them.
-        if self._boot.settled.value or not self._boot.moved.value:
+        if self._settled.value or not moved(known, snapshot):
             gone = forgotten(snapshot, known)
             if found.learn or gone:
                 self._ledger.know(found.learn, gone)
@@ -100,7 +84,9 @@ class Vfs:
             self._rows.retries.succeeded(SEARCH)
         if not missing or not self._rows.retries.is_due(SEARCH):
             return
-        self._replaced.adopt()  # a replaced plugin that still has its name knows more of them than the search finds out
+        adopt(
+            self._attachments, self._outside
+        )  # a replaced plugin that still has its name knows more of them than the search finds out
         units, holds = self._outside.devices_of_units() or {}, self._ledger.holds()
         held_units = [(held, d) for held in view.held_units or () for d in units.get(held.unit_id, (held.unit_id,))]
         pods: dict[str, PodRef] = {device: held.pod for held, device in held_units}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from agent.kubelet.checkpoint import Entry
 from agent.kubelet.cri import ContainerRuntime, Sandbox
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
@@ -68,9 +69,9 @@ class Outside:
             return None  # the first one may be of nothing
         return {unit.unit_id: unit.devices for offered in offer.units.values() for unit in offered}
 
-    def noted_units(self) -> Collection[str]:
-        """Name the units that kubelet's checkpoint counts to containers; none where it cannot be read."""
-        return self._held.noted_units()
+    def noted(self) -> Sequence[Entry] | None:
+        """List what kubelet's checkpoint counts to containers; None where it cannot be read."""
+        return self._held.noted()
 
     def our_vfs(self) -> Collection[str]:
         """List the VFs that resources offer, or will: before the first offer, too."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from agent.reconcile.reconciler import Reconciler
-from agent.state import Latest
+from tests.agent.reconcile import scene
 from tests.agent.reconcile.outside import Answers
 from tests.cni.tiny_node import Rig, vf
 from tests.live import Live
@@ -20,4 +20,4 @@ def reconciler_of(
         units=lambda: {vf(i): (vf(i),) for i in range(3)}, ours=lambda: {vf(i) for i in range(3)}, replay=replay_spool
     )
     scanning = Live(lambda: replace(rig.machine.scan(), boot_id=boot_id))
-    return Reconciler(rig.ledger, rig.attachments, scanning, outside, Latest(False)), outside.counted
+    return scene.reconciler_of(rig.ledger, rig.attachments, scanning, outside), outside.counted

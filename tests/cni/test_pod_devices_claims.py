@@ -12,6 +12,7 @@ import pytest
 
 from agent.config import CniSettings
 from agent.edits.claim_specs import IN_CONTAINERS, metadata_path, mounted
+from agent.edits.specs import Specs
 from agent.errors import (
     DeviceBusy,
     HardwareError,
@@ -25,15 +26,13 @@ from agent.errors import (
 from agent.hardware.host import RdmaCharDevice, RdmaLink
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import AttachmentState, Claim, ClaimState, Hold, PodRef, Spec
-from agent.reconcile.claims import Claims
-from agent.reconcile.reconciler import Reconciler
-from agent.state import Latest
+from agent.reconcile.lost_books import LostBooks
 from cni.call import Node
 from cni.found_vfs import Finder
-from cni.pod_devices import ClaimReader
 from cni.targets import interface_names
 from hack.sim.rdma import SimulatedRdma
 from tests.agent.reconcile.outside import Answers
+from tests.agent.reconcile.scene import reconciler_of
 from tests.cni import tiny_node
 from tests.cni.claiming import RESOURCES, Kubelet, Scene, of_share, of_vf, pod_of
 from tests.cni.claiming import scene as scene  # the fixture
@@ -482,8 +481,8 @@ def heal(scene: Scene) -> None:
     node = Node(rig.machine, rig.ledger, scans)
     folder = rig.folder
     rig.attachments.finder = Finder(node, scene.granted, netns_folders=(folder,), processes=folder / "no-proc")
-    claims = Claims(rig.ledger, scene.specs, scans, outside, Latest[ClaimReader | None](None))
-    Reconciler(rig.ledger, rig.attachments, scans, outside, Latest(False), (claims,)).heal_attachments()
+    lost = LostBooks(rig.ledger, Specs(rig.ledger, folder / "cdi"), scene.specs, outside)
+    reconciler_of(rig.ledger, rig.attachments, scans, outside, [lost]).heal_attachments()
 
 
 def test_a_device_stays_with_its_claim_and_its_pod_and_comes_home_by_its_del(own_network: None, tmp_path: Path) -> None:

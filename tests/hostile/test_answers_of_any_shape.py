@@ -19,7 +19,6 @@ from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.specs import Specs
 from agent.errors import Unavailable
 from agent.model.allocation import ClaimRef, PodRef
-from agent.model.device import Snapshot
 from agent.process.conditions import NO_POD_NEEDS
 from agent.reconcile.claims import NEW_SECONDS, Claims
 from agent.reconcile.view import Outside, View
@@ -76,7 +75,7 @@ def test_a_strange_answer_about_a_leftover_claim_ends_no_round_of_healing(tmp_pa
         reader: Latest[Reads | None] = Latest(ClaimObjects(lambda: api, "n"))
         specs = ClaimSpecs(Specs(books, tmp_path / "cdi"), tmp_path / "cdi")
         specs.write(UID)
-        scene = Scene(books, others=[Claims(books, specs, Latest(Snapshot(boot_id="boot")), Answers(), reader)])
+        scene = Scene(books, others=[Claims(books, specs, Answers(), reader)])
         scene.run_once()
         assert scene.counted == [("lease-return", "owed")], "healers after the claims' have had their turn"
         assert books.claim(UID) is not None, "what is not understood is no reason to end a claim"

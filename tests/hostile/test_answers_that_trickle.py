@@ -19,7 +19,6 @@ from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.specs import Specs
 from agent.errors import Unavailable
 from agent.model.allocation import ClaimRef
-from agent.model.device import Snapshot
 from agent.process.conditions import NO_ADD_NEEDS, NO_POD_NEEDS
 from agent.reconcile.claims import NEW_SECONDS, Claims
 from agent.reconcile.reconciler import OVERDUE_SECONDS
@@ -137,7 +136,7 @@ def test_answers_that_trickle_stop_no_healing(tmp_path: Path) -> None:
         for number in range(3):
             specs.write(prepare(books, f"claim-{number}", claimed_vf(f"0000:3b:00.{number}")).ref.uid)
         reader: Latest[Reads | None] = Latest(ClaimObjects(lambda: api, "n"))
-        healer = Claims(books, specs, Latest(Snapshot(boot_id="boot")), Answers(), reader)
+        healer = Claims(books, specs, Answers(), reader)
         scene = Scene(books, others=[healer])
 
         async def rounds() -> None:

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.model.vf_identity import name_by_place
-from agent.reconcile.reconciler import Reconciler
-from agent.state import Latest
 from tests.agent.reconcile.outside import Answers
-from tests.agent.reconcile.scene import reconcile_once
+from tests.agent.reconcile.scene import reconcile_once, reconciler_of
 from tests.live import Live
 from tests.vm.adapters import Pf, ip, link, wait_until
 from tests.vm.direct import Direct, look, opened
@@ -30,7 +28,7 @@ ASKED: dict[str, Any] = {
 def reconcile(parts: Direct, pf: Pf) -> list[tuple[str, str]]:
     """Let the reconciler look once, as if all of the PF's VFs were offered to kubelet."""
     outside = Answers(units=dict, ours=pf.vfs)
-    reconciler = Reconciler(parts.ledger, parts.attachments, Live(parts.machine.scan), outside, Latest(False))
+    reconciler = reconciler_of(parts.ledger, parts.attachments, Live(parts.machine.scan), outside)
     asyncio.run(reconcile_once(reconciler))
     return outside.counted
 

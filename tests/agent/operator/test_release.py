@@ -20,11 +20,11 @@ from agent.model.allocation import Attachment
 from agent.model.device import Snapshot
 from agent.operator import release as command
 from agent.operator.admin import AdminServer
-from agent.reconcile.reconciler import Reconciler
 from agent.state import Latest
 from cni.heal import ReleaseRequest
 from hack.sim.machine import SimulatedMachine
 from tests.agent.reconcile.outside import Answers
+from tests.agent.reconcile.scene import reconciler_of
 from tests.cni import tiny_node
 from tests.cni.tiny_node import Rig, netdev, open_rig, vf
 from tests.waiting import until
@@ -175,7 +175,7 @@ def test_a_kubelet_that_hangs_now_is_not_taken_at_its_former_word(rig: Rig) -> N
         return await answers.pop(0)
 
     outside = Answers(units=lambda: None, held_units=held_units)
-    reconciler = Reconciler(rig.ledger, rig.attachments, Latest(Snapshot()), outside, Latest(False))
+    reconciler = reconciler_of(rig.ledger, rig.attachments, Latest(Snapshot()), outside)
 
     async def ask() -> str:
         await reconciler.look_around()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
+from agent.kubelet.checkpoint import Entry
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import HeldUnit
 from agent.offer.offer import Offer
@@ -34,6 +35,7 @@ class Answers(Outside):
         self.heal_failures: list[str] = []
         self.failures: str | None = None
         self.complaints: list[str | None] = []
+        self.says_noted: Callable[[], Sequence[Entry] | None] = tuple
         self._units = units
         self._ours = ours
         self._held_units = held_units
@@ -55,8 +57,8 @@ class Answers(Outside):
     def devices_of_units(self) -> Mapping[str, tuple[str, ...]] | None:
         return self._units()
 
-    def noted_units(self) -> Collection[str]:
-        return ()
+    def noted(self) -> Sequence[Entry] | None:
+        return self.says_noted()
 
     def our_vfs(self) -> Collection[str]:
         return self._ours()

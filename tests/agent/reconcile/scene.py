@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
+from agent.edits.specs import Specs
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
 from agent.model.vf_identity import KnownDevice
+from agent.reconcile.grants import Grants
 from agent.reconcile.reconciler import Reconciler
 from agent.reconcile.view import Healer
 from agent.state import Latest
-from cni.attachment import Attachments
 from cni.heal import PodKnown
 from tests.agent.reconcile.outside import Answers
 from tests.node import VF
@@ -109,6 +110,19 @@ class Hands:
         return True
 
 
+def reconciler_of(
+    books: Ledger,
+    attachments: Any,
+    snapshot: Latest[Snapshot],
+    outside: Answers,
+    before: Sequence[Healer] = (),
+    others: Sequence[Healer] = (),
+) -> Reconciler:
+    """Make one that compares grants on real books, and lets other healers look before and after that."""
+    grants = Grants(books, Specs(books, books.path.parent / "cdi"), snapshot, outside, Latest(False))
+    return Reconciler(books, attachments, snapshot, outside, grants, (*before, grants, *others))
+
+
 class Scene:
     """A reconciler on real books. What surrounds it is told by the test."""
 
@@ -125,10 +139,11 @@ class Scene:
         """What happens after kubelet was asked, while devices are healed."""
         self.on_claims: Callable[[], object] = lambda: None
         """What happens when kubelet is asked."""
-        self.settled = Latest(False)
         self.found = Latest(Snapshot(boot_id="boot"))
-        self.outside = outside = _Answers(self)
-        self.reconciler = Reconciler(books, cast(Attachments, self.hands), self.found, outside, self.settled, others)
+        self.outside = _Answers(self)
+        self.reconciler = reconciler_of(books, self.hands, self.found, self.outside, others=others)
+        self.grants = self.reconciler.grants
+        self.settled = self.grants.settled
 
     @property
     def counted(self) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from agent.model.allocation import Claim, ClaimRef, ClaimState, PodRef, Spec
 from agent.model.device import Snapshot
 from agent.model.vf_identity import identities
 from agent.reconcile.claims import ASK_SECONDS, NEW_SECONDS, SLOW_SECONDS, Claims
+from agent.reconcile.grants import Grants
 from agent.reconcile.lost_books import LostBooks
 from agent.reconcile.view import View
 from agent.state import Latest
@@ -60,8 +61,11 @@ class Room:
         self.reader = Reader()
         self.asks = Latest[ClaimReader | None](self.reader)
         self.now = 0.0
-        self.lost_books = LostBooks(books, specs, self.specs, self.outside)
-        self.healer = Claims(books, self.specs, self.snapshot, self.outside, self.asks, lambda: self.now)
+        self.healers = (
+            LostBooks(books, specs, self.specs, self.outside),
+            Grants(books, specs, self.snapshot, self.outside, Latest(False)),
+            Claims(books, self.specs, self.outside, self.asks, lambda: self.now),
+        )
 
     def prepare(self, *args: Any, **more: Any) -> Claim:
         """Prepare a claim, with its spec."""
@@ -75,8 +79,8 @@ class Room:
     def heal(self, view: View = NOBODY) -> list[tuple[str, str]]:
         """Heal once, and tell what was done."""
         before = len(self.outside.counted)
-        self.lost_books.heal(view)
-        self.healer.heal(view)
+        for healer in self.healers:
+            healer.heal(view)
         return self.outside.counted[before:]
 
 

@@ -33,7 +33,7 @@ def reconciling(scene: Scene, work: Callable[[], Awaitable[None]]) -> None:
 def end(scene: Scene, pod: PodRef) -> None:
     """Have a DEL come on a thread of CNI's, a moment later."""
     scene.now += 1
-    caller = threading.Thread(target=scene.reconciler.ended.note, args=(pod,))
+    caller = threading.Thread(target=scene.grants.ended.note, args=(pod,))
     caller.start()
     caller.join()
     scene.now += 1

@@ -116,7 +116,7 @@ async def test_grants_are_settled_soon_after_the_lists_are_made_though_nothing_h
     scene.offered = None
 
     running = asyncio.create_task(scene.reconciler.run(seconds=3600))
-    await until(lambda: scene.reconciler.grants.is_too_early)
+    await until(lambda: scene.grants.is_too_early)
     scene.offered = {VF: (VF,)}
     await until(lambda: scene.settled.value)
     running.cancel()

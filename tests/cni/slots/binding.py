@@ -12,6 +12,7 @@ from typing import Any
 from agent.config import Config, Resource
 from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.specs import Specs
+from agent.kubelet import checkpoint
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, HeldUnit, PodDevices
 from agent.ledger import Ledger
@@ -19,9 +20,10 @@ from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
+from agent.reconcile.grants import Grants
 from agent.reconcile.lost_books import LostBooks
-from agent.reconcile.slots import Slots
 from agent.reconcile.view import View
+from agent.state import Latest
 from cni import netconf
 from cni.call import Call
 from cni.slots.binder import Binder
@@ -74,16 +76,17 @@ class Rig:
         config = Live(lambda: Config(resources=self.resources, kubelet_dir=self.folder))
         self.specs = Specs(self.ledger, self.folder / "cdi")
         self.outside = Answers()
-        self.slots = Slots(config, self.ledger, self.specs, self.outside)
+        self.outside.says_noted = lambda: checkpoint.entries(self.folder)
+        self.grants = Grants(self.ledger, self.specs, Latest(Snapshot()), self.outside, Latest(False))
         offer = Live(lambda: self.stock)
         return Binder(config, self.ledger, self.specs, offer, self._held(), busy_seconds=busy_seconds)
 
     def heal(self, known: View) -> list[tuple[str, str]]:
-        """Have a new agent on these books look after slots and specs. List what it did."""
+        """Have a new agent on these books look after slots and specs. List what it did with them."""
         self.binder = self.make()
         LostBooks(self.ledger, self.specs, ClaimSpecs(self.specs, self.folder / "cdi"), self.outside).heal(known)
-        self.slots.heal(known)
-        return self.outside.counted
+        self.grants.heal(known)
+        return [done for done in self.outside.counted if done[0].startswith(("slot-", "spec-"))]
 
     def known(self, sandboxes: Sequence[Sandbox] | None = None) -> View:
         """What kubelet says of all pods by now, and the runtime of its sandboxes."""

@@ -22,8 +22,6 @@ from agent.model.locality import Locality
 from agent.reconcile.grants import UNCLAIMED_SECONDS, Release, decide
 from agent.reconcile.view import View
 from proto.deviceplugin.v1beta1 import api_pb2
-from tests import descriptors
-from tests.agent.reconcile.scene import Scene
 from tests.cni.slots.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot, stock_of
 from tests.deviceplugin.dra.nodes import recorded_node
 from tests.node import attach, change, gpu_uuid, granted, node, open_books, owner
@@ -279,23 +277,18 @@ def test_pods_without_slots_start_whatever_became_of_late_binding(rig: Rig) -> N
     assert rig.asked == asked  # nobody has any slots
 
 
-def test_what_kubelets_checkpoint_counts_to_a_pod_is_told(rig: Rig) -> None:
+def test_what_kubelets_checkpoint_counts_to_a_pod_stays_though_kubelet_lists_static_pods_alone(rig: Rig) -> None:
+    """Where no runtime can be asked."""
     rig.grant(POD, slot(0), slot(1))
     rig.bind(call("c1"))
-    first, second = rig.ledger.bound_slots()
-    assert not rig.slots.is_noted(first)
+    first, _ = rig.ledger.bound_slots()
     note(rig, (POD.uid, "worker", [slot(0)]))
-    assert rig.slots.is_noted(first)
-    assert not rig.slots.is_noted(second)
-    assert not rig.slots.is_noted(replace(first, pod=OTHER))
-    with descriptors.none_left():
-        assert rig.slots.is_noted(second)  # for all that can be told
-    # The reconciler goes by it where no runtime can be asked, and kubelet lists static pods alone.
-    scene = Scene(rig.ledger, [rig.slots])
-    scene.sandboxes = Unavailable("nobody listens")
-    scene.pods = frozenset({("kube-system", "kube-proxy-gpu-7")})
-    scene.now += 3600
-    scene.run_once()
+    rig.pods.clear()
+    rig.outside.says_noted = lambda: None
+    view = replace(rig.known(), asked_at=time.time() + 1)
+    rig.grants.heal(view)
+    assert len(rig.ledger.bound_slots()) == 2
+    assert rig.heal(view) == [("slot-release", "sandbox-gone")]
     assert rig.ledger.bound_slots() == (first,)
 
 

@@ -7,40 +7,43 @@ from pathlib import Path
 
 import pytest
 
+from agent.kubelet.checkpoint import Entry
 from agent.kubelet.cri import Sandbox
 from agent.model.allocation import Hold
-from agent.reconcile.slots import SANDBOX_SECONDS, is_over
+from agent.reconcile.grants import SANDBOX_SECONDS, is_over
 from agent.reconcile.view import View
 from tests.node import POD, VF, attach, bound_slot, open_books, owner
 
 BOUND = bound_slot("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "worker", "c1", "net1", POD, {}, "boot", since=10.0)
 REBUILT = replace(BOUND, container_id="")
 LATER = BOUND.bound_at + SANDBOX_SECONDS + 1
+ANOTHERS = "uid of another"
 MINE, OTHERS, NOBODY = {(POD.namespace, POD.name)}, {("kube-system", "kube-proxy-gpu-7")}, set[tuple[str, str]]()
 
 
 @pytest.mark.parametrize(
-    ("slot", "pods", "sandboxes", "asked_at", "is_noted", "expected"),
+    ("slot", "pods", "sandboxes", "asked_at", "noted", "expected"),
     [
         # It ends with its pod, as kubelet says.
-        (BOUND, OTHERS, None, LATER, False, True),
-        (BOUND, MINE, None, LATER, False, False),
+        (BOUND, OTHERS, None, LATER, ANOTHERS, True),
+        (BOUND, MINE, None, LATER, ANOTHERS, False),
         # One that knows no pods, or none but static ones while its checkpoint says otherwise, is not believed.
-        (BOUND, NOBODY, None, LATER, False, False),
-        (BOUND, OTHERS, None, LATER, True, False),
+        (BOUND, NOBODY, None, LATER, ANOTHERS, False),
+        (BOUND, OTHERS, None, LATER, POD.uid, False),
+        (BOUND, OTHERS, None, LATER, None, False),  # that cannot be read
         # The runtime knows better which sandboxes live.
-        (BOUND, OTHERS, {"c2"}, LATER, True, True),
-        (BOUND, MINE, {"c2"}, LATER, False, True),
-        (BOUND, NOBODY, {"c1"}, LATER, False, False),
+        (BOUND, OTHERS, {"c2"}, LATER, POD.uid, True),
+        (BOUND, MINE, {"c2"}, LATER, ANOTHERS, True),
+        (BOUND, NOBODY, {"c1"}, LATER, ANOTHERS, False),
         # containerd lists a sandbox when all of it stands: after its ADD, and whatever comes after that.
-        (BOUND, MINE, {"c2"}, BOUND.bound_at + 1, False, False),
+        (BOUND, MINE, {"c2"}, BOUND.bound_at + 1, ANOTHERS, False),
         # Nobody answers; or it was bound since they were asked.
-        (BOUND, None, None, LATER, False, False),
-        (BOUND, OTHERS, None, BOUND.bound_at, False, False),
+        (BOUND, None, None, LATER, ANOTHERS, False),
+        (BOUND, OTHERS, None, BOUND.bound_at, ANOTHERS, False),
         # Its sandbox is not known, so it ends with its pod; or its pod is not known yet.
-        (REBUILT, MINE, {"c2"}, LATER, False, False),
-        (REBUILT, OTHERS, {"c2"}, LATER, False, True),
-        (replace(REBUILT, pod=None), MINE, {"c2"}, LATER, False, False),
+        (REBUILT, MINE, {"c2"}, LATER, ANOTHERS, False),
+        (REBUILT, OTHERS, {"c2"}, LATER, ANOTHERS, True),
+        (replace(REBUILT, pod=None), MINE, {"c2"}, LATER, ANOTHERS, False),
     ],
 )
 def test_it_is_over_once_nobody_can_use_it(
@@ -48,11 +51,12 @@ def test_it_is_over_once_nobody_can_use_it(
     pods: set[tuple[str, str]] | None,
     sandboxes: set[str] | None,
     asked_at: float,
-    is_noted: bool,
+    noted: str | None,
     expected: bool,
 ) -> None:
     running = None if sandboxes is None else [Sandbox(sandbox, POD, ready=True) for sandbox in sandboxes]
-    assert is_over(slot, View(asked_at, None, pods, running), (), lambda _: is_noted) is expected
+    entries = None if noted is None else [Entry(noted, "worker", "rdma/vf", (slot.key,))]
+    assert is_over(slot, View(asked_at, None, pods, running), (), entries) is expected
 
 
 def test_it_lives_as_long_as_its_attachment(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from agent.model.device import Snapshot
 from agent.model.health import Reason, unhealthy
 from agent.model.mounts import parse_mount
 from agent.model.unit_id import slot_id
-from agent.reconcile.claims import moved
+from agent.reconcile.grants import moved_of_claims
 from deviceplugin.dra.preparer import DeviceUsers
 from tests.cni.networks import network as configured
 from tests.deviceplugin.dra.claim_documents import NODE, POD, REF, claim, network, result
@@ -169,7 +169,7 @@ def test_after_a_reboot_that_swaps_two_cards_each_claim_has_its_own_again(desk: 
     before = had_alone(desk)
     again = desks(VF, HCA, snapshot=swapped(desk.offer.snapshot), boot_id="another boot")
     again.others.claims = desk.others.claims
-    again.ledger.move(moved(again.ledger.claims(), again.offer.snapshot))
+    again.ledger.move(moved_of_claims(again.ledger.claims(), again.offer.snapshot))
     for ref, device in ((REF, first), (OTHER, second)):
         (answer,) = again.preparer.prepare(ref)
         assert answer.device_name == device
