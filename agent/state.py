@@ -19,15 +19,11 @@ class Latest(Generic[T]):
 
     def __init__(self, value: T) -> None:
         self._guard = threading.Lock()
-        self._value = value
+        self.value = value
+        """The newest value. Only `set` replaces it."""
         self._version = 0
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
         self._listeners: tuple[Callable[[], object], ...] = ()
-
-    @property
-    def value(self) -> T:
-        """The newest value."""
-        return self._value
 
     @property
     def version(self) -> int:
@@ -37,9 +33,9 @@ class Latest(Generic[T]):
     def set(self, value: T) -> None:
         """Replace the value, and wake who waits. The same object again is no news. Any thread may call."""
         with self._guard:
-            if value is self._value:
+            if value is self.value:
                 return
-            self._value = value
+            self.value = value
             self._version += 1
             waiting, self._waiting = self._waiting, set()
         try:
@@ -56,8 +52,8 @@ class Latest(Generic[T]):
         while True:
             waiter = loop.create_future()
             with self._guard:
-                if self._value is not value:
-                    return self._value
+                if self.value is not value:
+                    return self.value
                 self._waiting.add((loop, waiter))
             try:
                 await waiter

@@ -27,8 +27,7 @@ from agent.report.report import Report
 from agent.state import Latest
 from cni import pods_file
 from cni.add_facts import FactsWriter, RailFiles
-from cni.attach import BUSY_SECONDS
-from cni.attachment import Attachments, Settings
+from cni.attachment import BUSY_SECONDS, Attachments, Settings
 from cni.call import Node
 from cni.pod_devices import ClaimReader, HeldDevices
 from cni.server import CniServer

@@ -1,30 +1,54 @@
-"""What CNI does with devices: ADD in `attach`, DEL in `detach`, healing in `heal`, CHECK, GC and STATUS in `check`."""
+"""What CNI does with devices: ADD here, DEL in `detach`, healing in `heal`, CHECK, GC and STATUS in `check`.
+
+ADD finds out what a call wants, frees it of a former owner, and brings it into the pod. The *attaching* row is written
+before anything is touched; whatever fails afterwards, the mode's `leave` brings the device back from the row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent.errors import HardwareError, RequestInvalid
-from agent.model.allocation import Attachment, PodRef, is_place
+from agent.config.routing import NO_ROUTING
+from agent.edits import device_info
+from agent.errors import AgentError, DeviceBusy, EnvironmentInvalid, HardwareError, RequestInvalid
+from agent.hardware import netns as namespaces
+from agent.hardware.netlink.announce import Announcer
+from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef, is_place
 from agent.model.unit_id import UnitId
-from cni import check
+from cni import check, permission, result
 from cni.add_facts import FactsWriter
-from cni.attach import BUSY_SECONDS, MAX_ADDING, Attacher
-from cni.call import Call, Node, Slots
-from cni.call_limits import Rules, Turns
+from cni.call import BEGUN, Add, Call, LeasingNetwork, Node, Slots, request_of
+from cni.call_limits import NotWanted, Rules, Turns
 from cni.detach import Detacher
 from cni.found_vfs import NETNS_FOLDERS, Finder
-from cni.heal import HEAL_SECONDS, Healer, PodKnown, ReleaseRequest, nobody_to_ask, release
+from cni.heal import HEAL_SECONDS, Healer, PodKnown, ReleaseRequest, nobody_to_ask, owner_alive, release
 from cni.ipam.leases import LeaseBook
 from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopter
+from cni.modes import rdma
+from cni.modes.choice import MODES
+from cni.modes.mode import InterfaceFacts, Target
+from cni.netconf import NetConf
 from cni.permission import Permission
 from cni.pod_devices import HeldDevices
 from cni.targets import Pool, Targets
 
+BUSY_SECONDS = 5.0
+"""How long ADD waits for the device's former owner to let go."""
+POLL_SECONDS = 0.05
+MAX_ADDING = 96
+"""So many ADDs that have a device, or wait for one, are in flight at once; those of one network at most half of it.
+
+Any may take minutes: for an address, a device, another's work on it, a driver. Others of pods that have nothing of ours
+need none of these turns.
+"""
 Ended = Callable[[PodRef, float | None], object]
 """Hears that a DEL has come for a pod; if it lay on disk before, since when (seconds since the epoch)."""
 RDMA = "rdma"
@@ -34,6 +58,8 @@ It demands that the system keeps RDMA devices apart. Here the RDMA device goes a
 call before. So ADD passes the result on, after a look at whether the pod has what the chain was written for; DEL and
 CHECK leave all to the call before.
 """
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +191,278 @@ class Attachments:
                 " …), or take type rdma out of the chain"
             )
         return conf.prev_result
+
+
+# ------------------------------------------------------------------------------------------------------------- ADD
+
+
+class StepTimer:
+    """Times the steps of one call, on one thread: each lasts from the end of the one before."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._from = clock()
+        self.taken: dict[str, float] = {}
+        """What each step took so far, in seconds."""
+
+    def end(self, step: str) -> None:
+        """End a step. One that comes more than once adds up."""
+        now = self._clock()
+        self.taken[step] = self.taken.get(step, 0.0) + now - self._from
+        self._from = now
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One ADD that has devices to bring in."""
+
+    call: Call
+    owner: Owner
+    netns: int
+    add: Add
+    timer: StepTimer = field(default_factory=StepTimer)
+    brought: list[_BroughtIn] = field(default_factory=list)
+    """What is in the pod so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BroughtIn:
+    """A device in the pod."""
+
+    row: Attachment
+    facts: InterfaceFacts
+    leases: result.Leases
+
+
+class Attacher:
+    """Brings devices into pods. Methods block and may run on many threads at once."""
+
+    def __init__(
+        self,
+        node: Node,
+        targets: Targets,
+        detacher: Detacher,
+        facts: FactsWriter,
+        turns: Turns,
+        busy_seconds: float = BUSY_SECONDS,
+    ) -> None:
+        """`turns` has room for ADDs that have a device; `busy_seconds` is how long one waits for its former owner."""
+        self._node = node
+        self._targets = targets
+        self._detacher = detacher
+        self._facts = facts
+        self._turns = turns
+        self._busy_seconds = busy_seconds
+        self._announcer = Announcer()
+        self._own_netns = namespaces.own()
+        self._beginning = threading.Lock()
+        """Held from a look at the rows of other devices until the own is there."""
+
+    def add(self, call: Call) -> Mapping[str, Any]:
+        """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
+        assert call.netns is not None  # `cni.server` sees to it
+        # Before kubelet is asked, which takes its time: a DEL that comes meanwhile finds no row.
+        with (
+            self._detacher.in_flight.add(call.container_id, call.ifname) as add,
+            self._targets.of(call, add) as targets,
+        ):
+            if not targets:
+                return _passed_through(call, add)
+            owner = Owner(call.container_id, call.ifname, call.pod, namespaces.identity(call.netns))
+            if owner.netns == self._own_netns:
+                raise EnvironmentInvalid(
+                    f"CNI_NETNS {call.netns_path} is the namespace of the host, which must not get a pod's"
+                    " interfaces, addresses and routes: the process that it names may have ended, and another have"
+                    " its number"
+                )
+            networks = {_network_of(target.conf) for target in targets}
+            with self._turns.hold("ADD", *networks, namespace=call.pod.namespace):
+                return self._add_once_free(_Work(call, owner, call.netns, add), targets)
+
+    # ------------------------------------------------------------------------------------------- former owners
+
+    def _add_once_free(self, work: _Work, targets: Sequence[Target]) -> Mapping[str, Any]:
+        """Attach as soon as no former owner has any of the devices. Raises DeviceBusy if one keeps it."""
+        deadline = time.monotonic() + self._busy_seconds
+        devices = {target.device for target in targets}
+        while True:
+            with self._node.locks.hold(devices):
+                answered = self._answered_before(work.owner, devices)
+                if answered is not None:
+                    return answered
+                busy = self._free(work.owner, targets)
+                if busy is None:
+                    return self._attach(work, targets)
+            if time.monotonic() > deadline or work.add.overtaken:
+                raise DeviceBusy(busy)
+            time.sleep(POLL_SECONDS)  # without the locks: the former owner's DEL needs them
+
+    def _answered_before(self, owner: Owner, devices: Set[str]) -> Mapping[str, Any] | None:
+        rows = self._node.ledger.attachments_of(owner.container_id, owner.cni_ifname)
+        if not rows:
+            return None
+        same = {row.device for row in rows} == devices
+        if same and all(row.state is AttachmentState.ATTACHED and row.owner.netns == owner.netns for row in rows):
+            return rows[0].result
+        raise DeviceBusy(f"an earlier ADD of {owner.container_id} {owner.cni_ifname} is still being undone")
+
+    def _free(self, owner: Owner, targets: Sequence[Target]) -> str | None:
+        """Clean up after former owners that are gone. Tell what is in the way if one is not."""
+        former = [(row, t) for t in targets if (row := self._node.ledger.attachment_on(t.device)) is not None]
+        for row, _ in former:
+            permission.refuse_second_interface(owner, row)
+        for row, target in former:
+            if (busy := self._free_of(row, target)) is not None:
+                return busy
+        return None
+
+    def _free_of(self, row: Attachment, target: Target) -> str | None:
+        if row in self._detacher.leaving:
+            return f"{row.device} is on its way back from container {row.owner.container_id}"
+        if row.state is not AttachmentState.DETACHING and owner_alive(self._node, row):
+            held = f"{row.device} is still held by pod {row.owner.pod} (container {row.owner.container_id})"
+            if row.claim_uid and row.claim_uid == target.claim_uid:
+                return f"{held} by the same claim, and cannot be in two pods: use a template, a claim per pod"
+            return held
+        log.info("finishing the clean-up of %s, left by container %s", row.device, row.owner.container_id)
+        self._detacher.undo(row)
+        return None
+
+    # ---------------------------------------------------------------------------------------------- the devices
+
+    def _attach(self, work: _Work, targets: Sequence[Target]) -> Mapping[str, Any]:
+        """Bring one device after the other into the pod; if anything fails, all of them are brought back."""
+        with ExitStack() as undo:
+            for target in targets:
+                work.brought.append(self._bring_in(work, target, undo))
+            brought = work.brought
+            answer = _answer(work.call, brought)
+            self._facts.attached([one.row for one in brought], answer, work.netns)
+            if work.add.close():  # from here on a DEL finds the rows
+                raise _overtaken(work.call)
+            self._node.ledger.finish_attach([one.row.attachment_id for one in brought], answer)
+            work.timer.end("books")
+            undo.pop_all()
+        self._node.observer.added(work.timer.taken)
+        for one in brought:
+            if one.facts.in_kernel and one.leases.ips:
+                self._announcer.start(work.netns, one.facts.name, one.leases.addresses)
+        return answer
+
+    def _bring_in(self, work: _Work, target: Target, undo: ExitStack) -> _BroughtIn:
+        """Bring a device into the pod, and note at once how that is undone."""
+        host, mode, timer = self._node.host, MODES[target.mode], work.timer
+        planned = mode.plan(host, self._node.snapshot, target)
+        follows = bool(target.claim_uid) or self._facts.follows(target.device)
+        if follows:
+            planned = replace(planned, any_node=True)
+        timer.end("plan")
+        with self._beginning:
+            permission.refuse_shared(self._node.ledger, self._node.snapshot, work.owner, target, planned)
+            row = self._node.ledger.begin_attach(
+                work.owner,
+                ifname=target.ifname,
+                device=planned.device,
+                resource_name=target.resource_name,
+                undo=planned.undo,
+                netns_path=work.call.netns_path,
+                request=request_of(work.call, target.conf) | {BEGUN: work.add.begun},
+                claim_uid=target.claim_uid,
+                durable=target.conf.ipam is not None,
+            )
+        undo.callback(self._undo_failed_add, row, work)
+        timer.end("books")
+        facts = mode.enter(host, planned, work.netns)
+        if follows:
+            self._facts.entered(row, work.netns)
+        else:
+            self._require_promised_node(row, work.netns)
+        timer.end("device")
+        self._write_device_info(target.conf, row, facts)
+        return _BroughtIn(row, facts, self._give_addresses(work, target, row, facts))
+
+    def _write_device_info(self, conf: NetConf, row: Attachment, facts: InterfaceFacts) -> None:
+        if conf.device_info_file is not None and facts.pci_id == row.device:
+            about = device_info.describe(self._node.snapshot, row.device, filter(None, [row.undo.rdma]))
+            device_info.write_attached(conf.device_info_file, about)
+
+    def _give_addresses(self, work: _Work, target: Target, row: Attachment, facts: InterfaceFacts) -> result.Leases:
+        """Lease addresses where the network has them. A program that drives the device sets its own."""
+        conf = target.conf
+        leases = result.Leases()
+        if conf.ipam is not None:
+            try:
+                leases = self._detacher.leases.take(row, lambda: not work.add.overtaken)
+            except NotWanted as error:
+                raise _overtaken(work.call) from error
+            work.timer.end("ipam")
+        elif conf.routing is NO_ROUTING:
+            return leases
+        if facts.in_kernel:
+            leases = self._configure(work, conf, row, leases)
+            work.timer.end("addresses")
+        return leases
+
+    def _configure(self, work: _Work, conf: NetConf, row: Attachment, leases: result.Leases) -> result.Leases:
+        """Give an interface its addresses, routes and whatever its network says. Return what the answer tells."""
+        links, here = self._node.host.links, work.owner.netns
+        rows = [
+            other
+            for other in self._node.ledger.attachments()
+            if other.owner.netns == here and other.state is AttachmentState.ATTACHED and other.undo.mode != "vfio"
+        ]
+        if conf.routing is NO_ROUTING and not rows and not work.brought:
+            links.configure(row.ifname, work.netns, leases.addresses, leases.kernel_routes())
+            return leases
+        from cni import routing
+
+        others = [routing.Placed.of(other) for other in rows]
+        others += (routing.Placed.of(one.row, one.leases) for one in work.brought)
+        return routing.configure(links, work.netns, routing.Placed.of(row, leases), others)
+
+    def _require_promised_node(self, row: Attachment, netns: int) -> None:
+        """Raise HardwareError for a device with another verbs node than its container was promised.
+
+        A mode sees to it for its own steps. But numbers change at other pods' moves and failed ADDs, too, and kubelet
+        keeps to what Allocate answered once, however often it makes the pod's sandbox again.
+        """
+        promised = self._facts.verbs_node(row.device)
+        if promised is not None and self._node.ledger.holds_on(row.device):
+            rdma.require_node(self._node.host, row, netns, promised)
+
+    def _undo_failed_add(self, row: Attachment, work: _Work) -> None:
+        # The row is not marked first: it may be a full disk that brought us here, and an *attaching*
+        # row that no ADD works on says as much. Where the pod is ending it does not wait for an IPAM plugin either.
+        try:
+            self._detacher.undo(row, work.netns, leases_later=work.add.overtaken)
+        except AgentError as error:
+            log.error("%s stays in the books as half attached: %s", row.device, error)
+
+
+def _passed_through(call: Call, add: Add) -> Mapping[str, Any]:
+    """Answer for a pod that no interface is for. What was chosen for its slots ends with a DEL all the same."""
+    if call.conf.prev_result is None:
+        raise RequestInvalid(
+            "deviceID is missing: name a VF, let Multus do so, or chain this plugin after the pod's network"
+        )
+    if add.close():
+        raise _overtaken(call)
+    return call.conf.prev_result
+
+
+def _overtaken(call: Call) -> DeviceBusy:
+    return DeviceBusy(f"DEL of {call.container_id} {call.ifname} came while its ADD was under way")
+
+
+def _network_of(conf: NetConf) -> Hashable:
+    """Return which network a device joins, where it counts whose calls wait."""
+    return conf.name if conf.ipam is None else LeasingNetwork.of(conf.name, conf.ipam)
+
+
+def _answer(call: Call, brought: Sequence[_BroughtIn]) -> Mapping[str, Any]:
+    interfaces = [
+        (result.Interface(f.name, f.mac, f.mtu, call.netns_path, f.pci_id or ""), one.leases)
+        for one in brought
+        for f in [one.facts]
+    ]
+    return result.build(call.conf.cni_version, call.conf.prev_result, interfaces)

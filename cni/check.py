@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def check(host: Host, ledger: Ledger, leases: LeaseBook, call: Call) -> None:
     """Compare what was set up with what is. Raises AttachmentError that lists the differences."""
-    assert call.netns is not None  # `cni.request` sees to it
+    assert call.netns is not None  # `cni.server` sees to it
     rows = ledger.attachments_of(call.container_id, call.ifname)
     if not rows:
         named = call.conf.device or call.conf.master or ("a VF of pf" if call.conf.pf else None)

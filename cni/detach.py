@@ -21,106 +21,15 @@ from agent.errors import AgentError, DeviceBusy, Unavailable
 from agent.hardware import netns as namespaces
 from agent.model.allocation import Attachment, NetnsId, Withheld
 from agent.process.interpreter import Background
-from cni.call import BEGUN, Call, Node, with_path
+from cni.call import BEGUN, Call, InFlight, Node, with_path
 from cni.ipam.leases import LeaseBook, goes_first
 from cni.migrate import adopted_rows
 from cni.modes.choice import mode_of
 
 NOWHERE = NetnsId(0, 0)
 """A namespace that is gone, or that nobody can name: then the device tells, see `cni.heal`."""
-MAX_CALLERS = 1024
-"""Repeated DELs come within minutes, and a node has some hundred pods."""
-Key = tuple[str, str]
-"""Container and interface."""
 
 log = logging.getLogger(__name__)
-
-
-class InFlight:
-    """Which ADDs are in flight, so that a DEL that overtakes one is not lost; and who has called lately.
-
-    A runtime that gives an ADD up sends its DEL at once, and that may come before the ADD has written its row: then
-    there is nothing to undo, and nobody would ever come again. So the DEL leaves word here, and the ADD undoes itself.
-    Who has called before is no stranger: a DEL without a row is a repeated one then, or its ADD has failed. And a DEL
-    that lay on disk may be older than an ADD of the same interface, and is not about what that brought.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._guard = threading.Lock()
-        self._adds: dict[Key, list[Add]] = {}
-        self._callers: dict[Key, float] = {}
-        """Who has called → when the last call began, if that was an ADD that has not failed, and else 0.
-        Who has called longest ago comes first."""
-
-    @contextmanager
-    def add(self, container_id: str, ifname: str) -> Iterator[Add]:
-        """Register an ADD for as long as the `with` block runs."""
-        key, add = (container_id, ifname), Add(self._guard, self._clock())
-        self._remember(key, add.begun)
-        with self._guard:
-            self._adds.setdefault(key, []).append(add)
-        try:
-            yield add
-        except BaseException:
-            with self._guard:
-                if self._callers.get(key) == add.begun:
-                    self._callers[key] = 0.0
-            raise
-        finally:
-            with self._guard:
-                self._adds[key].remove(add)
-                if not self._adds[key]:
-                    del self._adds[key]
-
-    def overtake(self, container_id: str, ifname: str) -> None:
-        """Mark the ADDs in flight as overtaken by their DEL. Call it before looking for rows."""
-        with self._guard:
-            for add in self._adds.get((container_id, ifname), ()):
-                add.overtaken = add.overtaken or not add.closed
-
-    def remember(self, container_id: str, ifname: str) -> None:
-        """Note that a call has come, in place of who has called longest ago if there are too many."""
-        self._remember((container_id, ifname), 0.0)
-
-    def _remember(self, key: Key, begun: float) -> None:
-        with self._guard:
-            self._callers.pop(key, None)
-            self._callers[key] = begun
-            if len(self._callers) > MAX_CALLERS:
-                del self._callers[next(iter(self._callers))]
-
-    def has_called(self, container_id: str, ifname: str) -> bool:
-        """Return whether a call is remembered. An agent that has just started remembers none."""
-        with self._guard:
-            return (container_id, ifname) in self._callers
-
-    def later_add(self, container_id: str, ifname: str, moment: float) -> bool | None:
-        """Return whether an ADD that began after a moment (of time.time) has succeeded; None if one is in flight."""
-        key = container_id, ifname
-        with self._guard:
-            if self._callers.get(key, 0.0) <= moment:
-                return False
-            return None if key in self._adds else True
-
-
-class Add:
-    """One ADD in flight."""
-
-    __slots__ = ("_guard", "begun", "closed", "overtaken")
-
-    def __init__(self, guard: threading.Lock, begun: float) -> None:
-        self._guard = guard
-        self.begun = begun
-        self.overtaken = False
-        """Whether its DEL has come."""
-        self.closed = False
-
-    def close(self) -> bool:
-        """Take no more word: the rows are written, and a DEL finds them. Returns whether the DEL has come before."""
-        with self._guard:
-            self.closed = True
-            return self.overtaken
 
 
 class Leaving:

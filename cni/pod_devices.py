@@ -169,7 +169,7 @@ class HeldDevices:
                 continue
             if not devices:
                 raise DeviceGone(held.unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
-            network, offered = config.network_of(name), self._unit(held.unit_id)
+            network, offered = config.joined.get(name), self._unit(held.unit_id)
             if network is None and offered is not None and offered.kind == "nic":
                 network = ADAPTER
             beside = devices if len(devices) > 1 else ()
@@ -191,7 +191,7 @@ class HeldDevices:
         They are in the order of their resources' names and their own. A unit of ours that nobody knows, and a slot
         that is not bound for the pod, have no device; what another plugin calls a unit stands for itself.
         """
-        resources = {resource.name: resource for resource in config.resources}
+        resources = config.by_name
         units = {(held.resource_name, held.unit_id): held for held in reversed(held_units([listed]))}
         for (name, unit_id), held in sorted(units.items(), key=itemgetter(0)):
             resource, hold, offered = resources.get(name), self._ledger.hold(unit_id), self._unit(unit_id)
@@ -209,7 +209,7 @@ class HeldDevices:
 
     def _of_no_resource(self, pod: PodRef, config: Config) -> Set[tuple[str, str]]:
         """List resource name and unit of the network devices that may be the pod's, whose resource is gone."""
-        names = {resource.name for resource in config.resources}
+        names = config.by_name
         return {
             (hold.resource_name, hold.key)
             for hold in self._ledger.holds()
@@ -221,7 +221,7 @@ class HeldDevices:
 
     def network_of(self, resource_name: str, device: str) -> Network | None:
         """Return what a device of a resource joins in a chained call; None too if that is not to be told."""
-        network = self._config.network_of(resource_name)
+        network = self._config.joined.get(resource_name)
         try:
             return self.settled(GrantedDevice(device, resource_name, network, beside=self._beside(device))).network
         except RequestInvalid as error:
@@ -256,10 +256,8 @@ class HeldDevices:
 
     def rates_of(self, resource_name: str) -> VfSettings:
         """Return what the VFs of a resource may send, where their network says nothing of it."""
-        for resource in self._config.resources:
-            if resource.name == resource_name:
-                return resource.rates
-        return NO_SETTINGS
+        resource = self._config.by_name.get(resource_name)
+        return resource.rates if resource is not None else NO_SETTINGS
 
     async def held_units(self) -> Sequence[HeldUnit]:
         """List what kubelet says that pods hold of our resources, and have the relay know of what it may not list now.
@@ -371,13 +369,13 @@ class HeldDevices:
         if device.network:
             return network_of_keys(device.network).for_devices(device.kind)
         config = self._config
-        if device.kind != "hca" and all(r.name != device.resource_name for r in config.resources):
+        if device.kind != "hca" and device.resource_name not in config.by_name:
             raise UnknownUnit(
                 f"claim {claim.ref} has {device.device_name} of {device.resource_name}, and the configuration has no"
                 " resource of this name any more, so it cannot come into the pod: put the resource back, or recreate"
                 " the claim"
             )
-        return config.network_of(device.resource_name)
+        return config.joined.get(device.resource_name)
 
     def _require_prepared(self, claim: Claim) -> None:
         if claim.state is not ClaimState.PREPARED:

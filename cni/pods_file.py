@@ -146,7 +146,7 @@ class PodsFile:
         self._path = path
         self._boot_id = boot_id
         self._config = config
-        self._resources = _by_name(config.value.resources)
+        self._resources = config.value.by_name
         self.noted: Collection[str] = ()
         """UIDs of the pods to which kubelet's own notes count a device of a network: it may list no pods for a while
         after its start, and an init container's devices never."""
@@ -208,11 +208,11 @@ class PodsFile:
 
     def _reconfigure(self) -> None:
         """Go by other resources from now on."""
-        resources = self._config.value.resources
+        resources = self._config.value.by_name
         with self._guard:
             with self._counting:
                 before = [name for hold in self._holds.values() for name in self._of_hold(hold)]
-                self._resources = _by_name(resources)
+                self._resources = resources
                 self._count(before, [name for hold in self._holds.values() for name in self._of_hold(hold)])
             self._bring_up_to_date()
 
@@ -326,10 +326,6 @@ class PodsFile:
 
 def _of_row(row: Attachment | None) -> tuple[str | None, ...]:
     return () if row is None else (name_of(row.owner.pod, row.owner.container_id),)
-
-
-def _by_name(resources: Sequence[Resource]) -> Mapping[str, Resource]:
-    return {resource.name: resource for resource in resources}
 
 
 def _read(path: Path) -> bytes | None:

@@ -16,15 +16,15 @@ from functools import cache
 from agent.config.routing import NO_ROUTING
 from agent.errors import AgentError, DeviceBusy, HardwareError, RequestInvalid, Unavailable
 from agent.model.allocation import NO_SETTINGS, PodRef, is_place
-from agent.model.device import PciDevice, Snapshot, is_pci_address
+from agent.model.device import LinkLayer, PciDevice, Snapshot, is_pci_address
 from agent.model.pf_selector import PfSelector
 from agent.model.unit_id import UnitId
 from agent.placement import Distances, match_nics
 from cni import netconf
-from cni.call import Call, GrantedDevice, Node, Slots
+from cni.call import Add, Call, GrantedDevice, Node, Slots
 from cni.call_limits import Turns
-from cni.detach import Add
-from cni.modes import child, choice
+from cni.modes import child
+from cni.modes.choice import MODES
 from cni.modes.mode import Target
 from cni.netconf import NetConf
 from cni.permission import Permission, device_names, pf_in_pod
@@ -203,8 +203,8 @@ class Targets:
         conf, resource_name, claim_uid = named.conf, named.resource_name, named.claim_uid
         if conf.network:
             conf = self._as_configured(conf)
-        mode = choice.name_for(conf, self._node.snapshot)
-        device = choice.named(mode).key(self._node.host, conf, call.container_id, named.ifname)
+        mode = mode_for(conf, self._node.snapshot)
+        device = MODES[mode].key(self._node.host, conf, call.container_id, named.ifname)
         if conf.bond is not None and not conf.ports:
             raise RequestInvalid(
                 f"bond: {conf.bond} joins two VFs that kubelet gave to the pod, and this call names one device:"
@@ -283,6 +283,23 @@ class Targets:
         return facts.is_for_rdma_alone and not node.snapshot.rdma_exclusive and not is_away
 
 
+def mode_for(conf: NetConf, snapshot: Snapshot) -> str:
+    """Choose the mode for a configuration: the asked one, or what the VF shows to be."""
+    if conf.ports and conf.device is None:
+        return "bond"
+    if conf.mode not in ("vf", "nic"):
+        return conf.mode
+    facts = snapshot.by_address.get(conf.device or "")
+    if conf.vfio or (conf.vfio is None and facts is not None and facts.is_for_programs):
+        return "vfio"  # whose `plan` refuses any other driver
+    if conf.mode == "nic":
+        return conf.mode
+    uplink = snapshot.pf_netdev(facts) if facts is not None else None
+    if uplink is not None and uplink.link_layer is LinkLayer.INFINIBAND:
+        return "infiniband"
+    return "vf"
+
+
 def interface_names(wanted: Sequence[tuple[str, str]], taken: Collection[str]) -> list[str]:
     """Name interfaces: each as it must be called, else as it usually is, else net1, net2 … The former two may be empty.
 
@@ -341,7 +358,7 @@ def _grouped(
     bonded: dict[tuple[str, str], list[str]] = {}
     for conf, found in wanted:
         if conf.bond is not None:
-            if choice.name_for(conf, snapshot) != "vf":
+            if mode_for(conf, snapshot) != "vf":
                 raise RequestInvalid(f"bond: {found.device} is no Ethernet VF with an interface: leave bond out")
             bonded.setdefault((found.resource_name, found.claim_uid), []).append(found.device)
     pairs = {pair[0]: pair for devices in bonded.values() for pair in child.pairs(devices, snapshot)}

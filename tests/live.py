@@ -14,9 +14,13 @@ class Live(Latest[T]):
     """Holds what a function returns at the moment."""
 
     def __init__(self, read: Callable[[], T]) -> None:
-        super().__init__(read())
         self._read = read
+        super().__init__(read())
 
     @property
     def value(self) -> T:
         return self._read()
+
+    @value.setter
+    def value(self, value: T) -> None:
+        """What the function returns counts alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
@@ -326,7 +327,7 @@ class RailNic(Section):
             yield Refusal(("shares",), f"is for hca, not {kind}: leave it out")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: it remembers what follows from its keys
 class Resource(Section):
     name: Annotated[str, matching("domain/name, such as rdma/hca", RESOURCE_NAME), AfterValidator(_not_kubelets)]
     """What pods ask for in their limits"""
@@ -403,22 +404,22 @@ class Resource(Section):
             return {"": self.network}
         return {f".{pf}": name for pf, name in (self.network or {}).items()}
 
-    @property
+    @cached_property
     def nic_kind(self) -> str:
         """The kind of what a unit brings besides a GPU."""
         return self.nic.kind if self.kind == "rail" else self.kind
 
-    @property
+    @cached_property
     def rates(self) -> VfSettings:
         """What its VFs may send, where their network says nothing of it."""
         return VfSettings(min_tx_rate=self.min_tx_rate, max_tx_rate=self.max_tx_rate)
 
-    @property
+    @cached_property
     def has_slots(self) -> bool:
         """Whether kubelet counts slots of it, whose devices are chosen late. Claims are prepared, and need none."""
         return self.binding == "late" and self.offer != "dra"
 
-    @property
+    @cached_property
     def joins_network(self) -> bool:
         """Whether its units are devices that come into the pod's network."""
         return self.nic_kind in ("vf", "nic") or (self.nic_kind == "hca" and self.network is not None)
@@ -434,7 +435,7 @@ class Resource(Section):
         is_copied = [Refusal((key,), OF_OTHER_PLUGINS[key]) for key in given if key in OF_OTHER_PLUGINS]
         yield from is_copied  # first: a pool that was copied lacks name and kind, too
         if kind is not None:
-            yield from (each for each in super(Resource, cls).refused(given) if each not in is_copied)
+            yield from (each for each in super().refused(given) if each not in is_copied)
         else:
             yield from (Refusal((key,), "is missing") for key in ("name", "kind") if key not in given)
         if isinstance(kind, str) and kind in KINDS:

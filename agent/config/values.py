@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ MAX_RESCAN_SECONDS = 3600
 NETNS_FOLDERS = (Path("/var/run/netns"), Path("/run/netns"), Path("/var/run/docker/netns"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: it remembers what follows from its keys
 class Config(Section):
     resources: Many[Resource] = ()
     """What kubelet is offered"""
@@ -74,35 +75,36 @@ class Config(Section):
         )
         object.__setattr__(self, "resources", resources)
 
-    def network_of(self, resource_name: str) -> Network | None:
-        """Return what a resource's devices join when a chained call brings them into a pod.
+    @cached_property
+    def by_name(self) -> Mapping[str, Resource]:
+        """Name of a resource → the resource."""
+        return {resource.name: resource for resource in self.resources}
+
+    @cached_property
+    def late(self) -> Mapping[str, Resource]:
+        """Those of which kubelet counts slots, by name."""
+        return {resource.name: resource for resource in self.resources if resource.has_slots}
+
+    @cached_property
+    def joined(self) -> Mapping[str, Network | None]:
+        """Name of a resource → what its devices join when a chained call brings them into a pod.
 
         Which that is for one of them tells `Network.at`.
         """
-        resource = next((r for r in self.resources if r.name == resource_name), None)
-        if resource is None:
-            return None
-        by_name = {network.name: network for network in self.networks}
-        if isinstance(resource.network, Mapping):
-            named = ((pf.lower() if ":" in pf else pf, name) for pf, name in resource.network.items())
-            by_pf = {pf: by_name[name] for pf, name in named if name in by_name}
-            return Network("", by_pf=by_pf).for_devices(resource.nic_kind)
-        network = by_name.get(resource.network or "")
-        if network is not None:
-            return network.for_devices(resource.nic_kind)
-        return ADAPTER if resource.nic_kind == "nic" else None
+        networks = {network.name: network for network in self.networks}
+        return {resource.name: _joined(resource, networks) for resource in self.resources}
 
     @property
     def needs_api(self) -> bool:
         """Whether the agent has anything to do at the API server."""
         return self.topology.needs_api or self.restart.taint or self.offers_dra
 
-    @property
+    @cached_property
     def offers_dra(self) -> bool:
         """Whether any resource is handed out by claims."""
         return any(resource.offer == "dra" for resource in self.resources)
 
-    @property
+    @cached_property
     def tells(self) -> bool:
         """Whether containers of any resource get variables or files about their devices."""
         return any(resource.environment for resource in self.resources)
@@ -127,3 +129,13 @@ class Config(Section):
     @property
     def admin_socket(self) -> Path:
         return self.run_dir / "admin.sock"
+
+
+def _joined(resource: Resource, networks: Mapping[str, Network]) -> Network | None:
+    if isinstance(resource.network, Mapping):
+        named = ((pf.lower() if ":" in pf else pf, name) for pf, name in resource.network.items())
+        by_pf = {pf: networks[name] for pf, name in named if name in networks}
+        return Network("", by_pf=by_pf).for_devices(resource.nic_kind)
+    if (network := networks.get(resource.network or "")) is not None:
+        return network.for_devices(resource.nic_kind)
+    return ADAPTER if resource.nic_kind == "nic" else None

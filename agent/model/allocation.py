@@ -12,7 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from agent.model.unit_id import UnitId
+from agent.model.unit_id import SLOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Hold:
     @property
     def is_slot(self) -> bool:
         """Whether its device is chosen at ADD."""
-        return UnitId.parse(self.key).is_slot and not self.claim_uid
+        return self.key.startswith(SLOT) and not self.claim_uid
 
     def is_bound_as(self, other: Hold) -> bool:
         """Tell whether a slot has the same device, for the same sandbox and interface."""

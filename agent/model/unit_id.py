@@ -28,8 +28,10 @@ MAX_UNIT_ID = 63
 """So long may an ID be that is also a name of a CDI device and of a file, as a slot's is (CDI's SPEC.md)."""
 CDI_VENDOR = "nodefabric.io"
 ANY = "any"
+SLOT = "slot-"
+"""What the ID of each slot begins with, and of no other unit of ours."""
 
-_MAX_RESOURCE = MAX_UNIT_ID - len("slot-") - len("-9999-99999")
+_MAX_RESOURCE = MAX_UNIT_ID - len(SLOT) - len("-9999-99999")
 _SLOT = re.compile(r"slot-[A-Za-z0-9:._-]+-(?P<numa>[0-9]{1,4}|any)-(?P<number>[0-9]{1,5})")
 _ADDRESS = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?:-[0-9]{1,2})?"
 _SHARE = re.compile(rf"hca-(?P<adapter>[0-9a-f]{{16}}|{_ADDRESS})-(?P<number>[0-9]{{1,5}})")
@@ -85,7 +87,7 @@ class UnitId:
 
 @lru_cache(maxsize=8192)
 def _parsed(text: str) -> UnitId:
-    if text.startswith("slot-") and len(text) <= MAX_UNIT_ID and (found := _SLOT.fullmatch(text)):
+    if text.startswith(SLOT) and len(text) <= MAX_UNIT_ID and (found := _SLOT.fullmatch(text)):
         numa_node = NO_NUMA_NODE if found["numa"] == ANY else int(found["numa"])
         return UnitId(text, UnitKind.SLOT, "", numa_node, int(found["number"]))
     if text.startswith("hca-") and (found := _SHARE.fullmatch(text)):
@@ -111,7 +113,7 @@ def slot_id(resource_name: str, numa_node: int, number: int) -> str:
     if len(short) > _MAX_RESOURCE:
         digest = hashlib.sha256(resource_name.encode()).hexdigest()[:8]
         short = f"{short[: _MAX_RESOURCE - 9]}.{digest}"
-    return f"slot-{short}-{ANY if numa_node == NO_NUMA_NODE else numa_node}-{number}"
+    return f"{SLOT}{short}-{ANY if numa_node == NO_NUMA_NODE else numa_node}-{number}"
 
 
 def share_id(adapter: str, number: int) -> str:

@@ -165,7 +165,7 @@ def texts_at(network: Network, place: Place) -> tuple[tuple[str, Any], ...]:
 
 
 def _places(network: Network, config: Config, offer: Offer) -> tuple[Place, ...]:
-    joined = {r.name: config.network_of(r.name) for r in config.resources if network.name in r.networks.values()}
+    joined = {r.name: config.joined[r.name] for r in config.resources if network.name in r.networks.values()}
     if not network.words or not joined:
         return ()
     sets = {d: unit.devices for mine in offer.units.values() for unit in mine if unit.further for d in unit.devices}
@@ -241,7 +241,7 @@ def _of_data_direct(path: str, resource: Resource, offer: Offer) -> Iterator[Cau
 
 
 def _of_networks(path: str, resource: Resource, config: Config, offer: Offer) -> Iterator[Caution]:
-    network = config.network_of(resource.name)
+    network = config.joined[resource.name]
     places = [offer.place(device) for device, name in offer.network_devices.items() if name == resource.name]
     adapters = {place.adapter: place.pf or place.adapter for place in places}
     if network is not None and network.by_pf:

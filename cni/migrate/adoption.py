@@ -26,7 +26,8 @@ from cni.detach import NOWHERE
 from cni.found_vfs import CNI_PATH, NETNS_FOLDERS
 from cni.migrate import adopted_rows, sriov_state
 from cni.migrate.sriov_state import Record, Unreadable, files_in
-from cni.modes import choice, guid, pf
+from cni.modes import guid, pf
+from cni.targets import mode_for
 
 UNWRITTEN = "/nowhere/netns"
 """Stands for a path that nobody wrote down. Its folder is missing, so nobody concludes that the pod is gone."""
@@ -244,7 +245,7 @@ def _undo_of(host: Host, snapshot: Snapshot, record: Record, link: Link | None, 
         mtu=record.mtu or (link.mtu if link is not None else 0),
         up=False,
         altnames=tuple(name for name in link.altnames if name != record.netdev) if link is not None else (),
-        mode="vfio" if record.for_programs else choice.name_for(record.conf, snapshot),
+        mode="vfio" if record.for_programs else mode_for(record.conf, snapshot),
     )
     if record.for_programs:
         undo = replace(undo, mac="", mtu=0)

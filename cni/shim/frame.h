@@ -15,7 +15,7 @@ enum {
     REQUEST_LIMIT = 1 << 20, /* what may follow the head */
     ANSWER_LIMIT = 4 << 20,
     VALUE_LIMIT = 64 << 10, /* one environment variable */
-    INPUT_KEPT = 64 << 10,  /* of a network configuration that waits on disk: cni/request.py reads no more of a DEL's */
+    INPUT_KEPT = 64 << 10,  /* of a network configuration that waits on disk: cni/server.py reads no more of a DEL's */
 };
 
 /* One frame; `length` counts the head too. */

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,7 +51,7 @@ class Given:
 def _edits_of_pod(
     chosen: Sequence[Choice],
     containers: Sequence[Held],
-    resources: Sequence[Resource],
+    resources: Mapping[str, Resource],
     units: Mapping[str, Unit],
     snapshot: Snapshot,
     find: Find,
@@ -60,16 +60,15 @@ def _edits_of_pod(
 
     `units` are the chosen devices by address. Raises UnitUnhealthy for a device that lacks what a container needs.
     """
-    by_name = {resource.name: resource for resource in resources}
     found: list[Given] = []
     for choice in chosen:
-        wish, resource = choice.wish, by_name[choice.wish.resource_name]
+        wish, resource = choice.wish, resources[choice.wish.resource_name]
         held = [
-            (by_name[other.wish.resource_name], [units[device] for device in other.devices])
+            (resources[other.wish.resource_name], [units[device] for device in other.devices])
             for other in chosen
             if other.wish.container == wish.container
         ]
-        held += _early(wish.container, containers, resources, find)
+        held += _early(wish.container, containers, resources.values(), find)
         variables = variables_of_container(held, snapshot)
         if (
             resource.kind == "hca"
@@ -81,7 +80,7 @@ def _edits_of_pod(
 
 
 def _early(
-    container: str, containers: Sequence[Held], resources: Sequence[Resource], find: Find
+    container: str, containers: Sequence[Held], resources: Iterable[Resource], find: Find
 ) -> list[tuple[Resource, list[Unit]]]:
     """List what a container has of early-bound resources with helper variables: they name these devices, too."""
     ids = next((held.units for held in containers if held.container == container), {})
@@ -127,8 +126,7 @@ class Binder:
         config = self._config.value
         bound = self._bound_before(call)
         if not bound:
-            resources = config.resources
-            late = _late_of(resources)
+            resources, late = config.resources, config.late
             containers = self._containers(call.pod, late)
             if not containers:
                 return ()
@@ -140,7 +138,7 @@ class Binder:
             if not asked:
                 return ()
             bound = self._bind(call, asked, containers, wanted)
-        return tuple(_granted(b, config.network_of(b.resource_name)) for b in bound)
+        return tuple(_granted(b, config.joined.get(b.resource_name)) for b in bound)
 
     def unbind(self, container_id: str, ifname: str) -> None:
         """Let go of what was chosen for a sandbox in calls for this interface, and of what no call has used."""
@@ -198,8 +196,8 @@ class Binder:
 
     def _try(self, call: Call, asked: Sequence[Wish], containers: Sequence[Held]) -> str | None:
         """Choose and bind, or tell what there is too little of. The caller holds the lock."""
-        resources, offer = self._config.value.resources, self._offer.value  # once: both may be others at the next look
-        late = _late_of(resources)
+        config, offer = self._config.value, self._offer.value  # once: both may be others at the next look
+        late = config.late
         _refuse_strangers(containers, late)
         mine = {slot for wish in asked for slot in wish.slots}
         chosen: list[Choice] = []
@@ -223,7 +221,7 @@ class Binder:
             chosen += found
         units = {unit.device: unit for choice in chosen for unit in offer.pools[choice.wish.resource_name]}
         try:
-            given = _edits_of_pod(chosen, containers, resources, units, offer.snapshot, offer.find)
+            given = _edits_of_pod(chosen, containers, config.by_name, units, offer.snapshot, offer.find)
         except UnitUnhealthy as error:
             raise DeviceBusy(str(error)) from error
         self._write(call, given, late)
@@ -276,10 +274,6 @@ class Binder:
 def _granted(slot: Hold, network: Network | None) -> GrantedDevice:
     files_only = slot.kind == "hca" and network is None
     return GrantedDevice(slot.device, slot.resource_name, network, slot.key, files_only=files_only)
-
-
-def _late_of(resources: Sequence[Resource]) -> Mapping[str, Resource]:
-    return {resource.name: resource for resource in resources if resource.has_slots}
 
 
 def _refuse_strangers(containers: Sequence[Held], late: Collection[str]) -> None:

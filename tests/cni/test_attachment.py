@@ -13,7 +13,7 @@ import pytest
 
 from agent.errors import AgentError, DeviceBusy, DeviceGone
 from agent.model.allocation import AttachmentState, VfSettings
-from cni.attach import StepTimer
+from cni.attachment import StepTimer
 from tests.cni.tiny_node import PF, TIMEOUT_SECONDS, Rig, mac_of, open_rig, stub_answer, vf
 from tests.node import granted
 from tests.waiting import until

@@ -16,7 +16,7 @@ from agent.errors import DeviceBusy, HardwareError, NotAllowed, Unavailable
 from agent.model.allocation import PodRef
 from cni.call import Call, GrantedDevice, Holding, Node
 from cni.permission import Named, refusal
-from cni.request import code_of
+from cni.server import code_of
 from tests.cni import tiny_node
 from tests.cni.stand_ins import FixedDevices, NoSlots, attachments_of
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, netdev, vf

@@ -18,7 +18,7 @@ from agent.errors import LedgerError
 from agent.kubelet.podresources import MAX_ASKING
 from agent.process.sockets import READY_THREADS
 from cni import protocol
-from cni.attach import MAX_ADDING
+from cni.attachment import MAX_ADDING
 from cni.call import Call
 from cni.protocol import Request
 from cni.server import BACKLOG, MAX_CONNECTIONS, MAX_SLOW

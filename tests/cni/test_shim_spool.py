@@ -12,7 +12,7 @@ import time
 import pytest
 
 from cni import protocol
-from cni.request import MAX_CONF
+from cni.server import MAX_CONF
 from tests.cni.relay import OWN_NETNS, Agent, Behaviour, Outcome, Relay, hang_up, serve
 from tests.cni.small_disk import disk
 

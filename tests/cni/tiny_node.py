@@ -22,8 +22,7 @@ from agent.model.allocation import LONGEST_PAUSE_SECONDS, PodRef, VfSettings
 from agent.model.device import LinkLayer, Netdev, PciDevice, Snapshot
 from agent.state import Latest
 from cni import netconf
-from cni.attach import MAX_ADDING
-from cni.attachment import Attachments, Settings
+from cni.attachment import MAX_ADDING, Attachments, Settings
 from cni.call import Call, GrantedDevice
 from cni.call import Node as CniNode
 from cni.heal import HEAL_SECONDS

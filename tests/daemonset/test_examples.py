@@ -195,7 +195,7 @@ def test_the_pod_with_a_bond_asks_for_the_two_vfs_that_its_network_joins() -> No
 def test_the_pod_upon_a_bond_of_the_hosts_has_a_share_and_an_interface_of_its_own() -> None:
     (parsed,) = configs_of(EXAMPLES / "pod-ipvlan.yaml")
     (resource,) = parsed.resources
-    network = parsed.network_of(resource.name)
+    network = parsed.joined[resource.name]
     assert network is not None
     assert (resource.kind, network.setup.mode, network.setup.master) == ("hca", "ipvlan", "bond0")
 

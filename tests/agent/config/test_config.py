@@ -69,7 +69,7 @@ def test_every_key_is_read() -> None:
     assert vf.select.netdevs == ("ens1f0v0",)
     assert vf.select.rdma_devices == ("mlx5_2",)
     assert (vf.network, gpu.network) == ("rails", None)
-    network = read.network_of("rdma/vf")
+    network = read.joined["rdma/vf"]
     assert network is not None
     assert (network.name, network.setup.mode, network.setup.mtu) == ("rails", "vf", 9000)
     assert network.setup.ipam == {"type": "host-local"}

@@ -74,7 +74,7 @@ def test_a_pf_has_the_network_that_the_resource_names_for_it() -> None:
     mapping = {"ens4f0np0": "rails", "0000:5D:00.0": "other"}
     networks = [{"name": "rails", "mtu": 9000}, {"name": "other", "mtu": 4200}]
     text = document({}, {"network": mapping}, networks=networks)
-    network = parse(text, "x").network_of("rdma/vf")
+    network = parse(text, "x").joined["rdma/vf"]
     assert network is not None
     assert network.at(PLACE).setup.mtu == 9000
     assert network.at(Place(pf="y", adapter="0000:5d:00.0")).setup.mtu == 4200

@@ -21,9 +21,8 @@ import pytest
 from agent.errors import AgentError, AttachmentError, IpamFailed
 from agent.model.allocation import LONGEST_PAUSE_SECONDS, Attachment, OwedLease, PodRef
 from cni import netconf
-from cni.call import Call, GrantedDevice, Node
+from cni.call import MAX_CALLERS, Call, GrantedDevice, InFlight, Node
 from cni.call_limits import REFUSALS
-from cni.detach import MAX_CALLERS, InFlight
 from cni.found_vfs import Finder
 from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_OWED, LeaseBook
 from cni.ipam.plugins import ADD_SECONDS

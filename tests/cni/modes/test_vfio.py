@@ -14,7 +14,8 @@ import pytest
 from agent.errors import AttachmentError, DeviceBusy, HardwareError, RequestInvalid
 from agent.model.allocation import VfSettings
 from cni import netconf
-from cni.modes import choice, guid
+from cni.modes import guid
+from cni.targets import mode_for
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
@@ -197,7 +198,7 @@ def test_a_whole_adapter_that_programs_drive_shows_itself_too(mode: str, driver:
     snapshot = tiny_node.tiny_snapshot(0)
     adapter = replace(snapshot.devices[0], driver=driver)
     conf = netconf.from_document({"cniVersion": "1.1.0", "name": "n", "mode": mode, "deviceID": adapter.address})
-    assert choice.name_for(conf, replace(snapshot, devices=(adapter,))) == (expected or mode)
+    assert mode_for(conf, replace(snapshot, devices=(adapter,))) == (expected or mode)
 
 
 FORMER = ("02:00:00:00:00:00:0f:01", "02:00:00:00:00:00:0f:02")
