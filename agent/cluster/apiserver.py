@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 from agent.errors import ConfigError, Conflicted, Refused, Unavailable
@@ -42,6 +42,7 @@ SOME_AT_ONCE = 8
 """Requests of a client that serves many pods which start together."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+P = ParamSpec("P")
 T = TypeVar("T")
 _IMPORTING = threading.Lock()
 """The package imports itself in a ring: of two threads that come first together, one would see half of it."""
@@ -168,10 +169,6 @@ class ApiServer:
         """
         query = urlencode({"fieldManager": FIELD_MANAGER, "force": str(force).lower()})
         return self._call("PATCH", f"{kind.path_of(str(document['metadata']['name']))}?{query}", document)
-
-    def read(self, kind: ObjectKind, name: str) -> dict[str, Any]:
-        """Return an object as it is now, not as a cache has it. Raises Unavailable, Refused if there is none."""
-        return self._call("GET", kind.path_of(name))
 
     def current(self, kind: ObjectKind, name: str) -> dict[str, Any] | None:
         """Return an object as it is now, not as a cache has it; None if there is none. Raises Unavailable."""
@@ -363,7 +360,7 @@ def _opened(load_into: Callable[[Any], object]) -> Any:
 log = logging.getLogger(__name__)
 
 
-async def on_own_thread(work: Callable[[], T]) -> T:
+async def on_own_thread(work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
     """Run blocking work on a daemon thread of its own.
 
     Not on the loop's executor: the interpreter joins that one's threads at exit, so an API server
@@ -384,7 +381,7 @@ async def on_own_thread(work: Callable[[], T]) -> T:
         value: T | None = None
         failure: BaseException | None = None
         try:
-            value = work()
+            value = work(*args, **more)
         except BaseException as error:
             failure = error
         try:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -200,7 +199,7 @@ class ClaimStatus(Keeper):
         if devices == status.written:
             return
         try:
-            await on_own_thread(partial(self._send, status, devices))
+            await on_own_thread(self._send, status, devices)
         except Unavailable as error:
             self._metrics.api_write(CLAIM.kind, error.reason)
             with self._guard:
@@ -239,9 +238,9 @@ class ClaimStatus(Keeper):
 
     def _replace(self, ref: ClaimRef, devices: Sequence[AttachedDevice]) -> None:
         kind = CLAIM.within(ref.namespace)
-        found = self._api.read(kind, ref.name)
-        if at(found, "metadata.uid", str) != ref.uid:
-            raise Refused(HTTPStatus.NOT_FOUND, f"claim {ref} was deleted and made again")
+        found = self._api.current(kind, ref.name)
+        if found is None or at(found, "metadata.uid", str) != ref.uid:
+            raise Refused(HTTPStatus.NOT_FOUND, f"claim {ref} was deleted")
         drivers = {device.driver for device in devices}
         others = [each for each in objects_at(found, "status.devices") if each.get("driver") not in drivers]
         found["status"] = {**at(found, "status", dict, {}), "devices": [*others, *(each.status() for each in devices)]}

@@ -10,11 +10,9 @@ import logging
 import math
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from agent.cluster.apiserver import ApiServer, on_own_thread
@@ -110,11 +108,10 @@ class NodeEvents(Keeper):
         self._offer = offer
         self._conditions = conditions
         self._times = times
-        self._waiting: OrderedDict[Saying, tuple[int, float, float]] = OrderedDict()
+        self._waiting: dict[Saying, tuple[int, float, float]] = {}
         """What is to be said → how often it happened, first and last time (since the epoch)."""
         self._tokens = float(times.burst)
         self._refilled: float | None = None
-        self._dropped = 0
         self._units: Units = {}
         self._said: dict[str, str | None] = dict.fromkeys(OF_CONDITIONS)
 
@@ -136,8 +133,7 @@ class NodeEvents(Keeper):
         count, first, _ = self._waiting.get(saying, (0, now, now))
         self._waiting[saying] = count + 1, first, now
         if len(self._waiting) > MOST_WAITING:
-            self._waiting.popitem(last=False)
-            self._dropped += 1
+            del self._waiting[next(iter(self._waiting))]
 
     async def _work(self, now: float) -> float:
         passed = now - (self._refilled if self._refilled is not None else now)
@@ -147,15 +143,12 @@ class NodeEvents(Keeper):
             saying, (count, first, last) = next(iter(self._waiting.items()))
             document = self._document(saying, count, first, last)
             try:
-                await on_own_thread(partial(self._api.create, PATH, document))
+                await on_own_thread(self._api.create, PATH, document)
             except Refused as error:
                 log.warning("the API server does not take events, %r is lost: %s", saying.message, error)
             self._went_well()
             self._tokens -= 1
             del self._waiting[saying]
-            if self._dropped:
-                log.warning("%d events were too many, and never sent", self._dropped)
-                self._dropped = 0
         return math.inf
 
     def _failed(self, error: AgentError, pause: float) -> float:

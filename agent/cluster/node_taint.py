@@ -14,8 +14,6 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 from agent.cluster.apiserver import DAEMONSET, NODE, ApiServer, on_own_thread
@@ -98,7 +96,7 @@ class NodeTaint:
         while True:
             failures, retry = failures + 1, self._times.retry
             try:
-                if await on_own_thread(partial(self._change, tainted=False)):
+                if await on_own_thread(self._change, tainted=False):
                     why = (
                         "kubelet has all lists" if self.registered.is_set() else "kubelet has had no lists for too long"
                     )
@@ -150,13 +148,10 @@ class NodeTaint:
         if self._daemon_set is None:
             return None
         namespace, _, name = self._daemon_set.partition("/")
-        try:
-            found = self._client().read(DAEMONSET.within(namespace), name)
-        except Refused as refused:
-            if refused.status == HTTPStatus.NOT_FOUND:
-                return f"{self._daemon_set} is removed"
-            raise
-        node = self._client().read(NODE, self._node_name)
+        found = self._client().current(DAEMONSET.within(namespace), name)
+        if found is None:
+            return f"{self._daemon_set} is removed"
+        node = self._client().current(NODE, self._node_name) or {}
         why = why_nobody_follows(found, at(node, "metadata.labels", dict, {}))
         return f"{self._daemon_set} {why}" if why is not None else None
 
@@ -169,7 +164,7 @@ class NodeTaint:
         for _ in range(MOST_TRIES):
             if self._is_leaving and not tainted:
                 return False  # what is there is there for the end
-            node = self._client().read(NODE, self._node_name)
+            node = self._client().current(NODE, self._node_name) or {}
             present = objects_at(node, "spec.taints")
             wanted = with_taint(present) if tainted else without_taint(present)
             if wanted == present:

@@ -49,33 +49,21 @@ class Watched(Generic[T]):
     retry: Backoff = RETRY
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Where a watch has its chance, its pauses and its time from. None: as it is."""
-
-    chance: Callable[[], float] | None = None
-    pause: Callable[[float], object] | None = None
-    clock: Callable[[], float] = time.monotonic
-
-
 class ObjectWatch(Generic[T]):
     """Follows objects. `objects`, `state` and `problem` may be read from any thread."""
 
-    def __init__(
-        self, api: ApiServer, watched: Watched[T], changed: Callable[[], None], timing: Timing | None = None
-    ) -> None:
+    def __init__(self, api: ApiServer, watched: Watched[T], changed: Callable[[], None]) -> None:
         """`changed` is called, on the watch's thread, when an object came, went, or is another in what is kept of it.
 
         Also when a problem begins.
         """
-        timing = timing or Timing()
         self._api = api
         self._watched = watched
         self._changed = changed
-        self._chance = timing.chance or random.SystemRandom().random  # the module's own generator is every thread's
+        self.chance = random.SystemRandom().random  # the module's own generator is every thread's
         self._stopped = threading.Event()
-        self._pause = timing.pause or self._stopped.wait
-        self._clock = timing.clock
+        self.pause: Callable[[float], object] = self._stopped.wait
+        self.clock = time.monotonic
         self._short = 0
         """How many watches in a row have ended at once."""
         self._found: dict[_Key, T] = {}
@@ -103,7 +91,7 @@ class ObjectWatch(Generic[T]):
     def follow(self) -> None:
         """List and watch until stopped."""
         while not self._stopped.is_set():
-            began = self._clock()
+            began = self.clock()
             try:
                 if self._version is None:
                     self._list()
@@ -113,7 +101,7 @@ class ObjectWatch(Generic[T]):
                 if isinstance(error, Refused) and error.status == GONE:
                     log.debug("the watch of %s is too far behind; listing again", self._watched.words)
                     self._version = None
-                    self._rest(self._clock() - began)
+                    self._rest(self.clock() - began)
                 else:
                     self._failed(error)
             except Exception as error:  # the thread must live on: nobody else would ever look again
@@ -121,11 +109,11 @@ class ObjectWatch(Generic[T]):
                 self._version = None
                 self._failed(Unavailable(f"the answer is not understood: {type(error).__name__}: {error}"))
             else:
-                self._rest(self._clock() - began)
+                self._rest(self.clock() - began)
 
     def _rest(self, lasted: float) -> None:
         self._short = self._short + 1 if lasted < SHORT_SECONDS else 0
-        self._pause(REST.after(max(1, self._short), chance=self._chance()))
+        self.pause(REST.after(max(1, self._short), chance=self.chance()))
 
     def _list(self) -> None:
         version, found = self._api.list_of(self._watched.kind, self._watched.fields, self._keyed)
@@ -136,7 +124,7 @@ class ObjectWatch(Generic[T]):
 
     def _watch(self, since: str) -> None:
         spread = LONGEST_WATCH_SECONDS - SHORTEST_WATCH_SECONDS
-        seconds = SHORTEST_WATCH_SECONDS + int(spread * self._chance())
+        seconds = SHORTEST_WATCH_SECONDS + int(spread * self.chance())
         for event in self._api.watch(self._watched.kind, self._watched.fields, since, seconds):
             if self._stopped.is_set():
                 return
@@ -184,7 +172,7 @@ class ObjectWatch(Generic[T]):
         self.problem = text
         self._changed()
         asked = error.retry_after if isinstance(error, Unavailable) else None
-        self._pause(self._watched.retry.after(self._failures, asked, self._chance()))
+        self.pause(self._watched.retry.after(self._failures, asked, self.chance()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ class SlicePublisher(Keeper):
 
     async def _node_uid(self) -> str:
         """Ask for the Node's UID. It may be a new object by now, and the old one's slices are collected."""
-        metadata = await on_own_thread(partial(self._api.metadata, NODE, self._pool.node_name))
+        metadata = await on_own_thread(self._api.metadata, NODE, self._pool.node_name)
         return str(metadata["uid"])
 
     async def _is_released(self, now: float, stored: Mapping[str, StoredSlice]) -> bool:
@@ -229,7 +229,7 @@ class SlicePublisher(Keeper):
         offered = self._offered.union(*(one.resources for one in stored.values()))
         news = slice_plan.resources_of(self._documents or ()) - offered
         if news:
-            node = await on_own_thread(partial(self._api.get, NODE, self._pool.node_name)) or {}
+            node = await on_own_thread(self._api.get, NODE, self._pool.node_name) or {}
             amounts = at(node, "status.allocatable", dict, {})
             held = sorted(name for name in news if _is_some(amounts.get(name)))
             if held:
@@ -254,7 +254,7 @@ class SlicePublisher(Keeper):
                 return  # what was written made others of them: the rest of these is not worth it
         self._offered |= slice_plan.resources_of(documents or ())
         for gone in plan.deletes:
-            await on_own_thread(partial(self._api.delete, SLICE, gone.name, gone.uid))
+            await on_own_thread(self._api.delete, SLICE, gone.name, gone.uid)
             self._deleted |= {gone.uid}
             self._answers.pop(gone.name, None)
         if plan.writes or plan.deletes:
@@ -267,7 +267,7 @@ class SlicePublisher(Keeper):
         node = {"name": self._pool.node_name, "uid": self._owner}
         sent = slice_plan.document_of(one, generation, node, self._times)
         try:
-            stored, dropped = await on_own_thread(partial(self._apply, sent))
+            stored, dropped = await on_own_thread(self._apply, sent)
         except Unavailable as error:
             self._metrics.api_write(SLICE.kind, error.reason)
             if _is_of_lists(error) and slice_plan.has_lists(sent):

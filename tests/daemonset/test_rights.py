@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent.cluster.apiserver import CLAIM, CLASS, DAEMONSET, NODE, NUMATOPOLOGY, POD, SLICE, TOPOLOGY, ApiServer
 from agent.cluster.object_watch import read_pod
 from tests.daemonset.manifests import Document, Kube, host_paths
+from tests.hostile.answering import Asked as Request
+from tests.hostile.answering import asking
 
 Right = tuple[str, str, str, str]
 """API group, resource, verb, namespace ("" for all or none)."""
@@ -69,40 +68,15 @@ class Asked:
 @pytest.fixture
 def asked(tmp_path: Path) -> Iterator[Asked]:
     seen: list[tuple[str, str]] = []
+    found = {"metadata": {"uid": "u", "name": "n", "resourceVersion": "1"}}
+    body = json.dumps({**found, "items": [], "type": "BOOKMARK", "object": found}).encode() + b"\n"
 
-    class Note(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            seen.append((self.command, self.path))
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            found = {"metadata": {"uid": "u", "name": "n", "resourceVersion": "1"}}
-            body = json.dumps({**found, "items": [], "type": "BOOKMARK", "object": found}).encode() + b"\n"
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def note(request: Request) -> None:
+        seen.append((request.command, request.path))
+        request.send(body)
 
-        do_PATCH = do_GET
-        do_PUT = do_GET
-        do_POST = do_GET
-        do_DELETE = do_GET
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Note)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    path = tmp_path / "kubeconfig"
-    named = {"name": "x", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}
-    context = {"name": "x", "context": {"cluster": "x", "user": "x"}}
-    user: Document = {"name": "x", "user": {}}
-    path.write_text(json.dumps({"current-context": "x", "clusters": [named], "contexts": [context], "users": [user]}))
-    client = ApiServer.from_kubeconfig(path)
-    yield Asked(client, seen)
-    client.close()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with asking(tmp_path, note) as client:
+        yield Asked(client, seen)
 
 
 def allowed(found: list[Document]) -> set[Right]:
@@ -143,9 +117,9 @@ def work(client: ApiServer, conf: Document) -> None:
     if "labels" in topology or "bandwidth" in topology:
         client.apply(NODE, document, force=False)
     if "restart" in conf:
-        client.read(NODE, "n")
+        client.current(NODE, "n")
         client.merge(NODE, "n", {"spec": {"taints": None}})
-        client.read(DAEMONSET.within("nodefabric"), "n")
+        client.current(DAEMONSET.within("nodefabric"), "n")
     if "resources" in conf:
         fields = {"spec.driver": "nodefabric.io", "spec.nodeName": "n"}
         client.list_of(SLICE, fields, str)
@@ -156,7 +130,7 @@ def work(client: ApiServer, conf: Document) -> None:
         client.list_of(CLASS, {}, str)
         client.apply_status(CLAIM.within("a"), document)
         client.replace_status(CLAIM.within("a"), document, blanks=False)
-        client.read(POD.within("a"), "n")
+        client.current(POD.within("a"), "n")
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

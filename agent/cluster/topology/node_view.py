@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -326,7 +325,7 @@ class OwnNode:
             if self._due is None or now >= self._due:
                 self._due = now + RETRY_SECONDS
                 try:
-                    self._found = _parse(await on_own_thread(partial(self._api.metadata, NODE, self._name)))
+                    self._found = _parse(await on_own_thread(self._api.metadata, NODE, self._name))
                     self._due = now + self._max_age
                     self.problem = ""
                 except Unavailable as error:

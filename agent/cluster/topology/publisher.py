@@ -24,7 +24,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from agent.cluster.apiserver import FIELD_MANAGER, ApiServer, ObjectKind, on_own_thread
@@ -203,7 +202,7 @@ class Publisher(Keeper):
             return None
         try:
             name = str(document["metadata"]["name"])
-            stored = await on_own_thread(partial(self._api.get, self._kind, name))
+            stored = await on_own_thread(self._api.get, self._kind, name)
         except Refused:
             return None
         is_ours = stored is not None and same(stored, document) and not other_writers(stored, FIELD_MANAGER)
@@ -215,7 +214,7 @@ class Publisher(Keeper):
             return False  # perhaps the others have given it up
         try:
             name = str(self._written["metadata"]["name"])
-            stored = await on_own_thread(partial(self._api.get, self._kind, name))
+            stored = await on_own_thread(self._api.get, self._kind, name)
         except Refused:
             return False  # without the right to read, write it
         if stored is not None and holds(stored, self._written):
@@ -243,7 +242,7 @@ class Publisher(Keeper):
 
     async def _write(self, document: Mapping[str, Any], *, force: bool) -> None:
         try:
-            await on_own_thread(partial(self._api.apply, self._kind, document, force=force))
+            await on_own_thread(self._api.apply, self._kind, document, force=force)
         except Unavailable as error:
             self._metrics.api_write(self._kind.kind, error.reason)
             self._is_unsure |= not isinstance(error, Refused)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from urllib3 import HTTPResponse
 
-from agent.cluster.apiserver import ITEMS_PER_PAGE, MAX_ANSWER_BYTES, NODE, POD, SLICE, ApiServer, body_of, decoded
+from agent.cluster.apiserver import ITEMS_PER_PAGE, MAX_ANSWER_BYTES, NODE, POD, SLICE, ApiServer, body_of
 from agent.cluster.apiserver import TOPOLOGY as KIND
 from agent.errors import ConfigError, Conflicted, Refused, Unavailable
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
@@ -41,14 +41,6 @@ def test_of_the_node_only_the_metadata_is_asked(server: ApiServerStandIn, api: A
     assert "status" not in found
 
 
-def test_an_object_is_applied_as_nodefabric_and_read(server: ApiServerStandIn, api: ApiServer) -> None:
-    assert api.get(KIND, "worker-1") is None
-    answer = api.apply(KIND, TOPOLOGY, force=False)
-    assert api.get(KIND, "worker-1") == answer
-    assert answer["zones"] == TOPOLOGY["zones"]
-    assert answer["metadata"]["managedFields"][0]["manager"] == "nodefabric"
-
-
 def test_another_writers_fields_are_a_conflict_that_names_both_and_force_takes_them(
     server: ApiServerStandIn, api: ApiServer
 ) -> None:
@@ -59,25 +51,6 @@ def test_another_writers_fields_are_a_conflict_that_names_both_and_force_takes_t
     assert api.apply(KIND, TOPOLOGY, force=True)["zones"] == TOPOLOGY["zones"]
 
 
-def test_a_field_that_the_definition_does_not_know_is_named(api: ApiServer) -> None:
-    with pytest.raises(Unavailable, match=r"\.colour: field not declared in schema"):
-        api.apply(KIND, {**TOPOLOGY, "colour": "red"}, force=False)
-
-
-def test_pods_of_the_node_are_listed_and_watched(server: ApiServerStandIn, api: ApiServer) -> None:
-    server.state.put_pod("worker-1", "ns", "a")
-    server.state.put_pod("worker-2", "ns", "elsewhere")
-    version, listed = api.list_of(POD, HERE, name_of)
-    assert listed == ["a"]
-    server.state.put_pod("worker-1", "ns", "b")
-    server.state.put_pod("worker-2", "ns", "c")
-    server.state.delete_pod("ns", "a")
-    seen = api.watch(POD, HERE, version, 30)
-    events = [next(seen), next(seen)]
-    assert [(e["type"], name_of(e["object"])) for e in events] == [("ADDED", "b"), ("DELETED", "a")]
-    seen.close()  # type: ignore[attr-defined]  # a generator
-
-
 def test_pods_are_listed_page_by_page(server: ApiServerStandIn, api: ApiServer) -> None:
     for number in range(2 * ITEMS_PER_PAGE + 1):
         server.state.put_pod("worker-1", "ns", f"p{number:03}")
@@ -85,19 +58,6 @@ def test_pods_are_listed_page_by_page(server: ApiServerStandIn, api: ApiServer) 
     assert listed == [f"p{number:03}" for number in range(2 * ITEMS_PER_PAGE + 1)]
     assert server.state.counts.lists == 3
     assert version == str(server.state.history.version)
-
-
-def test_a_list_that_is_forgotten_before_its_last_page_is_gone(server: ApiServerStandIn, api: ApiServer) -> None:
-    for number in range(ITEMS_PER_PAGE + 1):
-        server.state.put_pod("worker-1", "ns", f"p{number:03}")
-
-    def forget(pod: dict[str, Any]) -> None:
-        server.state.put_pod("worker-2", "ns", "elsewhere")
-        server.state.compact()
-
-    with pytest.raises(Refused, match="continue") as caught:
-        api.list_of(POD, HERE, forget)
-    assert caught.value.status == 410
 
 
 def test_the_connection_of_a_watch_is_probed_while_nobody_says_anything(
@@ -118,10 +78,6 @@ def test_the_connection_of_a_watch_is_probed_while_nobody_says_anything(
     seen.close()  # type: ignore[attr-defined]  # a generator
 
 
-def test_a_watch_ends_when_its_time_is_over(api: ApiServer) -> None:
-    assert [event["type"] for event in api.watch(POD, HERE, "1", 0)] in ([], ["BOOKMARK"])
-
-
 def test_an_object_is_deleted_if_it_is_still_that_one(server: ApiServerStandIn, api: ApiServer) -> None:
     uid = api.apply(SLICE, resource_slice("a"), force=True)["metadata"]["uid"]
     with pytest.raises(Conflicted, match="Precondition failed"):
@@ -140,7 +96,7 @@ def test_requests_of_a_client_with_turns_are_under_way_together(server: ApiServe
     together = threading.Barrier(4, timeout=20)
 
     server.state.before = together.wait  # each request waits for three others
-    threads = [threading.Thread(target=opened.read, args=(NODE, "worker-1")) for _ in range(4)]
+    threads = [threading.Thread(target=opened.current, args=(NODE, "worker-1")) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -175,21 +131,6 @@ def test_without_dra_the_refusal_names_the_version_that_has_it(server: ApiServer
     server.state.set_fault(Fault(status=404))
     with pytest.raises(Refused, match=r"Kubernetes 1\.34"):
         api.list_of(SLICE, {}, name_of)
-
-
-def test_an_object_that_is_not_there_is_refused_by_its_name(api: ApiServer) -> None:
-    with pytest.raises(Refused, match=r"404 /api/v1/nodes/worker-9 not found$") as caught:
-        api.metadata(NODE, "worker-9")
-    assert caught.value.status == 404
-
-
-def test_nobody_listening_is_unavailable(tmp_path: Path) -> None:
-    with ApiServerStandIn() as server:
-        text = server.kubeconfig()
-    path = tmp_path / "kubeconfig"
-    path.write_text(text)
-    with pytest.raises(Unavailable, match="does not answer"):
-        ApiServer.from_kubeconfig(path).metadata(NODE, "worker-1")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "a: [", '{"apiVersion": "v1", "kind": "Config"}'])
@@ -280,12 +221,6 @@ class Answering:
 
     def request(self, *request: Any, **how: Any) -> HTTPResponse:
         return self.response
-
-
-@pytest.mark.parametrize("data", [b"", b"{", b"<html>", b'{"a": 1} x', b"\xff"])
-def test_what_is_no_json_is_refused(data: bytes) -> None:
-    with pytest.raises(Unavailable, match="GET /x: the answer is not"):
-        decoded(data, "GET /x")
 
 
 def test_an_answer_without_end_is_refused() -> None:

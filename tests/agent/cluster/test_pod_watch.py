@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from agent.cluster.apiserver import ApiServer, ObjectKind
-from agent.cluster.object_watch import ObjectWatch, Timing, WatchedPod, pods_of, read_pod
+from agent.cluster.object_watch import ObjectWatch, WatchedPod, pods_of, read_pod
 from agent.errors import Refused, Unavailable
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 
@@ -35,8 +35,8 @@ class Script(ApiServer):
         self.changes = 0
         self.now = 0.0
         self.watch_lasts = 300.0
-        timing = Timing(chance=lambda: 0.5, pause=self.pause, clock=lambda: self.now)
-        self.followed = ObjectWatch(self, pods_of("worker-1"), self.note, timing)
+        self.followed = ObjectWatch(self, pods_of("worker-1"), self.note)
+        self.followed.chance, self.followed.pause, self.followed.clock = lambda: 0.5, self.pause, lambda: self.now
 
     def note(self) -> None:
         self.changes += 1
@@ -195,7 +195,8 @@ class Follower:
 
     def __init__(self, api: ApiServer) -> None:
         self.told = threading.Condition()
-        self.watch = ObjectWatch(api, pods_of("worker-1"), self.note, Timing(pause=lambda seconds: self.wait(0.01)))
+        self.watch = ObjectWatch(api, pods_of("worker-1"), self.note)
+        self.watch.pause = lambda seconds: self.wait(0.01)
 
     def note(self) -> None:
         with self.told:
