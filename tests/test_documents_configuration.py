@@ -1,4 +1,4 @@
-"""What docs/configuration.md shows is what the program prints, and examples may pin the memory that they register."""
+"""What docs/configuration.md shows is what the program prints."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from agent import config
 from agent.__main__ import main
 from agent.config import Select
-from agent.config.resources import ENVIRONMENTS, NETWORK_KINDS
+from agent.config.resources import ENVIRONMENTS
 from agent.edits.add_facts import GID_INDEXES, SOCKET_IFNAME
 from agent.edits.build import build, helper_variables
 from agent.model.device import Snapshot
@@ -22,7 +21,6 @@ from tests.documents import blocks
 from tests.node import node, pci
 
 REPOSITORY = Path(__file__).parents[1]
-EXAMPLES = sorted((REPOSITORY / "daemonset/examples").glob("*.yaml"))
 
 
 @pytest.mark.parametrize(("document", "status"), [("configuration", 5), ("rails", 0)])
@@ -81,49 +79,3 @@ def test_the_variables_are_those_that_are_set() -> None:
         names = [name for name, _ in helper_variables([word], hca)]
         late = [found[name] for found in (GID_INDEXES, SOCKET_IFNAME) for name in names if name in found]
         assert {*names, *late} == set(re.findall(r"`(\w+)=", cell))
-
-
-def containers(document: Any) -> list[dict[str, Any]]:
-    """List all containers that are described anywhere in a manifest."""
-    if isinstance(document, list):
-        return [found for item in document for found in containers(item)]
-    if not isinstance(document, dict):
-        return []
-    mine = [c for key in ("containers", "initContainers") for c in document.get(key) or [] if isinstance(c, dict)]
-    return mine + [found for value in document.values() for found in containers(value)]
-
-
-def fabric_resources() -> set[str]:
-    """List the resources that bring an adapter for verbs, of all configurations among the examples.
-
-    One with a network of mode ipoib is there for its interface: TCP pins nothing of the program's memory.
-    """
-    found = {"rdma/hca", "rdma/vf"}
-    for path in EXAMPLES:
-        if path.name.startswith("config-"):
-            read = config.load(path)
-            for_tcp = {network.name for network in read.networks if network.setup.mode == "ipoib"}
-            found |= {r.name for r in read.resources if r.kind in NETWORK_KINDS and r.network not in for_tcp}
-    return found
-
-
-def uses_verbs(container: dict[str, Any]) -> bool:
-    limits = (container.get("resources") or {}).get("limits") or {}
-    return bool(limits.keys() & fabric_resources())
-
-
-def may_pin_memory(container: dict[str, Any]) -> bool:
-    context = container.get("securityContext") or {}
-    return bool(context.get("privileged")) or "IPC_LOCK" in ((context.get("capabilities") or {}).get("add") or [])
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
-def test_a_container_with_an_adapter_may_pin_memory(path: Path) -> None:
-    for document in yaml.safe_load_all(path.read_text()):
-        for container in filter(uses_verbs, containers(document)):
-            assert may_pin_memory(container), container["name"]
-
-
-def test_some_examples_ask_for_adapters() -> None:
-    manifests = [document for path in EXAMPLES for document in yaml.safe_load_all(path.read_text())]
-    assert sum(uses_verbs(container) for document in manifests for container in containers(document)) >= 4

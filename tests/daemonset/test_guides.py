@@ -28,7 +28,7 @@ from tests.daemonset.manifests import (
     identity,
     overlay,
 )
-from tests.documents import blocks, first_cells, headings
+from tests.documents import blocks, first_cells
 
 INSTALL = REPOSITORY / "docs/install.md"
 DRA = REPOSITORY / "docs/dra.md"
@@ -44,18 +44,6 @@ def block(path: Path, beginning: str) -> Document:
     (text,) = [text for text in blocks(path, "yaml") if text.lstrip().startswith(beginning)]
     document: Document = yaml.safe_load(text)
     return document
-
-
-@pytest.mark.parametrize("path", GUIDES, ids=lambda p: str(p.relative_to(REPOSITORY)))
-def test_every_link_and_path_of_a_guide_leads_somewhere(path: Path) -> None:
-    text = path.read_text()
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        name, _, anchor = target.partition("#")
-        found = path.parent / name if name else path
-        assert found.exists(), target
-        assert not anchor or anchor in headings(found), target
-    for name in re.findall(r"`((?:daemonset|docs|hack|tests)/[\w./-]+)[` ]", text):
-        assert (REPOSITORY / name).exists(), name
 
 
 @pytest.mark.parametrize(("path", "line"), COMMANDS, ids=lambda v: v.stem if isinstance(v, Path) else v[:60])

@@ -9,24 +9,7 @@ import pytest
 from agent.hardware import recorded
 from agent.process.startup import check
 from hack.sim.machine import SimulatedMachine
-from tests.daemonset.manifests import BASE, CHART, FOLDER, base_config, documents
-
-MANIFESTS = sorted(
-    p for p in FOLDER.rglob("*.yaml") if {CHART, FOLDER / "monitoring", FOLDER / "examples"}.isdisjoint(p.parents)
-)
-
-
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda p: str(p.relative_to(FOLDER)))
-def test_every_file_is_yaml_with_a_kind(path: Path) -> None:
-    if path != BASE / "config.yaml":
-        for document in documents(path):
-            assert {"apiVersion", "kind"} <= set(document)
-
-
-def test_the_kustomization_names_every_file_of_the_base_and_no_other() -> None:
-    (document,) = documents(BASE / "kustomization.yaml")
-    named = {*document["resources"], *document["configMapGenerator"][0]["files"], "kustomization.yaml"}
-    assert named == {p.name for p in BASE.iterdir()}
+from tests.daemonset.manifests import base_config
 
 
 @pytest.mark.parametrize("name", ["h100-8gpu", "flat-vm-4gpu", "efa", "ib-dual-port", "mi300x-8gpu", "one-nic"])

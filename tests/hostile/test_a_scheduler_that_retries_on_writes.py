@@ -63,12 +63,6 @@ class Scene:
         rig.publications.view.watch_pods()
         return rig
 
-    def restart(self) -> None:
-        pods = self.rig.kubelet.pods
-        self.rig.client.close()
-        self.rig = self.scheduler.rig = self.start()
-        self.rig.kubelet.pods = pods
-
     def hold(self, *units: str) -> None:
         held = DeviceAssignment("rdma/vf", units)
         self.rig.kubelet.pods = (PodDevices(PodRef("ns", "a"), (ContainerDevices("c", (held,)),)),) if units else ()

@@ -6,7 +6,6 @@ import asyncio
 import json
 from dataclasses import replace
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -115,14 +114,3 @@ async def test_where_that_is_refused_too_it_is_shown_once_and_tried_rarely(
         assert "claim-status" not in writing.conditions.found
     said = [record for record in caplog.records if record.name == "agent.cluster.claim_objects"]
     assert len(said) == 2, "once for each claim"
-
-
-@pytest.mark.parametrize(
-    "kind", ["application/apply-patch+yaml", "application/merge-patch+json", "application/json-patch+json"]
-)
-def test_the_stand_in_refuses_each_kind_of_patch_of_it_as_kubernetes_does(server: ApiServerStandIn, kind: str) -> None:
-    put(server)
-    url = f"http://127.0.0.1:{server.port}/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/c/status"
-    request = Request(f"{url}?fieldManager=x", data=b"{}", method="PATCH", headers={"Content-Type": kind})
-    with pytest.raises(OSError, match="422"):
-        urlopen(request)

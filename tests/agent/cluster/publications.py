@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from agent.cluster.apiserver import ApiServer
 from agent.cluster.publications import Publications
 from agent.cluster.topology.node_view import Intervals, Node
-from agent.config.topology import Fingerprint, Topology
+from agent.config.topology import Topology
 from agent.errors import Unavailable
 from agent.hardware import recorded
 from agent.hardware.host import Host
@@ -34,13 +34,7 @@ from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.definitions import Definition
 from tests.agent.cluster.topology.nodes import offered
 
-QUICK = Topology(
-    publish=True,
-    heartbeat_seconds=600,
-    start_spread_seconds=0,
-    fingerprint=Fingerprint("dedicated"),
-)
-"""With the watch of pods, which is more than the default."""
+QUICK = Topology(publish=True, heartbeat_seconds=600, start_spread_seconds=0)
 BRISK = Intervals(coalesce=0.02, shared=0.01, rest=0.05)
 
 

@@ -135,17 +135,6 @@ async def test_devices_of_a_claim_that_come_together_are_one_write(server: ApiSe
         assert writing.writes == 1
 
 
-async def test_a_device_that_comes_later_leaves_the_first_where_it_is(server: ApiServerStandIn, api: ApiServer) -> None:
-    ref = put(server, "c", DEVICE, {**DEVICE, "device": "vf-2"})
-
-    async with Writing(server, api) as writing:
-        writing.writer.attached(ref, ATTACHED)
-        await until(writing.devices)
-        writing.writer.attached(ref, replace(ATTACHED, device="vf-2"))
-        await until(lambda: [device["device"] for device in writing.devices()] == ["vf-1", "vf-2"])
-        assert writing.writes == 2
-
-
 def test_what_is_not_there_and_more_addresses_than_a_status_takes_are_left_out() -> None:
     share = AttachedDevice("nodefabric.io", "n", "hca-1", 0.0, share_id=SHARE, rdma_device="mlx5_0").status()
     assert {key: share.get(key) for key in ("shareID", "networkData", "data")} == {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.node_taint import DAEMON_SET, KEY, NodeTaint, Times, with_taint, without_taint
+from agent.cluster.node_taint import DAEMON_SET, KEY, NodeTaint, Times
 from agent.config import Restart
 from agent.errors import ConfigError
 from agent.process.backoff import Backoff
@@ -41,14 +41,6 @@ def registered(taint: NodeTaint, settings: Restart = ON) -> NodeTaint:
     taint.settings = settings
     taint.registered.set()
     return taint
-
-
-def test_the_lists_of_taints_differ_by_ours_alone() -> None:
-    assert with_taint([OTHER]) == [OTHER, MINE]
-    assert with_taint([MINE, OTHER]) == [MINE, OTHER]
-    assert with_taint([{"key": KEY, "effect": "NoExecute"}]) == [MINE]
-    assert without_taint([MINE, OTHER, {"key": KEY, "effect": "NoExecute", "value": "x"}]) == [OTHER]
-    assert without_taint([OTHER]) == [OTHER]
 
 
 @pytest.mark.parametrize("others", [(OTHER,), ()])

@@ -168,14 +168,6 @@ async def test_numatopology_goes_without_what_an_older_volcano_does_not_know(tmp
         await until(lambda: rig.complaints[-1] is None)
 
 
-async def test_numatopology_lists_pods_where_volcano_knows_them(tmp_path: Path) -> None:
-    async with Rig(tmp_path, replace(QUICK, publish=False, volcano=True)) as rig:
-        rig.kubelet.pods = (PodDevices(PodRef("ns", "a"), (ContainerDevices("c", (), (2, 3)),)),)
-        rig.publications.changed()
-        await until(lambda: rig.stored("Numatopology").get("spec", {}).get("podAllocations", []) != [])
-        assert rig.server.state.counts.watches == 0
-
-
 async def test_the_bandwidth_of_a_port_and_of_its_vfs_is_a_gauge_and_the_load_an_annotation(tmp_path: Path) -> None:
     passed = count(step=10**10)
 

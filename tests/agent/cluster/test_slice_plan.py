@@ -17,10 +17,7 @@ from agent.cluster.slice_plan import (
     change,
     contents_of,
     document_of,
-    dropped_in,
-    has_lists,
     plan,
-    resources_of,
     stored_of,
     wanted_of,
 )
@@ -50,7 +47,6 @@ def planned(
 
 THREE, TWO = pool(3), pool(2)
 OTHER, ANOTHER = pool_slice(0, 3, ["vf-8"]), pool_slice(1, 3, ["vf-9"])
-LEFTOVER = pool_slice(9, 1, ["vf-9"])
 BATCH = Batch(5, contents_of(wanted_of(THREE)))
 CUT_SHORT = stored(*TWO) | stored(THREE[2], generation=5)
 
@@ -82,31 +78,6 @@ def test_what_is_written_as_which_generation_and_deleted(
     assert planned(wanted, found, batch) == (writes[0], list(writes[1]), list(deletes))
 
 
-def test_what_the_server_writes_in_its_own_way_is_not_written_again() -> None:
-    sent, kept = wanted_of(pool(1))[0].content, wanted_of((pool_slice(0, 1, ["vf-7"]),))[0].content
-    assert planned(pool(1), stored(pool_slice(0, 1, ["vf-7"])), None, {sent: kept}) == (4, [], [])
-
-
-def test_when_a_taint_began_and_what_is_empty_make_no_difference() -> None:
-    dated = tainted(pool_slice(0, 1, ["vf-0"]), "vf-0", {**DOWN, "timeAdded": "2026-01-01T00:00:00Z"})
-    plain = tainted(pool_slice(0, 1, ["vf-0"]), "vf-0", DOWN)
-    plain["spec"]["devices"][0] |= {"capacity": {}, "bindingConditions": []}
-    assert planned((plain,), stored(dated)) == (4, [], [])
-
-
-def test_taints_keep_the_time_at_which_they_began_whatever_slice_their_device_is_in_now() -> None:
-    dated = tainted(pool_slice(0, 1, ["vf-0", "vf-1"]), "vf-0", {**DOWN, "timeAdded": "2026-01-01T00:00:00Z"})
-    times = stored(dated)["0"].times
-    moved = tainted(tainted(pool_slice(1, 2, ["vf-0", "vf-1"]), "vf-0", DOWN), "vf-1", DOWN)
-    made = document_of(wanted_of([moved])[0], 5, {"name": "n", "uid": "u"}, times)
-    assert [device["taints"] for device in made["spec"]["devices"]] == [
-        [{**DOWN, "timeAdded": "2026-01-01T00:00:00Z"}],
-        [DOWN],
-    ]
-    assert made["spec"]["pool"]["generation"] == 5
-    assert made["metadata"]["ownerReferences"][0]["uid"] == "u"
-
-
 @pytest.mark.parametrize(
     ("before", "after", "kind"),
     [
@@ -120,21 +91,6 @@ def test_taints_keep_the_time_at_which_they_began_whatever_slice_their_device_is
 )
 def test_a_fault_is_told_from_another_structure(before: Any, after: Any, kind: Change) -> None:
     assert change(before, after) is kind
-
-
-def test_what_comes_back_without_taints_or_shares_was_dropped() -> None:
-    sent = tainted(pool_slice(0, 1, ["vf-0", "hca-1"]), "vf-0", DOWN)
-    sent["spec"]["devices"][1]["allowMultipleAllocations"] = True
-    assert dropped_in(sent, sent) == frozenset()
-    assert dropped_in(sent, pool_slice(0, 1, ["vf-0", "hca-1"])) == {"taints", "capacity"}
-
-
-def test_lists_and_resources_are_found_in_attributes() -> None:
-    document = pool_slice(0, 1, ["vf-0"])
-    assert resources_of([document]) == {"rdma/vf"}
-    assert not has_lists(document)
-    document["spec"]["devices"][0]["attributes"]["gpu.nvidia.com/uuid"] = {"strings": ["a", "b"]}
-    assert has_lists(document)
 
 
 NODE = {"name": "n", "uid": "node-uid"}

@@ -16,14 +16,9 @@ from agent.cluster.apiserver import NODE, ObjectKind
 from agent.cluster.topology.publisher import (
     UNCHANGED_SINCE,
     Times,
-    canonical,
     holds,
-    other_writers,
-    owned_keys,
-    same,
 )
 from agent.errors import AgentError, LedgerError, Refused, Unavailable
-from hack.sim.cluster.field_sets import apply, rendered
 from tests.agent.cluster.topology.published import CHANGED, DOCUMENT, SLOW, FakeApi, Node, Rig
 from tests.awaiting import until
 
@@ -60,18 +55,6 @@ def test_the_first_write_waits_for_its_moment_though_something_changes_before() 
     rig.publisher.changed()
     assert rig.pass_time(14, 15) == [14, 15]
     assert len(api.applied) == 1
-
-
-def test_a_change_is_waited_out_and_a_later_one_does_not_put_the_write_off() -> None:
-    api, node = FakeApi(), Node()
-    rig = Rig(api, node, SLOW)
-    rig.pass_time(0, 16)
-    node.document = CHANGED
-    rig.publisher.changed()
-    assert rig.pass_time(16, 16) == [16]
-    rig.publisher.changed()
-    assert rig.pass_time(17.5, 18) == [17.5, 18]
-    assert api.applied == [DOCUMENT, CHANGED]
 
 
 def test_in_an_idle_day_nothing_is_written_and_the_object_is_read_once_per_heartbeat() -> None:
@@ -255,19 +238,6 @@ def test_a_failing_server_is_asked_again_with_growing_pauses_and_the_newest_cont
     assert "NodeResourceTopology is published again" in caplog.text
 
 
-async def test_ten_hours_without_a_server_cost_a_hundred_and_some_attempts_however_much_changes() -> None:
-    api, node = FakeApi(), Node()
-    api.failing = Unavailable("no route to host")
-    rig = Rig(api, node, SLOW)
-
-    now = 0.0
-    while now < 36000:
-        rig.publisher.changed()
-        due = await rig.publisher.step(now)
-        now = min(due, now + 7)
-    assert 100 < api.calls < 140
-
-
 def test_a_write_whose_answer_is_lost_is_undone_when_the_node_is_again_as_it_was() -> None:
     api, node = FakeApi(), Node()
     rig = Rig(api, node, SLOW)
@@ -353,29 +323,8 @@ def test_a_node_that_could_not_be_asked_for_long_is_published_soon_after_it_answ
     assert api.applied == [DOCUMENT, CHANGED]
 
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=10,
-)
-documents = st.dictionaries(st.text(max_size=3), values, max_size=4)
-
-
-def managed(manager: str, document: dict[str, Any], operation: str = "Apply") -> dict[str, Any]:
-    fields = apply(None, document, manager, force=False).owners[manager, "Apply"]
-    return {"manager": manager, "operation": operation, "fieldsV1": rendered(fields)}
-
-
 def stored(*entries: dict[str, Any], **content: Any) -> dict[str, Any]:
     return {"metadata": {"managedFields": list(entries)}, **content}
-
-
-@given(documents, documents)
-def test_a_document_holds_itself_and_one_with_more_still_holds_it(one: dict[str, Any], two: dict[str, Any]) -> None:
-    assert holds(one, one)
-    assert same(one, one)
-    assert holds({**two, **one}, one)
-    assert canonical({**two, **one}) == canonical({**dict(reversed(two.items())), **one})
 
 
 def test_a_list_holds_itself_only_but_owners_are_found_among_others() -> None:
@@ -385,21 +334,3 @@ def test_a_list_holds_itself_only_but_owners_are_found_among_others() -> None:
     assert holds({"ownerReferences": others}, {"ownerReferences": [owner]})
     assert not holds({"ownerReferences": [{"uid": "2"}]}, {"ownerReferences": [owner]})
     assert not holds(None, owner)
-
-
-def test_writers_of_metadata_alone_are_no_rivals() -> None:
-    labels = {"metadata": {"labels": {"a.b/c": "d"}}}
-    found = stored(
-        managed("kubectl-label", labels), managed("nfd", {"zones": []}), managed("nodefabric", {"zones": []})
-    )
-    assert other_writers(found, "nodefabric") == ["nfd"]
-    assert other_writers({"metadata": {}}, "nodefabric") == []
-
-
-def test_only_what_this_agent_has_applied_is_its_own() -> None:
-    mine = {"metadata": {"labels": {"a.b/c": "d", "e.f/g.h": "i"}, "annotations": {"j.k/l": "m"}}}
-    updated = {"metadata": {"labels": {"n.o/p": "q"}}}
-    metadata = stored(managed("nodefabric", mine), managed("nodefabric", updated, "Update"))["metadata"]
-    assert owned_keys(metadata, "labels", "nodefabric") == {"a.b/c", "e.f/g.h"}
-    assert owned_keys(metadata, "annotations", "nodefabric") == {"j.k/l"}
-    assert owned_keys(metadata, "labels", "kubelet") == frozenset()
