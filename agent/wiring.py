@@ -21,6 +21,7 @@ from agent.reconcile.claims import Claims
 from agent.reconcile.grants import Grants, Owners
 from agent.reconcile.lost_books import LostBooks
 from agent.reconcile.reconciler import Reconciler
+from agent.reconcile.spec_watch import SpecWatch
 from agent.reconcile.units import Units
 from agent.reconcile.view import Outside
 from agent.report.report import Report
@@ -32,7 +33,6 @@ from cni.call import Node
 from cni.pod_devices import ClaimReader, HeldDevices
 from cni.server import CniServer
 from cni.slots.binder import Binder
-from cni.slots.spec_watch import SpecWatch
 from cni.spool import Spool
 from deviceplugin.allocation import Allocator
 from deviceplugin.grant_records import GrantRecords
@@ -107,7 +107,7 @@ class Parts:
         grants = Grants(ledger, specs, node.scans, outside, self.settled)
         claims = Claims(ledger, self.claim_specs, outside, self.claim_reader)
         units = Units(config, ledger, unit_specs, by_cdi, outside, self.settled)
-        self.specs = SpecWatch(at_start.cdi_dir, (specs, facts, self.plugins.pool_specs), report)
+        self.specs = SpecWatch(at_start.cdi_dir, lambda: [*specs.rewrite(), *facts.rewrite()], report)
         holds = (lost, grants, claims, units)
         self.reconciler = Reconciler(ledger, self.attachments, node.scans, outside, grants, holds)
         self.owners = Owners(ledger, self.holders, outside)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from agent.config import Resource
+from agent.edits.compat import pool_specs
 from agent.edits.device_info import GrantedFiles, Key, describe
 from agent.edits.specs import Specs
 from agent.edits.unit_specs import UnitSpecs
@@ -64,7 +65,9 @@ class GrantRecords:
 
     def renew(self, offer: Offer, resources: Sequence[Resource]) -> None:
         """Have the CDI specs say what the hardware of an offer is. Raises LedgerError, and Unavailable."""
-        self._units.renew(offer, resources)
+        self._specs.keep_pools(pool_specs(resources, offer.units, offer.snapshot))
+        if offer.snapshot.generation:  # the first one may be of nothing
+            self._units.renew(offer, resources)
 
     def keep(self) -> None:
         """Have files of what is granted or still in a pod, and of nothing else.

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from agent.config import Config, Resource
 from agent.edits.build import GpuFiles
-from agent.edits.compat import PoolSpecs, pool_specs
 from agent.errors import LedgerError, Unavailable
 from agent.health_history import HealthHistory
 from agent.ledger import Ledger
@@ -71,7 +70,6 @@ class DevicePlugins:
     ) -> None:
         """Serve what `allocator` grants; its offer gets each new one."""
         self.folder = config.value.kubelet_dir / "device-plugins"
-        self.pool_specs = PoolSpecs(config.value.cdi_dir)
         self.allocator = allocator
         self._records = records
         self._config = config
@@ -241,14 +239,9 @@ class DevicePlugins:
     def _renew_specs(self, offer: Offer, resources: tuple[Resource, ...]) -> None:
         """Have the CDI specs of pools and granted units follow their devices, before kubelet hears of the change."""
         try:
-            self.pool_specs.keep(pool_specs(resources, offer.units, offer.snapshot))
-        except Unavailable as error:
-            log.error("CDI specs of pools may be out of date: %s", error)
-        if offer.snapshot.generation:  # the first one may be of nothing
-            try:
-                self._records.renew(offer, resources)
-            except (LedgerError, Unavailable) as error:
-                log.error("CDI specs of granted units may be out of date: %s", error)
+            self._records.renew(offer, resources)
+        except (LedgerError, Unavailable) as error:
+            log.error("CDI specs may be out of date: %s", error)
 
     async def _keep_files(self) -> None:
         try:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from agent.config import Resource, Select, SharedPool, SriovPool
-from agent.edits.cdi import ContainerEdits, DeviceNode, SpecFiles, text_of
+from agent.edits.cdi import ContainerEdits, DeviceNode, text_of
+from agent.edits.specs import POOL
 from agent.errors import UnitUnhealthy
 from agent.model.device import PciDevice, RdmaDevice, Snapshot
 from agent.offer.offer import Unit
@@ -27,7 +26,6 @@ CHAR_DEVICE_KINDS = ("issm", "umad", "uverbs")
 SHARED_CDI_KIND = "nvidia.com/net-rdma"
 _CDI_NAMES = {"netDevice": "net-pci", "accelerator": "net-accel"}
 
-POOL_START = "pool-"
 VARIABLE = "NODEFABRIC_DEVICE"
 
 Info = dict[str, dict[str, str]]
@@ -173,7 +171,7 @@ def pool_specs(
         if pool is not None and pool.use_cdi:
             kind = sriov_cdi_kind(pool) if isinstance(pool, SriovPool) else SHARED_CDI_KIND
             kinds.setdefault(kind, {}).update(_devices(resource, units.get(resource.name, ()), snapshot))
-    return {f"{POOL_START}{kind.replace('/', '_')}": _text(kind, devices) for kind, devices in kinds.items() if devices}
+    return {f"{POOL}{kind.replace('/', '_')}": _text(kind, devices) for kind, devices in kinds.items() if devices}
 
 
 def _devices(
@@ -205,38 +203,3 @@ def _edits(name: str, nodes: Sequence[DeviceNode]) -> dict[str, Any]:
             for node in nodes
         ]
     return edits
-
-
-class PoolSpecs:
-    """The files in the runtime's folder. Methods block, briefly, and may run on many threads at once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._files = SpecFiles(folder, POOL_START, "this pool")
-        self._guard = threading.Lock()
-        self._wanted: Mapping[str, str] | None = None
-        self._is_tidy = False
-        """Whether there is no file of ours that nobody wants."""
-
-    def keep(self, wanted: Mapping[str, str]) -> None:
-        """Have exactly these of our pools' files. Raises Unavailable; `rewrite` then tries again."""
-        with self._guard:
-            if wanted == self._wanted:
-                return
-            self._wanted, self._is_tidy = dict(wanted), False
-        self.rewrite()
-
-    def rewrite(self) -> Sequence[str]:
-        """Write those that are missing or say something else, and list them: no container starts without.
-
-        Raises Unavailable.
-        """
-        with self._guard:
-            if self._wanted is None:
-                return ()
-            wrong = [name for name, text in self._wanted.items() if not self._files.says(name, text)]
-            for name in wrong:
-                self._files.write(name, self._wanted[name])
-            for name in () if self._is_tidy else self._files.names() - self._wanted.keys():
-                self._files.remove(name)
-            self._is_tidy = True
-            return wrong

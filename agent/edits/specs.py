@@ -29,7 +29,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef, Spec
 from agent.model.unit_id import cdi_kind
 
-UNIT, SLOT, CLAIM = "unit-", "slot-", "claim-"
+UNIT, SLOT, CLAIM, POOL = "unit-", "slot-", "claim-", "pool-"
 """How the names of files begin. A slot's is its ID."""
 KIND_OF_CLAIMS = "claim"
 _WHOSE = "who holds this"
@@ -55,6 +55,8 @@ class Specs:
         """Held while books and files change together: the last of several who write has seen the newest."""
         self.had_slots = any(hold.is_slot for hold in ledger.holds())
         """Whether a pod may have slots of a resource that the configuration does not bind late any more."""
+        self._pools: Mapping[str, str] | None = None
+        """What the specs of pools are to say, by name; None until somebody says."""
 
     def grant(self, holds: Iterable[Hold]) -> None:
         """Record units and slots, then write the specs of those that have one. What slots were bound to is let go of.
@@ -115,7 +117,16 @@ class Specs:
         names += [f"{CLAIM}{claim.ref.uid}" for claim in self._ledger.claims()]
         # All takes long on a full node. So nobody who wants a grant waits for that while there is nothing to do.
         wrong = [name for name in names if not self._is_right(name)]
-        return self.sync(wrong) if wrong else ()
+        return [*(self.sync(wrong) if wrong else ()), *self._write_pools()]
+
+    def keep_pools(self, wanted: Mapping[str, str]) -> None:
+        """Have exactly these specs of pools: name → text. Raises Unavailable; `rewrite` then writes what is missing."""
+        with self.guard:
+            if wanted != self._pools:
+                self._pools = dict(wanted)
+                self._write_pools()
+                for name in self.names(POOL) - wanted.keys():
+                    self._files.remove(name)
 
     def sync(self, names: Iterable[str]) -> Sequence[str]:
         """Have files say what the books do, and list those that did not.
@@ -162,6 +173,16 @@ class Specs:
                 files.write(name, _copy_of(row))
         for name in (name for name in wrong if said[name]):
             self._files.write(name, _text(said[name]))
+        return wrong
+
+    def _write_pools(self) -> Sequence[str]:
+        wanted = self._pools or {}
+        wrong = [name for name, text in wanted.items() if not self._files.says(name, text)]
+        if wrong:
+            with self.guard:
+                for name in wrong:
+                    if self._pools is wanted:  # else those are others by now, and written
+                        self._files.write(name, wanted[name])
         return wrong
 
     def _is_right(self, name: str) -> bool:

@@ -15,7 +15,7 @@ from agent.config import Flags, parse
 from agent.edits.build import build
 from agent.edits.cdi import ContainerEdits
 from agent.edits.compat import go_marshal
-from agent.errors import Unavailable, UnitUnhealthy
+from agent.errors import UnitUnhealthy
 from agent.model.device import CharDevice, RdmaDevice, Snapshot, VdpaDevice
 from agent.offer.units import plain_offer
 from hack.sim.pods import Container
@@ -126,29 +126,6 @@ async def test_cdi_names_follow_the_hardware_and_go_with_the_pool(short_folder: 
         foreign.write_text('{"kind": "x/y", "devices": []}')
         await r.reconfigure(*both[:1])
         assert names().keys() == {"intel.com/net-pci", "x/y"}
-
-
-async def test_cdi_specs_of_pools_that_are_missing_or_changed_are_written_again(
-    short_folder: Path,
-) -> None:
-    pool, folder = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}, short_folder / "cdi"
-    folder.write_text("in the way")
-    async with rig(short_folder, snapshot=node(rails=1, vfs=1), resources=sriov(pool, use_cdi=True)) as made:
-        specs = made.plugins.pool_specs
-        with pytest.raises(Unavailable, match="cannot be written"):
-            specs.rewrite()
-        folder.unlink()
-        assert specs.rewrite() == ["pool-intel.com_net-pci"]
-        (spec,) = folder.iterdir()
-        text = spec.read_text()
-        assert VF in text
-        spec.unlink()
-        assert specs.rewrite()
-        assert spec.read_text() == text
-        spec.write_text("{}")
-        assert specs.rewrite()
-        assert spec.read_text() == text
-        assert specs.rewrite() == []
 
 
 def test_the_selector_that_took_a_device_decides_what_comes_with_it() -> None:

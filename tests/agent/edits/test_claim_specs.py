@@ -113,7 +113,7 @@ def test_a_claim_that_is_ended_or_of_another_boot_gets_neither_copy_nor_spec(
     def write_all(books: Ledger) -> None:
         specs = Specs(books, folder)
         ClaimSpecs(specs, folder).write(UID)
-        assert specs.rewrite() == ()
+        assert specs.rewrite() == []
 
     books.set_claim_state(UID, ClaimState.UNPREPARING)
     write_all(books)

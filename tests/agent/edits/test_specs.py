@@ -254,3 +254,31 @@ def test_a_slot_has_a_copy_of_its_row_that_is_written_again_if_it_is_gone_as_aft
     assert list(rig.specs.copies()) == list(rig.ledger.bound_slots())
     rig.end(SLOT)
     assert list(rig.folder.iterdir()) == []
+
+
+def test_specs_of_pools_are_exactly_those_that_are_wanted(rig: Rig) -> None:
+    texts, stray = {"pool-a": "a", "pool-b": "b"}, rig.folder / "nodefabric-pool-old.json"
+    stray.write_text("{}")
+    rig.write(UNIT)
+    assert rig.specs.rewrite() == []
+    assert stray.exists()  # until somebody says what pools there are
+    rig.specs.keep_pools(texts)
+    assert rig.there() == {rig.path(UNIT).name, "nodefabric-pool-a.json", "nodefabric-pool-b.json"}
+    (rig.folder / "nodefabric-pool-a.json").unlink()
+    (rig.folder / "nodefabric-pool-b.json").write_text("{}")
+    assert rig.specs.rewrite() == ["pool-a", "pool-b"]
+    assert (rig.folder / "nodefabric-pool-b.json").read_text() == "b"
+    rig.specs.keep_pools({"pool-a": "c"})
+    assert rig.there() == {rig.path(UNIT).name, "nodefabric-pool-a.json"}
+    assert (rig.folder / "nodefabric-pool-a.json").read_text() == "c"
+
+
+def test_specs_of_pools_that_could_not_be_written_are_written_later(rig: Rig, tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.write_text("")
+    specs = Specs(rig.ledger, folder)
+    with pytest.raises(Unavailable, match="cannot be written"):
+        specs.keep_pools({"pool-a": "a"})
+    folder.unlink()
+    assert specs.rewrite() == ["pool-a"]
+    assert specs.rewrite() == []

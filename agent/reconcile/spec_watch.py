@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from agent.errors import AgentError
 from agent.report.report import Report
@@ -17,22 +16,16 @@ LONGEST_SECONDS = 60.0
 """Between two looks though no name has come or gone."""
 
 
-class Specs(Protocol):
-    """Whoever writes the specs of slots, units, claims or pools. Blocks."""
-
-    def rewrite(self) -> Sequence[str]:
-        """Write those that are missing or say something else, and list them. Raises Unavailable and LedgerError."""
-
-
 class SpecWatch:
     """Watches the folder of CDI specs. `look` before anybody is served, then `run` until cancelled.
 
     Until a spec is back no container that names it starts.
     """
 
-    def __init__(self, folder: Path, specs: Sequence[Specs], report: Report) -> None:
+    def __init__(self, folder: Path, rewrite: Callable[[], Sequence[str]], report: Report) -> None:
+        """`rewrite` writes those that are missing or say something else, and lists them. It blocks."""
         self._folder = folder
-        self._specs = specs
+        self._rewrite = rewrite
         self._report = report
         self.problem: str | None = None
         """Why specs of ours are not written; None if they are."""
@@ -59,6 +52,3 @@ class SpecWatch:
             while version_of(self._folder) == before and waited < most:
                 await asyncio.sleep(LOOK_SECONDS)
                 waited += LOOK_SECONDS
-
-    def _rewrite(self) -> Sequence[str]:
-        return [name for specs in self._specs for name in specs.rewrite()]

@@ -16,11 +16,11 @@ from agent.errors import Unavailable
 from agent.health_history import HealthHistory
 from agent.model.allocation import PodRef, Spec
 from agent.process.conditions import Conditions
+from agent.reconcile.spec_watch import SpecWatch
 from agent.report.events import Events
 from agent.report.metrics import Metrics
 from agent.report.report import Report
 from cni.install.folder import LOOK_SECONDS
-from cni.slots.spec_watch import SpecWatch
 from tests.awaiting import until
 from tests.node import bound_slot, granted, open_books, prepare
 
@@ -44,7 +44,7 @@ async def keeping(books_in: Path, folder: Path) -> AsyncIterator[Keeping]:
         books.bind_slots([BOUND])
         prepare(books)
         report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthHistory(HealthSettings()))
-        kept = SpecWatch(folder, (Specs(books, folder),), report)
+        kept = SpecWatch(folder, Specs(books, folder).rewrite, report)
         running = asyncio.create_task(kept.run())
         try:
             yield Keeping(kept, report)
@@ -87,7 +87,7 @@ class FullDisk:
 async def test_specs_that_cannot_be_written_to_their_end_are_not_tried_without_end(tmp_path: Path) -> None:
     specs = FullDisk(tmp_path)
     report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthHistory(HealthSettings()))
-    running = asyncio.create_task(SpecWatch(tmp_path, [specs], report).run())
+    running = asyncio.create_task(SpecWatch(tmp_path, specs.rewrite, report).run())
     await until(lambda: specs.attempts > 0)
     await asyncio.sleep(3 * LOOK_SECONDS)
     running.cancel()
