@@ -24,7 +24,7 @@ from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef, i
 from agent.model.unit_id import UnitId
 from cni import check, permission, result
 from cni.add_facts import FactsWriter
-from cni.call import BEGUN, Add, Call, LeasingNetwork, Node, Slots, request_of
+from cni.call import BEGUN, Add, Call, LeasingNetwork, Node, request_of
 from cni.call_limits import NotWanted, Rules, Turns
 from cni.detach import Detacher
 from cni.found_vfs import NETNS_FOLDERS, Finder
@@ -38,6 +38,7 @@ from cni.modes.mode import InterfaceFacts, Target
 from cni.netconf import NetConf
 from cni.permission import Permission
 from cni.pod_devices import HeldDevices
+from cni.slots.binder import Binder
 from cni.targets import Pool, Targets
 
 BUSY_SECONDS = 5.0
@@ -87,7 +88,7 @@ class Attachments:
     """Devices in pods, on the ledger and the hardware. Methods block and may run on many threads at once."""
 
     def __init__(
-        self, node: Node, held: HeldDevices, slots: Slots, facts: FactsWriter, settings: Settings = USUAL
+        self, node: Node, held: HeldDevices, slots: Binder, facts: FactsWriter, settings: Settings = USUAL
     ) -> None:
         """`held` finds what pods hold, `slots` chooses devices late, `facts` tells containers."""
         self._node = node

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from agent.config.networks import NO_IPAM, Network
 from agent.config.routing import NO_ROUTING
@@ -46,23 +46,6 @@ class Call:
     conf: NetConf
     spooled_at: float | None = None
     """When a DEL was put on disk, as time.time tells; None for one that comes at this moment."""
-
-
-class Slots(Protocol):
-    """Chooses the devices of pods' slots: `cni.slots.binder`, which this layer may not import.
-
-    Methods block, and may be called on many threads at once.
-    """
-
-    def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
-        """Choose a device for each slot of the call's pod, once for each sandbox, and list them.
-
-        Waits a bounded time for devices on their way back, as long as `wanted` says that it is worth it. Raises
-        DeviceBusy if there are too few, Unavailable if kubelet does not answer.
-        """
-
-    def unbind(self, container_id: str, ifname: str) -> None:
-        """Let go of the devices that were chosen for a sandbox in calls for this interface. Repeatable."""
 
 
 def request_of(call: Call, conf: NetConf) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from agent.model.pf_selector import PfSelector
 from agent.model.unit_id import UnitId
 from agent.placement import Distances, match_nics
 from cni import netconf
-from cni.call import Add, Call, GrantedDevice, Node, Slots
+from cni.call import Add, Call, GrantedDevice, Node
 from cni.call_limits import Turns
 from cni.modes import child
 from cni.modes.choice import MODES
@@ -29,6 +29,7 @@ from cni.modes.mode import Target
 from cni.netconf import NetConf
 from cni.permission import Permission, device_names, pf_in_pod
 from cni.pod_devices import HeldDevices
+from cni.slots.binder import Binder
 
 MAX_IFNAME = 15
 MAX_BASE = 12
@@ -57,7 +58,7 @@ class Targets:
         self,
         node: Node,
         held: HeldDevices,
-        slots: Slots,
+        slots: Binder,
         pool: Pool,
         permission: Permission,
         turns: Turns,

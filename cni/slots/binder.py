@@ -121,7 +121,9 @@ class Binder:
     def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
         """Choose a device for each slot of the call's pod, once for each sandbox, and list them.
 
-        Raises UnknownUnit if the configuration does not bind the resource of one of them late any more.
+        Waits a bounded time for devices on their way back, as long as `wanted` says that it is worth it. Raises
+        DeviceBusy if there are too few, Unavailable if kubelet does not answer, and UnknownUnit if the configuration
+        does not bind the resource of one of them late any more.
         """
         config = self._config.value
         bound = self._bound_before(call)

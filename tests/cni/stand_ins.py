@@ -13,8 +13,9 @@ from agent.kubelet.podresources import PodDevices
 from agent.model.allocation import NO_SETTINGS, Attachment, Hold, PodRef, VfSettings
 from cni.add_facts import FactsWriter
 from cni.attachment import USUAL, Attachments, Settings
-from cni.call import Call, GrantedDevice, Holding, Node, Slots
+from cni.call import Call, GrantedDevice, Holding, Node
 from cni.pod_devices import HeldDevices
+from cni.slots.binder import Binder
 
 ANYTHING_GOES = CniSettings(require_grant=False)
 
@@ -80,8 +81,10 @@ class FixedDevices(HeldDevices):
         return Holding()
 
 
-class NoSlots:
+class NoSlots(Binder):
     """Binds none."""
+
+    def __init__(self) -> None: ...
 
     def bind(self, call: Call, wanted: Callable[[], bool]) -> Sequence[GrantedDevice]:
         return ()
@@ -108,7 +111,7 @@ class NoFacts(FactsWriter):
 def attachments_of(
     node: Node,
     held: HeldDevices | None = None,
-    slots: Slots | None = None,
+    slots: Binder | None = None,
     facts: FactsWriter | None = None,
     settings: Settings = USUAL,
 ) -> Attachments:
