@@ -369,6 +369,7 @@ class Attacher:
                 netns_path=work.call.netns_path,
                 request=request_of(work.call, target.conf) | {BEGUN: work.add.begun},
                 claim_uid=target.claim_uid,
+                unit_id=target.unit_id,
                 durable=target.conf.ipam is not None,
             )
         undo.callback(self._undo_failed_add, row, work)

@@ -315,7 +315,7 @@ class GrantedDevice:
     resource_name: str
     network: Network | None
     unit_id: str = ""
-    """The slot that the device was chosen for; empty for a unit that names its device itself."""
+    """The unit or slot; empty for a claim."""
     claim_uid: str = ""
     """The DRA claim that it was prepared for; empty for a unit."""
     ifname: str = ""

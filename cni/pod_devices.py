@@ -126,7 +126,8 @@ class HeldDevices:
         """List the devices that kubelet gave to a pod and that have to do with its network. Runs on the call's thread.
 
         Those of its claims come first, then those of its units: VFs and whole adapters, all of a rail's too, and each
-        shared HCA, once, whose resource names a network. Slots are the binder's.
+        shared HCA, once, whose resource names a network. Slots are the binder's. What the pod holds besides is named in
+        the books as its; those that are listed here get their pod with their rows (`begin_attach`).
         Raises DeviceBusy for a claim that is not prepared, or that kubelet knows and lost books do not; DeviceGone for
         a unit that nobody knows; UnknownUnit for a device of a resource that is configured no more: what is to be done
         with it, nobody knows; Unavailable if kubelet does not answer.
@@ -156,7 +157,6 @@ class HeldDevices:
         listed = self.pod_devices(pod)
         if listed is None:
             return ()
-        self._ledger.bind(listed.all_device_ids, pod)
         found: dict[tuple[str, str], GrantedDevice] = {}
         for held, resource, devices in self._units_of(listed, config):
             name = held.resource_name
@@ -174,7 +174,9 @@ class HeldDevices:
                 network = ADAPTER
             beside = devices if len(devices) > 1 else ()
             for device in devices:  # several shares may be of one HCA
-                found.setdefault((name, device), GrantedDevice(device, name, network, beside=beside))
+                found.setdefault((name, device), GrantedDevice(device, name, network, held.unit_id, beside=beside))
+        with_rows = {given.unit_id for given in found.values()}
+        self._ledger.bind([unit for unit in listed.all_device_ids if unit not in with_rows], pod)
         return tuple(found.values())
 
     def _may_have(self, pod: PodRef, wanted: Set[str]) -> bool:

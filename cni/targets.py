@@ -49,6 +49,8 @@ class Named:
     """The resource that kubelet gave it for; None where the call itself names it."""
     claim_uid: str = ""
     """The DRA claim that brings it."""
+    unit_id: str = ""
+    """The unit or slot that brings it."""
 
 
 class Targets:
@@ -162,13 +164,15 @@ class Targets:
         for given in (*self._held.devices(call.pod), *self._bound(call, add)):
             found = self._held.settled(given)
             conf = self._limited(_conf_of(found, call.conf), found.resource_name)
-            if not (found.files_only or self._needs_nothing(conf)):
+            if found.files_only or self._needs_nothing(conf):
+                self._node.ledger.bind([found.unit_id], call.pod)  # others are named with their rows
+            else:
                 wanted.append((conf, found))
         if any(conf.bond for conf, _ in wanted):
             return self._joined(wanted, taken)
         names = interface_names([(found.ifname, _usual(found)) for _, found in wanted], taken)
         return [
-            Named(conf, name, found.resource_name, found.claim_uid)
+            Named(conf, name, found.resource_name, found.claim_uid, found.unit_id)
             for (conf, found), name in zip(wanted, names, strict=True)
         ]
 
@@ -186,7 +190,7 @@ class Targets:
                 inner = [_as_port(conf, ports) for conf, _ in group]
             used.update(own)
             named += [
-                Named(conf, each, found.resource_name, found.claim_uid)
+                Named(conf, each, found.resource_name, found.claim_uid, found.unit_id)
                 for conf, each, (_, found) in zip(inner, own, group, strict=True)
             ]
             if len(group) > 1:
@@ -220,7 +224,7 @@ class Targets:
             resource_name = claimed.resource_name if claimed is not None else held
         if mode in ("vf", "vfio"):
             conf = self._limited(conf, resource_name)
-        return Target(device, resource_name, call.container_id, named.ifname, mode, conf, claim_uid)
+        return Target(device, resource_name, call.container_id, named.ifname, mode, conf, claim_uid, named.unit_id)
 
     def _as_configured(self, conf: NetConf) -> NetConf:
         """Set a call's device up as the network says that it names. What is the pod's own stays: MAC, GUID, file."""

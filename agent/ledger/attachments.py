@@ -14,7 +14,7 @@ from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import rows
 from agent.ledger.database import Mirror
 from agent.ledger.holds import HoldBook
-from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimState, Owner, PodRef, Undo
+from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimState, Hold, Owner, PodRef, Undo
 
 
 class AttachmentBook(HoldBook):
@@ -40,19 +40,15 @@ class AttachmentBook(HoldBook):
         netns_path: str,
         request: Mapping[str, Any],
         claim_uid: str = "",
+        unit_id: str = "",
         durable: bool = True,
     ) -> Attachment:
-        """Write the *attaching* row. From its return on the hardware may be touched.
+        """Write the *attaching* row, and the pod of the unit or slot. From its return on the hardware may be touched.
 
         `claim_uid` names the DRA claim that brings the device. With `durable`, addresses may be leased for it, too.
         Raises DeviceBusy if any attachment of the device exists, if a claim that is not the pod's has it alone, and
         for a claim that is not prepared.
         """
-
-        def check() -> None:
-            self._refuse_unprepared(claim_uid)
-            self._refuse_others_claim(device, owner.pod)
-
         row = Attachment(
             attachment_id=next(self._ids),
             owner=owner,
@@ -68,7 +64,22 @@ class AttachmentBook(HoldBook):
             since=self._clock(),
             claim_uid=claim_uid,
         )
-        return self._insert(row, durable, check)
+
+        def write() -> list[Hold]:
+            self._refuse_unprepared(claim_uid)
+            self._refuse_others_claim(device, owner.pod)
+            self._insert(row)
+            hold = self._holds.get(unit_id)
+            named = [replace(hold, pod=owner.pod)] if hold is not None and hold.pod != owner.pod else []
+            rows.update(self._db, "holds", "key", map(rows.pod_of_hold, named))
+            return named
+
+        def follow(named: list[Hold]) -> None:
+            self._holds.put(named)
+            self._attachments.put([row])
+
+        self._write(write, durable, follow)
+        return row
 
     def adopt(self, row: Attachment) -> Attachment:
         """Write the row of a device that came into its pod by other hands, or before the books were lost.
@@ -78,7 +89,9 @@ class AttachmentBook(HoldBook):
         the hardware is left alone. Number and time are the books'. Raises DeviceBusy if any attachment of the device
         exists.
         """
-        return self._insert(replace(row, attachment_id=next(self._ids), since=self._clock()), durable=True)
+        made = replace(row, attachment_id=next(self._ids), since=self._clock())
+        self._write(lambda: self._insert(made), then=lambda _: self._attachments.put([made]))
+        return made
 
     def finish_attach(self, attachment_ids: Iterable[int], result: Mapping[str, Any]) -> None:
         """Turn *attaching* rows into *attached*, all or none, with the CNI result that will be answered."""
@@ -164,17 +177,11 @@ class AttachmentBook(HoldBook):
         if claim is not None and not claim.is_for(pod):
             raise DeviceBusy(f"{device} is prepared for claim {claim.ref}, which is not of pod {pod}")
 
-    def _insert(self, row: Attachment, durable: bool, check: Callable[[], None] = lambda: None) -> Attachment:
-        def write() -> list[Attachment]:
-            check()
-            try:
-                rows.insert(self._db, "attachments", [rows.attachment_columns(row)])
-            except sqlite3.IntegrityError as error:
-                raise DeviceBusy(f"{row.device} has an attachment in the ledger already") from error
-            return [row]
-
-        self._write(write, durable, self._attachments.put)
-        return row
+    def _insert(self, row: Attachment) -> None:
+        try:
+            rows.insert(self._db, "attachments", [rows.attachment_columns(row)])
+        except sqlite3.IntegrityError as error:
+            raise DeviceBusy(f"{row.device} has an attachment in the ledger already") from error
 
     def _update_attachments(self, changed: Callable[[], list[Attachment]], *names: str) -> None:
         """Write what `changed` makes of rows that are there, looked up in the transaction: the fields of these names.

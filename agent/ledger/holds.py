@@ -138,8 +138,9 @@ class HoldBook(Database):
 
     def bind(self, keys: Iterable[str], pod: PodRef) -> None:
         """Name the pod that has these units and slots. To name the same pod twice is a no-op."""
-        units = tuple(keys)
-        self._change_holds(lambda: [replace(hold, pod=pod) for hold in self._known(units)])
+        units = [hold.key for hold in self._known(keys) if hold.pod != pod]
+        if units:
+            self._change_holds(lambda: [replace(hold, pod=pod) for hold in self._known(units)])
 
     def set_specs(self, specs: Mapping[str, Spec]) -> None:
         """Record what the CDI specs of some holds say from now on, of claims too. One that is gone has none."""

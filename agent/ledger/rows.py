@@ -111,6 +111,11 @@ def hold_columns(hold: Hold) -> dict[str, Any]:
     return {**_columns(hold, "devices", "pod", "spec"), **_pod_columns(hold.pod), "spec": spec}
 
 
+def pod_of_hold(hold: Hold) -> dict[str, Any]:
+    """Say in a row of `holds` whose it is."""
+    return {"key": hold.key, **_pod_columns(hold.pod)}
+
+
 def device_columns(hold: Hold) -> list[dict[str, Any]]:
     """Say the devices of a hold as rows of `hold_devices`."""
     alone = hold.is_slot or (hold.exclusive and not hold.admin)

@@ -31,6 +31,8 @@ class Target:
     conf: NetConf
     claim_uid: str = ""
     """The DRA claim that brings it; empty for none."""
+    unit_id: str = ""
+    """The unit or slot by which the pod has it; empty where the call itself names the device."""
 
 
 @dataclass(frozen=True, slots=True)

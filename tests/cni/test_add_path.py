@@ -143,7 +143,14 @@ def test_an_add_passes_few_modules(own_network: None, tmp_path: Path, short_fold
         call(path, "DEL", "c1", pod)
         assert parts.attachments.await_detached(books.attachments(), 30) == ()
         passed.begin()
-        return call(path, "ADD", "c2", pod)
+        writes: list[None] = []
+        books.subscribe(lambda: writes.append(None))
+        answer = call(path, "ADD", "c2", pod)
+        assert len(writes) == 2, "one before the hardware is touched, one after"
+        hold = books.hold(vf(0))
+        assert hold is not None
+        assert hold.pod == PodRef("default", "pod-of-c2", "uid-of-c2")
+        return answer
 
     async def scenario() -> Answer:
         async with parts_of(tmp_path, short_folder) as (parts, books):

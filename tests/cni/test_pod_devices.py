@@ -109,12 +109,12 @@ def asked(config: Config, books: Ledger, kubelet: Kubelet, *units: Unit, **more:
 
 def test_a_pod_gets_the_vf_that_kubelet_gave_it(tmp_path: Path) -> None:
     kubelet = Kubelet(VF)
-    expected = GrantedDevice(VF, "rdma/vf", RAILS)
+    expected = GrantedDevice(VF, "rdma/vf", RAILS, VF)
     assert told(tmp_path, kubelet, "early", **{VF: VF, OTHER: OTHER}) == (expected,)
 
 
 def test_a_vf_from_before_its_resource_was_bound_late_comes_into_a_new_sandbox_of_its_pod(tmp_path: Path) -> None:
-    expected = GrantedDevice(VF, "rdma/vf", RAILS)
+    expected = GrantedDevice(VF, "rdma/vf", RAILS, VF)
     assert told(tmp_path, Kubelet(VF, SLOT), "late", **{VF: VF, SLOT: OTHER}) == (expected,)
 
 
