@@ -80,8 +80,8 @@ def runtime_only(
     failed_before = request.session.testsfailed
     simulated = stage.build_node("h100-8gpu")
     make_devices(simulated.scan(), simulated.root)
-    stage.write_config({**CONFIG, "runtimeSocket": str(containerd.socket), "cdiDir": "/var/run/cdi"})
     made = Node(stage, containerd)
+    made.configure(CONFIG)
     made.install(CNI_VERSIONS[suite])
     try:
         yield made, simulated
@@ -101,8 +101,7 @@ def bare(runtime_only: tuple[Node, SimulatedMachine]) -> tuple[Node, SimulatedMa
 def node(bare: tuple[Node, SimulatedMachine]) -> Node:
     """The node with an agent that is ready."""
     made, _ = bare
-    made.stage.start_agent()
-    made.stage.await_ready()
+    made.start_agent()
     return made
 
 

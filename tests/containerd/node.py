@@ -7,6 +7,7 @@ call, so that a test can stop between two of them.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,15 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.hardware.host import Link
 from agent.model.device import Snapshot
-from hack.sim.stage import Stage, wait
+from hack.sim.demo import not_back, still_attached
+from hack.sim.machine import SimulatedMachine
+from hack.sim.stage import Stage, settled, wait
 from proto.cri.v1 import api_pb2
 from tests.containerd import image, machine
 from tests.containerd.cri import Done, container_config, sandbox_config
 from tests.containerd.runtime import Containerd
 
 NVIDIA_MAJOR = 195
-CDI_SPEC = Path("/var/run/cdi/nvidia.json")
+SPECS = Path("/var/run/cdi")
+CDI_SPEC = SPECS / "nvidia.json"
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,32 @@ class Node:
         places = {"dir": "kubelet", "manifests": "manifests", "status": "pods", "netns-dir": "netns"}
         words = [text for key, name in places.items() for text in (f"--{key}", str(self.stage.folder / name))]
         self.stage.spawn("kubelet", ["-m", "hack.sim.kubelet", *words, "--seed", "7", *options], {})
+
+    def configure(self, document: Mapping[str, Any]) -> None:
+        """Write the agent's configuration."""
+        self.stage.write_config({**document, "runtimeSocket": str(self.runtime.socket), "cdiDir": str(SPECS)})
+
+    def start_agent(self, *options: str) -> None:
+        """Start the agent, and wait until it is ready."""
+        self.stage.start_agent(*options)
+        self.stage.await_ready()
+
+    def lose_books(self) -> None:
+        """Have the agent killed and its ledger lost, and start the next one."""
+        self.stage.end("agent", signal.SIGKILL)
+        for file in (self.stage.folder / "state").glob("ledger.db*"):
+            file.unlink()
+        self.start_agent()
+
+    def unhealed(self, hardware: SimulatedMachine, before: Mapping[str, Link]) -> list[str]:
+        """Say what is not as before any pod, after some time to heal: links, books, addresses and CDI specs."""
+        leases = self.stage.folder / "leases-rails/rails"
+
+        def look() -> list[str]:
+            owed = [path.name for path in leases.glob("192.168.*")]
+            return [*not_back(hardware, before), *still_attached(self.stage), *owed, *specs("")]
+
+        return settled(look)
 
     def install(self, version: str) -> None:
         """Write the cluster network, and have our plugin installed and chained into it."""
@@ -115,6 +146,12 @@ class Node:
         command = ["nsenter", f"--net={self.runtime.netns(sandbox)}", "ip", "-json", "address", "show"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         return {link["ifname"]: link for link in json.loads(done.stdout)}
+
+
+def specs(suffix: str = ".json") -> list[str]:
+    """List the files of devices that were chosen for pods: their CDI specs, or with what lies beside these too."""
+    kinds = "nodefabric-claim-", "nodefabric-slot-"
+    return [path.name for path in SPECS.iterdir() if path.name.startswith(kinds) and path.name.endswith(suffix)]
 
 
 def make_devices(snapshot: Snapshot, root: Path) -> None:

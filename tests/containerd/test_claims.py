@@ -12,13 +12,13 @@ import pytest
 
 from agent.edits.claim_specs import IN_CONTAINERS
 from agent.model.device import Snapshot
-from hack.sim.demo import not_back, still_attached
+from hack.sim.demo import still_attached
 from hack.sim.machine import SimulatedMachine
 from hack.sim.scheduler import claim, create, devices, kubelet_options, start_api_server
 from hack.sim.stage import settled, wait
 from tests.containerd import machine
 from tests.containerd.cri import Done
-from tests.containerd.node import Node, Pod
+from tests.containerd.node import SPECS, Node, Pod, specs
 from tests.containerd.suites import RUNTIMES
 
 CLAIMED: Mapping[str, Any] = {
@@ -27,7 +27,6 @@ CLAIMED: Mapping[str, Any] = {
     ],
     "dra": {"metadata": True},
 }
-SPECS = Path("/var/run/cdi")
 POD = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}
 LOOK = "cd /dev/infiniband; for f in uverbs*; do b stat -c '%n %t:%T' $f; done"
 ADAPTER = "0000:18:00.0"
@@ -98,16 +97,11 @@ def claimed(runtime_only: tuple[Node, SimulatedMachine], exclusive: bool) -> Cla
         hardware.rdma.set_mode("exclusive")
         hardware.rdma.withdraw(ADAPTER)  # its number is free, and what moves next takes it
     snapshot = hardware.scan()
-    node.stage.write_config({**CLAIMED, "runtimeSocket": str(node.runtime.socket), "cdiDir": str(SPECS)})
+    node.configure(CLAIMED)
     port = start_api_server(node.stage)
     node.start_kubelet(*kubelet_options(port))
-    node.stage.start_agent("--kubeconfig", str(node.stage.folder / "kubeconfig"))
-    node.stage.await_ready()
+    node.start_agent("--kubeconfig", str(node.stage.folder / "kubeconfig"))
     return Claimed(node, hardware, snapshot, port)
-
-
-def specs() -> list[str]:
-    return [path.name for path in SPECS.iterdir() if path.name.startswith("nodefabric-")]
 
 
 def named_twice(pod: Pod) -> Pod:
@@ -140,7 +134,7 @@ def test_a_container_opens_the_device_of_the_request_that_it_names_and_not_the_o
 
     node.end(sandbox)
     node.forget(pod)
-    assert settled(lambda: [*not_back(claimed.hardware, before), *still_attached(node.stage), *specs()]) == []
+    assert node.unhealed(claimed.hardware, before) == []
 
 
 @pytest.mark.parametrize("exclusive", [True], indirect=True)

@@ -7,15 +7,13 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from agent.hardware.host import Link
 from agent.kubelet.cri import ContainerRuntime
 from agent.model.allocation import PodRef
-from hack.sim.demo import not_back, still_attached
+from hack.sim.demo import still_attached
 from hack.sim.machine import SimulatedMachine
 from hack.sim.stage import settled, wait
 from tests.containerd.cri import RuntimeRefused
@@ -26,17 +24,6 @@ VF = "0000:18:00.1"
 ONE_VF = {
     "resources": [{"name": "rdma/vf", "kind": "vf", "select": {"pciAddresses": [VF]}, "network": "rails"}],
 }
-
-
-def unhealed(node: Node, hardware: SimulatedMachine, before: Mapping[str, Link]) -> list[str]:
-    """Tell what is still not as before, after some time to heal."""
-    leases = node.stage.folder / "leases-rails/rails"
-
-    def look() -> list[str]:
-        owed = [path.name for path in leases.glob("192.168.*")]
-        return [*not_back(hardware, before), *still_attached(node.stage), *owed]
-
-    return settled(look)
 
 
 def spooled(node: Node) -> int:
@@ -74,7 +61,7 @@ def test_a_pod_outlives_its_runtime(node: Node, hardware: SimulatedMachine) -> N
         True,
     )
     node.end(sandbox)
-    assert unhealed(node, hardware, before) == []
+    assert node.unhealed(hardware, before) == []
 
 
 def test_a_pod_whose_sandbox_was_killed_is_cleaned_up_by_its_stop(node: Node, hardware: SimulatedMachine) -> None:
@@ -85,7 +72,7 @@ def test_a_pod_whose_sandbox_was_killed_is_cleaned_up_by_its_stop(node: Node, ha
     # The runtime keeps the namespace until the sandbox is stopped, and so does the pod its VF.
     assert "net1" in names_in(node.runtime.netns(sandbox))
     node.end(sandbox)
-    assert unhealed(node, hardware, before) == []
+    assert node.unhealed(hardware, before) == []
 
 
 def test_a_vf_comes_back_from_a_namespace_that_died_behind_the_runtimes_back(
@@ -100,13 +87,13 @@ def test_a_vf_comes_back_from_a_namespace_that_died_behind_the_runtimes_back(
     node.runtime.kill_pods()
     subprocess.run(["umount", "--lazy", netns], check=True)
     netns.unlink()
-    assert unhealed(node, hardware, before) == []
+    assert node.unhealed(hardware, before) == []
     wait("the count", lambda: "owner-gone" in node.stage.fetch("/metrics") or None)
     node.runtime.start()
     wait("the runtime to notice", lambda: not node.runtime.cri.sandboxes()[sandbox] or None)
     node.end(sandbox)
     assert node.runtime.cri.sandboxes() == {}
-    assert unhealed(node, hardware, before) == []
+    assert node.unhealed(hardware, before) == []
 
 
 def test_a_pod_stops_while_the_agent_is_away(node: Node, hardware: SimulatedMachine) -> None:
@@ -116,12 +103,11 @@ def test_a_pod_stops_while_the_agent_is_away(node: Node, hardware: SimulatedMach
     node.stage.end("agent", signal.SIGKILL)
     node.runtime.cri.stop_sandbox(sandbox)
     assert spooled(node) >= 1
-    node.stage.start_agent()
-    node.stage.await_ready()
-    assert unhealed(node, hardware, before) == []
+    node.start_agent()
+    assert node.unhealed(hardware, before) == []
     assert spooled(node) == 0
     node.end(sandbox)
-    assert unhealed(node, hardware, before) == []
+    assert node.unhealed(hardware, before) == []
 
 
 def test_a_pod_that_starts_while_the_agent_is_away_is_told_to_try_again(node: Node, hardware: SimulatedMachine) -> None:
@@ -130,12 +116,11 @@ def test_a_pod_that_starts_while_the_agent_is_away_is_told_to_try_again(node: No
     node.stage.end("agent", signal.SIGKILL)
     with pytest.raises(RuntimeRefused, match=r'type="nodefabric" failed \(add\): .*the nodefabric agent'):
         node.run(pod)
-    node.stage.start_agent()
-    node.stage.await_ready()
+    node.start_agent()
     sandbox = node.run(pod, attempt=1)
     assert "net1" in node.links(sandbox)
     node.end(sandbox)
-    assert unhealed(node, hardware, before) == []
+    assert node.unhealed(hardware, before) == []
 
 
 def test_a_pod_that_starts_while_the_agent_restarts_waits_for_it(node: Node, hardware: SimulatedMachine) -> None:
@@ -151,7 +136,7 @@ def test_a_pod_that_starts_while_the_agent_restarts_waits_for_it(node: Node, har
     assert "net1" in node.links(sandbox)
     node.stage.await_ready()
     node.end(sandbox)
-    assert unhealed(node, hardware, before) == []
+    assert node.unhealed(hardware, before) == []
 
 
 def test_a_vf_that_is_gone_is_named_by_the_runtime(node: Node, hardware: SimulatedMachine) -> None:
@@ -167,7 +152,7 @@ def test_a_vf_that_is_gone_is_named_by_the_runtime(node: Node, hardware: Simulat
     sandbox = wait("kubelet's next tries", lambda: tried_again(node, pod))
     assert "net1" in node.links(sandbox)
     node.end(sandbox)
-    assert unhealed(node, hardware, before) == []
+    assert node.unhealed(hardware, before) == []
 
 
 @RUNTIMES
@@ -176,9 +161,8 @@ def test_late_stops_of_a_pod_leave_the_next_pod_alone(
 ) -> None:
     node, _ = bare
     before = hardware.links.by_device()
-    node.stage.write_config({**ONE_VF, "runtimeSocket": str(node.runtime.socket), "cdiDir": "/var/run/cdi"})
-    node.stage.start_agent()
-    node.stage.await_ready()
+    node.configure(ONE_VF)
+    node.start_agent()
     first = node.admit("first", {"rdma/vf": 1})
     old = node.run(first)
     node.runtime.cri.stop_sandbox(old)
@@ -192,7 +176,7 @@ def test_late_stops_of_a_pod_leave_the_next_pod_alone(
     node.runtime.cri.remove_sandbox(old)
     assert before[VF].mac in node.shell(container, "b ip link show net1").stdout
     node.end(new)
-    assert unhealed(node, hardware, before) == []
+    assert node.unhealed(hardware, before) == []
 
 
 def test_the_node_has_no_network_until_the_agent_has_served(bare: tuple[Node, SimulatedMachine]) -> None:
@@ -217,11 +201,7 @@ def test_the_runtime_tells_whose_the_vfs_are_when_the_books_are_lost(node: Node,
     before = hardware.links.by_device()
     pod = node.admit("a", {"rdma/vf": 1})
     sandbox = node.run(pod)
-    node.stage.end("agent", signal.SIGKILL)
-    for file in (node.stage.folder / "state").glob("ledger.db*"):
-        file.unlink()
-    node.stage.start_agent()
-    node.stage.await_ready()
+    node.lose_books()
     rows = wait("a row for the VF", lambda: node.stage.status()["attachments"] or None)
     assert [(row["device"], row["container"], row["pod"]) for row in rows] == [
         (*pod.units("rdma/vf"), sandbox, "default/a")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,11 +15,10 @@ import pytest
 from agent.hardware import recorded
 from agent.model.locality import Locality
 from agent.placement import Distances
-from hack.sim.demo import not_back, still_attached
 from hack.sim.machine import SimulatedMachine
-from hack.sim.stage import CONFIG, settled, wait
+from hack.sim.stage import CONFIG, wait
 from tests.containerd import machine
-from tests.containerd.node import Node, Pod
+from tests.containerd.node import SPECS, Node, Pod, specs
 from tests.containerd.suites import RUNTIMES
 
 PODS = 50
@@ -38,7 +36,6 @@ LATE: Mapping[str, Any] = {
         {"name": "nvidia.com/gpu", "kind": "gpu"},
     ],
 }
-SPECS = Path("/var/run/cdi")
 LOOK = "cd /dev/infiniband; for f in *; do b stat -c '%n %t:%T' $f; done; echo PCI=$PCIDEVICE_RDMA_VF"
 
 
@@ -95,29 +92,24 @@ class Late:
 def late(bare: tuple[Node, SimulatedMachine]) -> Iterator[Late]:
     """The 8-GPU node with four slots and an agent that is ready."""
     node, hardware = bare
-    node.stage.write_config({**LATE, "runtimeSocket": str(node.runtime.socket), "cdiDir": str(SPECS)})
-    node.stage.start_agent()
-    node.stage.await_ready()
+    node.configure(LATE)
+    node.start_agent()
     yield Late(node, hardware)
     if (node.stage.folder / "node-2").exists():
         SimulatedMachine.destroy(node.stage.folder / "node-2")
-
-
-def ours() -> list[str]:
-    return [path.name for path in SPECS.glob("nodefabric-*.json")]
 
 
 @RUNTIMES
 def test_a_container_finds_the_device_that_was_chosen_at_its_sandbox(late: Late) -> None:
     node = late.node
     pod = node.admit("a", {"rdma/vf": 2, "nvidia.com/gpu": 2})
-    assert ours() == []
+    assert specs() == []
     sandbox = node.run(pod)
-    assert len(ours()) == 2
+    assert len(specs()) == 2
     container = node.start_container(pod, sandbox)
     assert len(set(late.check(pod, sandbox, container))) == 2
     node.end(sandbox)
-    assert ours() == []
+    assert specs() == []
 
 
 def test_fifty_pods_on_the_same_four_slots_find_each_its_own_device(late: Late) -> None:
@@ -155,7 +147,7 @@ def test_fifty_pods_on_the_same_four_slots_find_each_its_own_device(late: Late) 
     assert len(slots) == 4
     assert min(slots.values()) > 1
     assert any(len(found) > 1 for found in meanings.values())  # what a slot means changes with its pod
-    assert settled(lambda: [*not_back(late.hardware, late.links), *still_attached(node.stage), *ours()]) == []
+    assert node.unhealed(late.hardware, late.links) == []
 
 
 def test_a_container_that_starts_again_finds_its_device_though_agent_and_specs_were_gone(late: Late) -> None:
@@ -164,21 +156,20 @@ def test_a_container_that_starts_again_finds_its_device_though_agent_and_specs_w
     sandbox = node.run(pod)
     before = late.check(pod, sandbox, node.start_container(pod, sandbox))
     node.stage.end("agent")
-    for name in ours():
+    for name in specs():
         (SPECS / name).unlink()
-    node.stage.start_agent()
-    node.stage.await_ready()
-    wait("the specs", lambda: ours() or None)
+    node.start_agent()
+    wait("the specs", lambda: specs() or None)
     assert late.check(pod, sandbox, node.start_container(pod, sandbox, attempt=1)) == before
     # A new sandbox of the pod, before the old one's DEL: another device behind the same slot.
     second = node.run(pod, attempt=1)
     after = late.check(pod, second, node.start_container(pod, second, attempt=2))
     assert after != before
     node.end(sandbox)
-    assert len(ours()) == 1
+    assert len(specs()) == 1
     assert late.seen(node.start_container(pod, second, attempt=3))[1] == after
     node.end(second)
-    assert ours() == []
+    assert specs() == []
 
 
 @RUNTIMES
@@ -187,11 +178,7 @@ def test_a_container_keeps_its_device_for_itself_when_the_books_are_lost(late: L
     pod = node.admit("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
     sandbox = node.run(pod)
     before = late.check(pod, sandbox, node.start_container(pod, sandbox))
-    node.stage.end("agent", signal.SIGKILL)
-    for file in (node.stage.folder / "state").glob("ledger.db*"):
-        file.unlink()
-    node.stage.start_agent()
-    node.stage.await_ready()
+    node.lose_books()
     assert 'nodefabric_reconcile_actions_total{action="slot-rebind",reason="books-lost"} 1.0' in node.stage.fetch(
         "/metrics"
     )
@@ -201,7 +188,7 @@ def test_a_container_keeps_its_device_for_itself_when_the_books_are_lost(late: L
     assert late.check(pod, sandbox, node.start_container(pod, sandbox, attempt=1)) == before
     node.end(second)
     node.end(sandbox)  # its DEL finds the slot by the sandbox, which the runtime has told
-    assert settled(lambda: [*not_back(late.hardware, late.links), *still_attached(node.stage), *ours()]) == []
+    assert node.unhealed(late.hardware, late.links) == []
 
 
 def test_a_pod_that_returns_after_a_reboot_finds_its_device_under_its_new_address(late: Late) -> None:
@@ -218,14 +205,13 @@ def test_a_pod_that_returns_after_a_reboot_finds_its_device_under_its_new_addres
         path.unlink()
     for name in (c.path for device in hardware.scan().devices for r in device.rdma_devices for c in r.char_devices):
         machine.make_rdma_device(name)
-    stage.start_agent()
-    stage.await_ready()
+    node.start_agent()
     moved = Late(node, hardware)
     second = node.run(pod, attempt=1)  # kubelet does not ask again: the answer is the one of before
     (device,) = moved.check(pod, second, node.start_container(pod, second, attempt=1))
     assert device.startswith("0001:")
     node.end(second)
-    assert settled(lambda: [*not_back(hardware, moved.links), *ours()]) == []
+    assert node.unhealed(hardware, moved.links) == []
     hardware.close()
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from hack.sim.demo import not_back, still_attached
 from hack.sim.machine import SimulatedMachine
-from hack.sim.stage import files_of, settled
+from hack.sim.stage import files_of
 from tests.containerd import machine
-from tests.containerd.node import Node
+from tests.containerd.node import SPECS, Node
 from tests.containerd.suites import RUNTIMES
 
-SPECS = Path("/var/run/cdi")
 ALL = {"rdma/hca": 1, "rdma/vf": 1, "nvidia.com/gpu": 1}
 
 
@@ -43,8 +39,7 @@ def test_a_pod_gets_its_vf_and_its_device_files_and_leaves_nothing_behind(
 
     node.end(sandbox)
     node.forget(pod)
-    assert settled(lambda: [*not_back(hardware, before), *still_attached(node.stage)]) == []
-    assert list((node.stage.folder / "leases-rails/rails").glob("192.168.*")) == []
+    assert node.unhealed(hardware, before) == []
     assert node.runtime.cri.sandboxes() == {}
 
 

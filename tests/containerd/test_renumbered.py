@@ -15,12 +15,11 @@ from hack.sim.machine import SimulatedMachine
 from hack.sim.stage import CONFIG, Stage
 from tests.containerd import machine
 from tests.containerd.cri import RuntimeRefused
-from tests.containerd.node import Node, Pod
+from tests.containerd.node import SPECS, Node, Pod
 from tests.containerd.suites import RUNTIMES
 from tests.e2e.test_late import hand_to_programs
 from tests.renumbered import lay_out, permuted
 
-SPECS = Path("/var/run/cdi")
 VFIO_MAJOR = 511
 VFIO = {"0000:18:00.2": 70, "0000:3a:00.2": 71}
 """VFs for programs, and their IOMMU groups."""
@@ -100,9 +99,8 @@ def early(bare: tuple[Node, SimulatedMachine]) -> Iterator[Early]:
     for path in ("/dev/vfio/vfio", *(f"/dev/vfio/{group}" for group in VFIO.values())):
         machine.make_device(Path(path), (VFIO_MAJOR, 0 if path.endswith("vfio") else int(Path(path).name)))
     snapshot = bind(hardware, VFIO)
-    node.stage.write_config({**DOCUMENT, "runtimeSocket": str(node.runtime.socket), "cdiDir": str(SPECS)})
-    node.stage.start_agent()
-    node.stage.await_ready()
+    node.configure(DOCUMENT)
+    node.start_agent()
     yield Early(node, snapshot)
     if (node.stage.folder / "node-2").exists():
         SimulatedMachine.destroy(node.stage.folder / "node-2")
@@ -135,8 +133,7 @@ def test_each_container_opens_its_own_devices_and_no_other_under_permuted_number
         node.start_container(pods["a"], sandboxes["a"], attempt=1)
     for sandbox in sandboxes.values():  # a reboot ends them without a word; here the DELs wait for the next agent
         node.end(sandbox)
-    stage.start_agent()
-    stage.await_ready()
+    node.start_agent()
     sandboxes = {name: node.run(pod, attempt=2) for name, pod in pods.items()}
     after = {name: later.check(pod, sandboxes[name], 2) for name, pod in pods.items()}
     assert all(after[name] != before[name] for name in pods)
