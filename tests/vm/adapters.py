@@ -101,3 +101,9 @@ def find_pfs() -> tuple[Pf, ...]:
     """The igb adapters, in the order of their interfaces' names."""
     addresses = [p.name for p in Path("/sys/bus/pci/drivers/igb").glob("0000:*")]
     return tuple(sorted((Pf(a, netdevs(a)[0]) for a in addresses), key=lambda pf: pf.netdev))
+
+
+def cable(number: int, state: str) -> None:
+    """Pull an adapter's cable (`off`), or plug it in again: the computer that runs the machine is asked to."""
+    with open(os.environ["VMRUN_CONTROL"], "w") as control:
+        control.write(f"LINK pf{number} {state}\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from agent.model.allocation import PodRef
 from agent.state import Latest
 from cni import netconf
 from cni.attachment import Attachments
-from cni.call import Call, Node
-from tests.cni.stand_ins import attachments_of
+from cni.call import Call, GrantedDevice, Node
+from tests.cni.stand_ins import FixedDevices, attachments_of
+from tests.live import Live
 from tests.vm.adapters import Pf, link, netdevs, wait_until
 
 IPAM_PLUGINS = "/opt/cni/bin:/usr/lib/cni"
@@ -29,22 +30,37 @@ class Direct:
     machine: Machine
     ledger: Ledger
     attachments: Attachments
+    granted: list[GrantedDevice] = field(default_factory=list)
+    """What each pod was given."""
+    vfs: tuple[str, ...] = ()
+
+    def do(self, verb: str, container_id: str, pod: str | None, ifname: str = "net1", /, **conf: Any) -> Any:
+        """Make one call."""
+        path = f"/run/netns/{pod}" if pod is not None else ""
+        netns = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if pod is not None else None
+        document = {"cniVersion": "1.1.0", "name": "rails", "type": "nodefabric", **conf}
+        owner = PodRef("default", container_id, f"uid-{container_id}")
+        try:
+            read = netconf.from_document(document)
+            return getattr(self.attachments, verb)(
+                Call(container_id, ifname, netns, path, owner, "", IPAM_PLUGINS, read)
+            )
+        finally:
+            if netns is not None:
+                os.close(netns)
 
     def add(self, container_id: str, pod: str, device: str, ifname: str = "net1", /, **conf: Any) -> Any:
         """ADD a device."""
-        with self._call(container_id, pod, {"deviceID": device, **conf}, ifname) as call:
-            return self.attachments.add(call)
+        return self.do("add", container_id, pod, ifname, deviceID=device, **conf)
 
     def check(self, container_id: str, pod: str, ifname: str = "net1", /, **conf: Any) -> None:
         """CHECK."""
-        with self._call(container_id, pod, conf, ifname) as call:
-            self.attachments.check(call)
+        self.do("check", container_id, pod, ifname, **conf)
 
     def delete(self, container_id: str, pod: str | None, *ifnames: str) -> None:
         """DEL, of net1 or of several, and wait until everything is back, or withheld."""
         for ifname in ifnames or ("net1",):
-            with self._call(container_id, pod, {}, ifname) as call:
-                self.attachments.delete(call)
+            self.do("delete", container_id, pod, ifname)
         wait_until("the way back", lambda: not self._owns(container_id) or self.ledger.quarantines())
 
     def heal(self, device: str) -> str:
@@ -52,30 +68,36 @@ class Direct:
         reason: str = wait_until(f"healing {device}", lambda: self.attachments.heal(device))
         return reason
 
+    def await_back(self) -> None:
+        """Wait until nothing is in a pod, and see that nothing was withheld."""
+        wait_until("empty books", lambda: not self.ledger.attachments())
+        assert self.ledger.quarantines() == ()
+
+    def rdma_names(self, pod: str | None = None) -> list[str]:
+        """Name the RDMA devices in a pod or in the host."""
+        if pod is None:
+            return [found.name for found in self.machine.rdma.devices()]
+        with open(f"/run/netns/{pod}") as netns:
+            return [found.name for found in self.machine.rdma.devices(netns.fileno())]
+
+    def address(self, pod: str, cidr: str) -> None:
+        """Give net1 of a pod an address, as IPAM would."""
+        with open(f"/run/netns/{pod}") as inside:
+            self.machine.links.configure("net1", inside.fileno(), (cidr,), ())
+
     def _owns(self, container_id: str) -> bool:
         return any(row.owner.container_id == container_id for row in self.ledger.attachments())
 
-    @contextmanager
-    def _call(self, container_id: str, pod: str | None, conf: dict[str, Any], ifname: str) -> Iterator[Call]:
-        path = f"/run/netns/{pod}" if pod is not None else ""
-        netns = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if pod is not None else None
-        document = {"cniVersion": "1.1.0", "name": "rails", "type": "nodefabric", **conf}
-        try:
-            read = netconf.from_document(document)
-            yield Call(container_id, ifname, netns, path, PodRef("default", container_id), "", IPAM_PLUGINS, read)
-        finally:
-            if netns is not None:
-                os.close(netns)
-
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Direct]:
-    """Open the parts on what the hardware is at this moment: make VFs and bind drivers before."""
+def opened(folder: Path, *, follows: bool = False) -> Iterator[Direct]:
+    """Open the parts on what the hardware is at this moment, or, if they follow it, at each: so make VFs before."""
     machine = Machine.open()
     ledger = Ledger.open(folder / "ledger.db", "boot")
     try:
-        snapshot = machine.scan()
-        parts = Direct(machine, ledger, attachments_of(Node(machine, ledger, Latest(snapshot))))
+        snapshot = Live(machine.scan) if follows else Latest(machine.scan())
+        granted: list[GrantedDevice] = []
+        parts = Direct(machine, ledger, attachments_of(Node(machine, ledger, snapshot), FixedDevices(granted)), granted)
         yield parts
         parts.attachments.close(seconds=30)
     finally:
@@ -83,10 +105,10 @@ def opened(folder: Path) -> Iterator[Direct]:
         machine.close()
 
 
-def look(pf: Pf) -> dict[str, Any]:
+def look(*pfs: Pf) -> dict[str, Any]:
     """All that a pod could leave behind: PF settings, and all that `ip` shows of the VFs in the host."""
     found: dict[str, Any] = {}
-    for index, address in enumerate(pf.vfs()):
+    for pf, (index, address) in ((each, vf) for each in pfs for vf in enumerate(each.vfs())):
         found[f"{address} on its PF"] = pf.settings(index)
         for name in netdevs(address):
             shown = link(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import itertools
-import os
 import socket
 import sqlite3
 import struct
@@ -20,16 +19,12 @@ import pytest
 
 from agent.errors import AttachmentError, DeviceBusy, NetlinkFailed
 from agent.hardware import netns as namespaces
-from agent.ledger import Ledger
 from cni.call import GrantedDevice
-from cni.call import Node as CniNode
 from tests.cni.networks import network
-from tests.cni.stand_ins import attachments_of
-from tests.live import Live
-from tests.vm.adapters import Pf, ip, link, run, wait_until
-from tests.vm.direct import look
+from tests.vm.adapters import Pf, cable, ip, link, run, wait_until
+from tests.vm.direct import Direct, look, opened
 from tests.vm.node import ping
-from tests.vm.test_shared_adapters import CLUSTER, Node
+from tests.vm.test_shared_adapters import CLUSTER
 from tests.vm.test_shared_adapters import node as node
 
 BOND = "bond9"
@@ -53,51 +48,50 @@ def bond(pfs: tuple[Pf, ...]) -> Iterator[str]:
 
 @pytest.mark.parametrize(("mode", "named"), [("macvlan", "share"), ("ipvlan", "share"), ("ipvlan", "master")])
 def test_pods_talk_upon_the_bond_that_an_adapter_is_a_port_of(
-    node: Node, pfs: tuple[Pf, ...], bond: str, netns: Callable[[], str], mode: str, named: str
+    node: Direct, pfs: tuple[Pf, ...], bond: str, netns: Callable[[], str], mode: str, named: str
 ) -> None:
     where = {"deviceID": pfs[0].address} if named == "share" else {"master": bond}
     pods = [netns(), netns()]
     for number, pod in enumerate(pods, 1):
-        node.do("add", pod, mode=mode, **where)
+        node.do("add", pod, pod, mode=mode, **where)
         shown = link("net1", pod)
         assert shown["linkinfo"]["info_kind"] == mode
         assert (shown["address"] == link(bond)["address"]) == (mode == "ipvlan")
         assert shown["link_index"] == link(bond)["ifindex"]
-        with open(f"/run/netns/{pod}") as inside:
-            node.machine.links.configure("net1", inside.fileno(), (f"10.98.0.{number}/24",), ())
-        node.do("check", pod, mode=mode, **where)
+        node.address(pod, f"10.98.0.{number}/24")
+        node.do("check", pod, pod, mode=mode, **where)
     ping(f"/run/netns/{pods[0]}", "10.98.0.2")
     for pod in pods:
-        node.do("delete", pod)
-    wait_until("empty books", lambda: not node.ledger.attachments())
+        node.do("delete", pod, pod)
+    node.await_back()
     assert all("net1" not in ip("-n", pod, "-brief", "link") for pod in pods)
 
 
 @pytest.mark.parametrize("mode", ["l2", "l3", "l3s"])
 def test_an_ipvlan_has_its_mode_and_others_upon_it_too(
-    node: Node, pfs: tuple[Pf, ...], netns: Callable[[], str], mode: str
+    node: Direct, pfs: tuple[Pf, ...], netns: Callable[[], str], mode: str
 ) -> None:
     run("modprobe", "-a", "macvlan", "ipvlan")
     pod, other = netns(), netns()
-    node.do("add", pod, mode="ipvlan", master=pfs[1].netdev, ipvlanMode=mode)
+    node.do("add", pod, pod, mode="ipvlan", master=pfs[1].netdev, ipvlanMode=mode)
     assert link("net1", pod)["linkinfo"]["info_data"]["mode"] == mode
     with pytest.raises(DeviceBusy, match="so it can carry no ipvlan of mode"):
-        node.do("add", other, mode="ipvlan", master=pfs[1].netdev, ipvlanMode="l3" if mode == "l2" else "l2")
+        node.do("add", other, other, mode="ipvlan", master=pfs[1].netdev, ipvlanMode="l3" if mode == "l2" else "l2")
     with pytest.raises(DeviceBusy, match="so it can carry no macvlan"):
-        node.do("add", other, mode="macvlan", master=pfs[1].netdev)
-    node.do("delete", pod)
-    wait_until("empty books", lambda: not node.ledger.attachments())
-    node.do("add", other, mode="macvlan", master=pfs[1].netdev)
-    node.do("delete", other)
-    wait_until("empty books again", lambda: not node.ledger.attachments())
+        node.do("add", other, other, mode="macvlan", master=pfs[1].netdev)
+    node.do("delete", pod, pod)
+    node.await_back()
+    node.do("add", other, other, mode="macvlan", master=pfs[1].netdev)
+    node.do("delete", other, other)
+    node.await_back()
 
 
-def test_what_others_have_made_upon_it_is_told(node: Node, pfs: tuple[Pf, ...], netns: Callable[[], str]) -> None:
+def test_what_others_have_made_upon_it_is_told(node: Direct, pfs: tuple[Pf, ...], netns: Callable[[], str]) -> None:
     run("modprobe", "-a", "macvlan", "ipvlan")
     ip("link", "add", "theirs", "link", pfs[1].netdev, "type", "macvlan")
     try:
         with pytest.raises(NetlinkFailed, match=r"in use otherwise, .* by macvlans"):
-            node.do("add", netns(), mode="ipvlan", master=pfs[1].netdev)
+            node.do("add", "c1", netns(), mode="ipvlan", master=pfs[1].netdev)
     finally:
         ip("link", "delete", "theirs")
 
@@ -115,27 +109,21 @@ def pairs(pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Ite
     """Two VFs of each adapter, as they are again after the test."""
     run("modprobe", "bonding")
     made = tuple(vfs(pf, 2) for pf in pfs)
-    before = [look(pf) for pf in pfs]
+    before = look(*pfs)
     yield made
     wait_until("the adapters' carrier", lambda: all("LOWER_UP" in link(pf.netdev)["flags"] for pf in pfs))
-    wait_until("everything back as it was", lambda: [look(pf) for pf in pfs] == before)
+    wait_until("everything back as it was", lambda: look(*pfs) == before)
 
 
-def bonded(node: Node, pod: str, devices: tuple[str, ...], **keys: Any) -> Mapping[str, Any]:
+def bonded(node: Direct, pod: str, devices: tuple[str, ...], **keys: Any) -> Mapping[str, Any]:
     node.granted[:] = [GrantedDevice(d, "rdma/vf", network({"bond": "active-backup", **keys})) for d in devices]
-    answer: Mapping[str, Any] = node.do("add", pod, "eth0", prevResult=CLUSTER)
+    answer: Mapping[str, Any] = node.do("add", pod, pod, "eth0", prevResult=CLUSTER)
     return answer
 
 
 def active(pod: str) -> str:
     """Which VF of net1 carries; empty if none does yet."""
     return str(link("net1", pod)["linkinfo"]["info_data"].get("active_slave", ""))
-
-
-def cable(number: int, state: str) -> None:
-    """Pull an adapter's cable (`off`), or plug it in again."""
-    with open(os.environ["VMRUN_CONTROL"], "w") as control:
-        control.write(f"LINK pf{number} {state}\n")
 
 
 @contextmanager
@@ -192,7 +180,7 @@ def asked(pod: str, peer: str, address: str, port: str) -> Iterator[tuple[list[f
 
 @pytest.mark.parametrize(("spoofchk", "targets"), [("on", []), ("off", []), ("on", ["10.97.0.2"])])
 def test_a_bond_of_two_vfs_goes_on_over_the_other_when_one_loses_its_link(
-    node: Node,
+    node: Direct,
     pfs: tuple[Pf, ...],
     pairs: tuple[tuple[str, ...], ...],
     netns: Callable[[], str],
@@ -215,15 +203,14 @@ def test_a_bond_of_two_vfs_goes_on_over_the_other_when_one_loses_its_link(
     wait_until("both VFs' links", lambda: all("LOWER_UP" in link(f"net1p{n}", pod)["flags"] for n in range(2)))
     carrier = 0
     node.granted[:] = [GrantedDevice(pairs[1 - carrier][1], "rdma/peer", network({"mtu": 1400}))]
-    node.do("add", peer, "eth0", prevResult=CLUSTER)
+    node.do("add", peer, peer, "eth0", prevResult=CLUSTER)
     for name, number in ((pod, 1), (peer, 2)):
-        with open(f"/run/netns/{name}") as inside:
-            node.machine.links.configure("net1", inside.fileno(), (f"10.97.0.{number}/24",), ())
+        node.address(name, f"10.97.0.{number}/24")
     ping(f"/run/netns/{pod}", "10.97.0.2")
     wait_until("a VF that carries", lambda: active(pod))
     ip("-n", pod, "link", "set", "net1", "type", "bond", "active_slave", f"net1p{carrier}")
     ping(f"/run/netns/{pod}", "10.97.0.2")
-    node.do("check", pod, "eth0", prevResult=answer)
+    node.do("check", pod, pod, "eth0", prevResult=answer)
     macs = [link("net1", pod)["address"]]
     netdev = pfs[carrier].netdev
     pull = partial(cable, carrier, "off") if targets else partial(ip, "link", "set", netdev, "down")
@@ -243,55 +230,51 @@ def test_a_bond_of_two_vfs_goes_on_over_the_other_when_one_loses_its_link(
         assert gap < MOST_SECONDS
         assert macs[0] != macs[1]
         assert macs == [link(f"net1p{n}", pod)["address"] for n in (carrier, 1 - carrier)]
-        node.do("check", pod, "eth0", prevResult=answer)
+        node.do("check", pod, pod, "eth0", prevResult=answer)
     finally:
         cable(carrier, "on")
         ip("link", "set", netdev, "up")
-    node.do("delete", pod, "eth0")
-    node.do("delete", peer, "eth0")
-    wait_until("empty books", lambda: not node.ledger.attachments())
-    assert node.ledger.quarantines() == ()
+    node.do("delete", pod, pod, "eth0")
+    node.do("delete", peer, peer, "eth0")
+    node.await_back()
     assert "net1" not in ip("-n", pod, "-brief", "link")
 
 
 def test_a_bond_that_was_taken_apart_in_the_pod_is_told_and_goes_home(
-    node: Node, pairs: tuple[tuple[str, ...], ...], netns: Callable[[], str]
+    node: Direct, pairs: tuple[tuple[str, ...], ...], netns: Callable[[], str]
 ) -> None:
     pod = netns()
     answer = bonded(node, pod, (pairs[0][0], pairs[1][0]), vlan=5, altNames=["storage"])
     assert link("net1", pod)["altnames"] == ["storage"]
     ip("-n", pod, "link", "set", "net1p1", "nomaster")
     with pytest.raises(AttachmentError, match=f"{pairs[1][0]} is no port of net1"):
-        node.do("check", pod, "eth0", prevResult=answer)
+        node.do("check", pod, pod, "eth0", prevResult=answer)
     ip("-n", pod, "link", "set", "net1", "down", "name", "mine")
-    node.do("delete", pod, "eth0")
-    wait_until("empty books", lambda: not node.ledger.attachments())
-    assert node.ledger.quarantines() == ()
+    node.do("delete", pod, pod, "eth0")
+    node.await_back()
 
 
 @pytest.mark.parametrize("namespace", ["lives", "ended"])
 def test_a_crash_brings_both_vfs_home(
-    node: Node, pairs: tuple[tuple[str, ...], ...], netns: Callable[[], str], tmp_path: Path, namespace: str
+    pairs: tuple[tuple[str, ...], ...], netns: Callable[[], str], tmp_path: Path, namespace: str
 ) -> None:
     """The rows alone are left of an ADD that did not end: as after SIGKILL between the bond and the answer."""
     pod = netns()
-    bonded(node, pod, (pairs[0][0], pairs[1][0]), vlan=5, mtu=1400)
-    node.attachments.close(20)
-    node.ledger.close()
+    with opened(tmp_path, follows=True) as node:
+        bonded(node, pod, (pairs[0][0], pairs[1][0]), vlan=5, mtu=1400)
     with sqlite3.connect(tmp_path / "ledger.db") as books:
         books.execute("UPDATE attachments SET state = 'attaching'")
     books.close()
     if namespace == "ended":
         ip("netns", "delete", pod)
-    node.ledger = Ledger.open(tmp_path / "ledger.db", "boot")
-    node.attachments = attachments_of(CniNode(node.machine, node.ledger, Live(node.machine.scan)))
+    with opened(tmp_path, follows=True) as later:
 
-    def is_healed() -> bool:
-        for row in node.ledger.attachments():
-            node.attachments.heal(row.device)
-        return not node.ledger.attachments()
+        def is_healed() -> bool:
+            for row in later.ledger.attachments():
+                later.attachments.heal(row.device)
+            return not later.ledger.attachments()
 
-    wait_until("all rows healed", is_healed)
-    assert node.ledger.quarantines() == ()
+        wait_until("all rows healed", is_healed)
+        assert later.ledger.quarantines() == ()
     if namespace == "lives":
         assert "net1" not in ip("-n", pod, "-brief", "link")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,8 @@ from tests.soak import observe
 from tests.soak.agent import Agent
 from tests.soak.points import Point, distinct
 from tests.soak.small_agent import Options
-from tests.vm.adapters import Pf, link, netdevs, shows, wait_until
+from tests.vm.adapters import Pf, link, shows, wait_until
+from tests.vm.direct import look
 from tests.vm.node import RELAY, ROOT
 
 FOLDER = Path("/run/crash")
@@ -39,23 +39,13 @@ class Bench:
             )
         self._requests = mine
         self.agent: Agent | None = None
-        self.before = self.look()
+        self.before = look(pf)
 
     def close(self) -> None:
         if self.agent is not None:
             self.agent.kill()
         self._requests.close()
         self._zygote.wait(60)
-
-    def look(self) -> dict[str, Any]:
-        """The PF's settings for all its VFs, and the interfaces of those that are in the host."""
-        found: dict[str, Any] = {}
-        for index, address in enumerate(self.pf.vfs()):
-            found[f"{address} on its PF"] = self.pf.settings(index)
-            for name in netdevs(address):
-                shown = link(name)
-                found[address] = (name, shown["address"], shown["mtu"], "UP" in shown["flags"])
-        return found
 
     def start(self, *, watched: bool) -> Agent:
         if self.agent is not None:
@@ -124,7 +114,7 @@ class Bench:
         assert (row.device, row.state, row.container_id) == (self.device, "attached", netns)
 
     def expect_nothing_left(self) -> None:
-        wait_until("everything as before", lambda: shows(self.look, self.before), 120)
+        wait_until("everything as before", lambda: shows(lambda: look(self.pf), self.before), 120)
         books = observe.Books(FOLDER / "state/ledger.db")
         assert (books.rows, books.quarantine, books.damage) == ((), {}, None)
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from hack.sim.stage import files_of
+from hack.sim.stage import files_of, manifest
 from tests.containerd.cri import sandbox_config
 from tests.containerd.runtime import Containerd
 from tests.vm.adapters import Pf, ip, link, netdevs, run, shows, wait_until
+from tests.vm.direct import look
 from tests.vm.node import NETNS, Node, configuration, in_netns, ping
 
 ALL_UNITS = {"rdma/hca": 8, "rdma/storage": 1, "rdma/vf": 2}
@@ -30,19 +31,7 @@ class Hardware:
     before: dict[str, Any]
 
     def is_as_before(self) -> bool:
-        return shows(lambda: look(self.pfs), self.before)
-
-
-def look(pfs: tuple[Pf, ...]) -> dict[str, Any]:
-    """All that a pod could leave behind: PF settings, names, MACs, MTUs and states of the VFs in the host."""
-    found: dict[str, Any] = {}
-    for pf in pfs:
-        for index, address in enumerate(pf.vfs()):
-            found[f"{address} on its PF"] = pf.settings(index)
-            for name in netdevs(address):
-                shown = link(name)
-                found[address] = (name, shown["address"], shown["mtu"], "UP" in shown["flags"])
-    return found
+        return shows(lambda: look(*self.pfs), self.before)
 
 
 @contextmanager
@@ -58,20 +47,22 @@ def on_interface(name: str, address: str) -> Iterator[None]:
 def hardware(pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Iterator[Hardware]:
     made = (*vfs(pfs[0], 2), *vfs(pfs[1], 1))
     run("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", pfs[1].netdev)
-    yield Hardware(pfs, made, look(pfs))
+    yield Hardware(pfs, made, look(*pfs))
     run("rdma", "link", "delete", "rxe0")
 
 
 @pytest.fixture(scope="module")
 def node(hardware: Hardware, request: pytest.FixtureRequest) -> Iterator[Node]:
-    started = Node(configuration(*hardware.pfs))
+    started = Node()
+    started.write_config(configuration(*hardware.pfs))
     try:
         started.start_kubelet()
         started.start_agent()
+        started.await_ready()
         yield started
     finally:
         if request.session.testsfailed:
-            print(started.logs())
+            print(started.log_ends())
         started.close()
 
 
@@ -79,8 +70,7 @@ def node(hardware: Hardware, request: pytest.FixtureRequest) -> Iterator[Node]:
 def nothing_left(hardware: Hardware, node: Node) -> Iterator[None]:
     """After each test everything is as it was before the first one."""
     yield
-    for manifest in node.manifests.glob("*.json"):
-        node.remove(manifest.stem)
+    node.end_pods(*(file.stem for file in (node.folder / "manifests").iterdir()))
     wait_until("everything back as it was", hardware.is_as_before)
     wait_until("empty books", lambda: not node.status()["attachments"])
     assert [p.name for p in node.addresses.iterdir()] == []
@@ -93,10 +83,10 @@ def test_kubelet_is_offered_the_vfs_and_the_shares_of_the_hca(node: Node) -> Non
 
 def test_pods_get_vfs_set_up_on_their_pfs_and_talk_and_leave_nothing(node: Node, hardware: Hardware) -> None:
     first, second = hardware.pfs
-    node.apply("one", vf=1, hca=1)
-    node.apply("two", vf=1)
-    node.apply("far", storage=1)
-    pods = {name: node.running(name) for name in ("one", "two", "far")}
+    node.create_pod("one", {"rdma/vf": 1, "rdma/hca": 1})
+    node.create_pod("two", {"rdma/vf": 1})
+    node.create_pod("far", {"rdma/storage": 1})
+    pods = {name: node.await_pod(name) for name in ("one", "two", "far")}
 
     assert netdevs(hardware.vfs[0]) == netdevs(hardware.vfs[1]) == netdevs(hardware.vfs[2]) == ()
     for index in (0, 1):
@@ -138,11 +128,12 @@ def test_pods_get_vfs_set_up_on_their_pfs_and_talk_and_leave_nothing(node: Node,
 def test_a_namespace_that_is_killed_without_del_gives_its_vf_back_healed(node: Node, hardware: Hardware) -> None:
     device = hardware.vfs[1]
     ip("netns", "add", "doomed")
+    doomed = "doomed-container", str(NETNS / "doomed"), "net7"
     conf = {"deviceID": device, "vlan": 200, "trust": "on", "mac": "02:00:00:00:00:09", "ipam": {"type": "counter"}}
-    answer = node.relay("ADD", "doomed-container", str(NETNS / "doomed"), "net7", conf)
-    assert [i["name"] for i in answer["interfaces"]] == ["net7"]
-    assert node.relay("ADD", "doomed-container", str(NETNS / "doomed"), "net7", conf) == answer
-    node.relay("CHECK", "doomed-container", str(NETNS / "doomed"), "net7", {**conf, "prevResult": answer})
+    status, answer = node.call("ADD", conf, *doomed, pod="direct")
+    assert (status, [i["name"] for i in answer["interfaces"]]) == (0, ["net7"])
+    assert node.call("ADD", conf, *doomed, pod="direct") == (0, answer)
+    assert node.call("CHECK", {**conf, "prevResult": answer}, *doomed, pod="direct") == (0, {})
     assert hardware.pfs[0].settings(1)["vlan_list"] == [{"vlan": 200}]
 
     ip("netns", "delete", "doomed")
@@ -150,7 +141,7 @@ def test_a_namespace_that_is_killed_without_del_gives_its_vf_back_healed(node: N
     wait_until("the VF healed", hardware.is_as_before, 60)
     wait_until("empty books", lambda: not node.status()["attachments"], 60)
     assert node.status()["quarantine"] == []
-    node.relay("DEL", "doomed-container", "", "net7", conf)
+    assert node.call("DEL", conf, "doomed-container", "", "net7", pod="direct") == (0, {})
 
 
 def test_a_vf_of_a_real_runtimes_pod_comes_back_healed_when_all_of_the_pod_is_killed(
@@ -158,11 +149,12 @@ def test_a_vf_of_a_real_runtimes_pod_comes_back_healed_when_all_of_the_pod_is_ki
 ) -> None:
     cluster = {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]]}}
     conflist = {"cniVersion": "1.1.0", "name": "cluster", "plugins": [cluster, {"type": "nodefabric"}]}
-    for plugin in node.plugins.iterdir():
+    for plugin in (node.folder / "cni").iterdir():
         (containerd.plugins / plugin.name).symlink_to(plugin)
     (containerd.net_d / "10-cluster.conflist").write_text(json.dumps(conflist))
-    node.apply("real", host_network=True, vf=1)  # so the stand-in leaves the sandbox to containerd
-    config = sandbox_config("real", node.running("real")["uid"], cgroup=f"/{containerd.cgroups.name}")
+    in_host = manifest("real", {"rdma/vf": 1}).replace("spec:", "spec:\n  hostNetwork: true")
+    (node.folder / "manifests/real.yaml").write_text(in_host)  # so the stand-in leaves the sandbox to containerd
+    config = sandbox_config("real", node.await_pod("real")["uid"], cgroup=f"/{containerd.cgroups.name}")
     sandbox = containerd.cri.run_sandbox(config)
 
     (row,) = node.status()["attachments"]
@@ -188,52 +180,51 @@ def test_a_vf_of_a_real_runtimes_pod_comes_back_healed_when_all_of_the_pod_is_ki
 def test_an_agent_killed_amid_an_add_loses_nothing(node: Node, hardware: Hardware) -> None:
     hold, held = node.addresses / "hold", node.addresses / "held"
     hold.touch()
-    node.apply("unlucky", vf=1)
+    node.create_pod("unlucky", {"rdma/vf": 1})
     # The plugin is waited for with the VF in the pod, set up on its PF, and the books not yet closed.
     wait_until("an ADD under way", held.exists, 90)
     assert not hardware.is_as_before()
-    node.stop_agent(signal.SIGKILL)
+    node.end("agent", signal.SIGKILL)
     hold.unlink()
     held.unlink()
     node.start_agent()
+    node.await_ready()
 
-    pod = node.running("unlucky")
+    pod = node.await_pod("unlucky")
     (row,) = node.status()["attachments"]
     assert (row["container"], row["state"]) == (pod["container_id"], "attached")
     untouched = ({*hardware.vfs} - {row["device"]}).pop()
-    assert look(hardware.pfs)[untouched] == hardware.before[untouched]
+    assert look(*hardware.pfs)[untouched] == hardware.before[untouched]
     assert [p.name for p in node.addresses.iterdir()] == [row["addresses"][0].partition("/")[0]]
 
 
 def test_a_pod_outlives_the_agent_and_can_end_without_it(node: Node, hardware: Hardware) -> None:
-    node.apply("patient", vf=1)
-    pod = node.running("patient")
-    node.stop_agent(signal.SIGTERM)
+    pod = node.run_pod("patient", {"rdma/vf": 1})
+    node.end("agent", signal.SIGTERM)
     assert "UP" in link("net1", Path(pod["netns"]).name)["flags"]
 
-    node.remove("patient")
+    node.end_pods("patient")
     assert list(Path("/var/lib/nodefabric/spool").glob("*.del"))
     assert not hardware.is_as_before()
 
     node.start_agent()
+    node.await_ready()
     wait_until("the VF back", hardware.is_as_before, 60)
     assert not list(Path("/var/lib/nodefabric/spool").glob("*.del"))
 
 
 def test_the_lists_follow_vfs_that_are_removed_even_from_a_pod_and_made_again(node: Node, hardware: Hardware) -> None:
     second = hardware.pfs[1]
-    node.apply("robbed", storage=1)
-    node.running("robbed")
+    node.run_pod("robbed", {"rdma/storage": 1})
     second.set_vfs(0)
     # A device that is gone stays listed for a while, so that its reason can be told.
     wait_until("no VF of the second PF", lambda: node.allocatable()["rdma/storage"] == 0)
     assert node.allocatable()["rdma/vf"] == 2
-    node.remove("robbed")
+    node.end_pods("robbed")
     wait_until("empty books", lambda: not node.status()["attachments"])
     assert node.status()["quarantine"] == []
 
     second.set_vfs(1)
-    hardware.before = look(hardware.pfs)  # the new VF has a new MAC
+    hardware.before = look(*hardware.pfs)  # the new VF has a new MAC
     wait_until("the VF offered again", lambda: node.allocatable() == ALL_UNITS)
-    node.apply("again", storage=1)
-    node.running("again")
+    node.run_pod("again", {"rdma/storage": 1})

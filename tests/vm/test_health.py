@@ -6,7 +6,6 @@ The inventory, the device plugins and a kubelet stand-in run in this process, on
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 import threading
 from collections import Counter
@@ -24,7 +23,7 @@ from agent.state import Latest
 from deviceplugin.plugins import Ground
 from hack.sim.kubelet import Kubelet
 from tests.deviceplugin.rig import plugins_on
-from tests.vm.adapters import PCI_DEVICES, Pf, wait_until
+from tests.vm.adapters import PCI_DEVICES, Pf, cable, wait_until
 
 RESOURCES = (Resource("rdma/vf", "vf"), Resource("rdma/hca", "hca", shares=2))
 SETTINGS = HealthSettings(down_seconds=0.5, up_seconds=0.5, gone_seconds=3600)
@@ -97,22 +96,17 @@ def node(pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Iter
 
 
 @pytest.fixture
-def cable(pfs: tuple[Pf, ...]) -> Iterator[Callable[[Pf, str], None]]:
-    """Pull or plug the cable of an adapter: the computer that runs the machine is asked to."""
-
-    def put(pf: Pf, state: str) -> None:
-        with open(os.environ["VMRUN_CONTROL"], "w") as control:
-            control.write(f"LINK pf{pfs.index(pf)} {state}\n")
-
-    yield put
-    for pf in pfs:
-        put(pf, "on")
+def plugged(pfs: tuple[Pf, ...]) -> Iterator[None]:
+    """Cables that are plugged in again after the test."""
+    yield
+    for number in range(len(pfs)):
+        cable(number, "on")
 
 
-def test_vfs_follow_the_cable_of_their_pf(node: Node, pfs: tuple[Pf, ...], cable: Callable[[Pf, str], None]) -> None:
-    cable(pfs[0], "off")
+def test_vfs_follow_the_cable_of_their_pf(node: Node, plugged: None) -> None:
+    cable(0, "off")
     wait_until("the lost link", lambda: node.healthy() == 0 and node.reasons() == {"LinkDown": VFS})
-    cable(pfs[0], "on")
+    cable(0, "on")
     wait_until("the link", lambda: node.healthy() == VFS and node.reasons() == {})
 
 
@@ -136,13 +130,13 @@ def test_vfs_that_were_removed_say_so_until_they_are_back(node: Node, pfs: tuple
 
 
 def test_shares_follow_the_port_of_soft_roce(
-    node: Node, pfs: tuple[Pf, ...], rxe: Callable[[str], str], cable: Callable[[Pf, str], None]
+    node: Node, pfs: tuple[Pf, ...], rxe: Callable[[str], str], plugged: None
 ) -> None:
     rxe(pfs[1].netdev)
     wait_until("the HCA", lambda: node.healthy("rdma/hca") == 2)
-    cable(pfs[1], "off")
+    cable(1, "off")
     wait_until("the lost port", lambda: node.healthy("rdma/hca") == 0 and node.reasons("rdma/hca") == {"PortDown": 2})
-    cable(pfs[1], "on")
+    cable(1, "on")
     wait_until("the port", lambda: node.healthy("rdma/hca") == 2)
 
 

@@ -39,10 +39,10 @@ def full(pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> tupl
 @pytest.fixture
 def direct(full: tuple[Pf, ...], tmp_path: Path) -> Iterator[Direct]:
     """After each test everything is as it was."""
-    before = [look(pf) for pf in full]
+    before = look(*full)
     with opened(tmp_path) as parts:
         yield parts
-        wait_until("everything back as it was", lambda: [look(pf) for pf in full] == before)
+        wait_until("everything back as it was", lambda: look(*full) == before)
         assert (parts.ledger.attachments(), parts.ledger.quarantines()) == ((), ())
 
 

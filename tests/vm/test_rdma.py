@@ -12,7 +12,6 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,9 @@ from agent.errors import AttachmentError, HardwareError, NetlinkFailed
 from agent.hardware.host import RdmaLink
 from agent.hardware.machine import Machine
 from agent.hardware.netlink.rdma_netlink import RdmaNetlink
-from agent.ledger import Ledger
-from agent.model.allocation import PodRef
 from agent.model.change import of_function
-from cni import netconf
-from cni.attachment import Attachments
-from cni.call import Call
-from cni.call import Node as CniNode
-from tests.cni.stand_ins import attachments_of
-from tests.live import Live
 from tests.vm.adapters import Pf, ip, netdevs, run, wait_until
+from tests.vm.direct import Direct, opened
 
 RXE = "/sys/class/infiniband"
 
@@ -43,54 +35,15 @@ def rdma() -> Iterator[RdmaNetlink]:
     opened.close()
 
 
-@dataclass
-class Node:
-    """What attaches, in this process, and VFs with an RDMA device each."""
-
-    machine: Machine
-    attachments: Attachments
-    ledger: Ledger
-    vfs: tuple[str, ...]
-
-    def call(self, container_id: str, pod: str | None, conf: dict[str, Any]) -> tuple[Call, int | None]:
-        netns = os.open(f"/run/netns/{pod}", os.O_RDONLY | os.O_CLOEXEC) if pod is not None else None
-        document = {"cniVersion": "1.1.0", "name": "rails", "type": "nodefabric", **conf}
-        path = f"/run/netns/{pod}" if pod is not None else ""
-        pod_ref = PodRef("default", f"pod-{container_id}")
-        read = netconf.from_document(document)
-        return Call(container_id, "net1", netns, path, pod_ref, "", "", read), netns
-
-    def do(self, verb: str, container_id: str, pod: str | None, **conf: Any) -> Any:
-        call, netns = self.call(container_id, pod, conf)
-        try:
-            return getattr(self.attachments, verb)(call)
-        finally:
-            if netns is not None:
-                os.close(netns)
-
-    def names(self, pod: str | None = None) -> list[str]:
-        """The RDMA devices in a pod or in the host."""
-        if pod is None:
-            return [found.name for found in self.machine.rdma.devices()]
-        with open(f"/run/netns/{pod}") as netns:
-            return [found.name for found in self.machine.rdma.devices(netns.fileno())]
-
-    def await_back(self) -> None:
-        wait_until("empty books", lambda: not self.ledger.attachments())
-
-
 @pytest.fixture
-def node(tmp_path: Path, pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Iterator[Node]:
+def node(tmp_path: Path, pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Iterator[Direct]:
+    """What attaches, and VFs for an RDMA device each."""
     made = vfs(pfs[0], 2)
     for address in made:
         wait_until("the VF's interface", functools.partial(netdevs, address))
-    machine = Machine.open()
-    ledger = Ledger.open(tmp_path / "ledger.db", "boot")
-    attachments = attachments_of(CniNode(machine, ledger, Live(machine.scan)))
-    yield Node(machine, attachments, ledger, made)
-    attachments.close(20)
-    ledger.close()
-    machine.close()
+    with opened(tmp_path, follows=True) as parts:
+        parts.vfs = made
+        yield parts
 
 
 @pytest.fixture
@@ -112,7 +65,7 @@ def _set_mode(mode: str) -> None:
 
 
 @pytest.fixture
-def movable(node: Node, changed_rxe: Callable[[str, str], None]) -> Callable[[int], str]:
+def movable(node: Direct, changed_rxe: Callable[[str, str], None]) -> Callable[[int], str]:
     """Put the changed soft RoCE device on a VF."""
 
     def make(index: int) -> str:
@@ -187,7 +140,7 @@ def test_the_stock_driver_moves_nothing(
 
 
 def test_a_vf_with_a_software_rdma_device_is_refused_with_what_to_do(
-    exclusive: None, node: Node, rxe: Any, netns: Callable[[], str]
+    exclusive: None, node: Direct, rxe: Any, netns: Callable[[], str]
 ) -> None:
     (netdev,) = netdevs(node.vfs[0])
     ip("link", "set", netdev, "up")
@@ -200,13 +153,13 @@ def test_a_vf_with_a_software_rdma_device_is_refused_with_what_to_do(
 
 
 def test_the_rdma_device_moves_along_and_back(
-    exclusive: None, node: Node, movable: Callable[[int], str], netns: Callable[[], str]
+    exclusive: None, node: Direct, movable: Callable[[int], str], netns: Callable[[], str]
 ) -> None:
     first, second = movable(0), movable(1)
     before = [netdevs(address) for address in node.vfs]
     pod = netns()
     node.do("add", "c1", pod, deviceID=node.vfs[0])
-    assert (node.names(pod), node.names()) == ([first], [second])
+    assert (node.rdma_names(pod), node.rdma_names()) == ([first], [second])
     assert first in run("ip", "netns", "exec", pod, "rdma", "dev")
     assert not Path(RXE, first).exists()
     node.do("check", "c1", pod, deviceID=node.vfs[0])
@@ -215,26 +168,25 @@ def test_the_rdma_device_moves_along_and_back(
 
     node.do("delete", "c1", pod)
     node.await_back()
-    assert (node.names(pod), sorted(node.names())) == ([], [first, second])
+    assert (node.rdma_names(pod), sorted(node.rdma_names())) == ([], [first, second])
     assert [netdevs(address) for address in node.vfs] == before
-    assert node.ledger.quarantines() == ()
 
 
 def test_a_device_renamed_in_the_pod_is_found_and_gets_its_name_again(
-    exclusive: None, node: Node, movable: Callable[[int], str], netns: Callable[[], str]
+    exclusive: None, node: Direct, movable: Callable[[int], str], netns: Callable[[], str]
 ) -> None:
     first, pod = movable(0), netns()
     node.do("add", "c1", pod, deviceID=node.vfs[0])
     run("ip", "netns", "exec", pod, "rdma", "dev", "set", first, "name", "mine")
-    assert node.names(pod) == ["mine"]
+    assert node.rdma_names(pod) == ["mine"]
     node.do("check", "c1", pod, deviceID=node.vfs[0])
     node.do("delete", "c1", pod)
     node.await_back()
-    assert node.names() == [first]
+    assert node.rdma_names() == [first]
 
 
 def test_a_namespace_that_is_killed_gives_both_back(
-    exclusive: None, node: Node, movable: Callable[[int], str], netns: Callable[[], str]
+    exclusive: None, node: Direct, movable: Callable[[int], str], netns: Callable[[], str]
 ) -> None:
     first, pod = movable(0), netns()
     before = netdevs(node.vfs[0])
@@ -242,13 +194,12 @@ def test_a_namespace_that_is_killed_gives_both_back(
     ip("netns", "delete", pod)
     node.do("delete", "c1", None)
     node.await_back()
-    assert node.names() == [first]
+    assert node.rdma_names() == [first]
     assert netdevs(node.vfs[0]) == before
-    assert node.ledger.quarantines() == ()
 
 
 def test_a_device_that_was_taken_out_is_missed_by_check(
-    exclusive: None, node: Node, movable: Callable[[int], str], netns: Callable[[], str]
+    exclusive: None, node: Direct, movable: Callable[[int], str], netns: Callable[[], str]
 ) -> None:
     movable(0)
     pod = netns()
@@ -263,13 +214,13 @@ def test_a_device_that_was_taken_out_is_missed_by_check(
 
 
 def test_a_char_device_that_gets_another_number_on_the_way_is_no_success(
-    exclusive: None, node: Node, movable: Callable[[int], str], netns: Callable[[], str]
+    exclusive: None, node: Direct, movable: Callable[[int], str], netns: Callable[[], str]
 ) -> None:
     first, second = movable(0), movable(1)
     run("rdma", "link", "delete", first)  # now uverbs0 is free, and a device that moves takes the lowest
     pod = netns()
     with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs1 and has /dev/infiniband/uverbs0"):
         node.do("add", "c1", pod, deviceID=node.vfs[1])
-    assert node.names() == [second]
+    assert node.rdma_names() == [second]
     assert netdevs(node.vfs[1]) != ()
     assert node.ledger.attachments() == ()

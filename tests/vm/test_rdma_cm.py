@@ -9,7 +9,7 @@ from agent.edits.build import edits_by_device
 from agent.offer.units import plain_offer
 from tests.vm.adapters import Pf, ip
 from tests.vm.containers import Container, ended
-from tests.vm.test_rdma import Node
+from tests.vm.direct import Direct
 from tests.vm.test_rdma import exclusive as exclusive
 from tests.vm.test_rdma import movable as movable
 from tests.vm.test_rdma import node as node
@@ -55,7 +55,7 @@ def test_rping_connects_two_pods_of_one_adapter(scene: Scene, pfs: tuple[Pf, ...
 
 
 def test_rping_connects_two_pods_that_have_the_rdma_device_of_their_vf_to_themselves(
-    exclusive: None, node: Node, movable: Callable[[int], str], netns: Callable[[], str]
+    exclusive: None, node: Direct, movable: Callable[[int], str], netns: Callable[[], str]
 ) -> None:
     names = [movable(index) for index in range(2)]
     snapshot = node.machine.scan()
@@ -74,4 +74,4 @@ def test_rping_connects_two_pods_that_have_the_rdma_device_of_their_vf_to_themse
     for number, container in enumerate(pods):
         node.do("delete", f"c{number}", container.pod)
     node.await_back()
-    assert sorted(node.names()) == names
+    assert sorted(node.rdma_names()) == names

@@ -63,7 +63,7 @@ def test_every_address_answers_on_its_own_interface_and_mac(
     full: tuple[Pf, ...], direct: Direct, netns: Callable[[], str], given: Mapping[str, tuple[str, str]]
 ) -> None:
     devices = [address for index in range(2) for address in (pf.vfs()[index] for pf in full)]
-    before = [look(pf) for pf in full], [settings(address) for address in devices]
+    before = look(*full), [settings(address) for address in devices]
     pod, outside = netns(), netns()
     for ifname, device in zip(IFNAMES, devices, strict=True):
         addresses = [{"address": address} for address in given[ifname]]
@@ -89,4 +89,4 @@ def test_every_address_answers_on_its_own_interface_and_mac(
     direct.delete("c1", pod, *IFNAMES)
     direct.delete("c2", outside)
     assert (direct.ledger.attachments(), direct.ledger.quarantines()) == ((), ())
-    assert ([look(pf) for pf in full], [settings(address) for address in devices]) == before
+    assert (look(*full), [settings(address) for address in devices]) == before

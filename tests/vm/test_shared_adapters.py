@@ -6,88 +6,44 @@ import errno
 import ipaddress
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent.errors import AttachmentError, NetlinkFailed
 from agent.hardware.host import Child
-from agent.hardware.machine import Machine
-from agent.ledger import Ledger
-from agent.model.allocation import PodRef
-from cni import netconf
-from cni.call import Call, GrantedDevice
-from cni.call import Node as CniNode
+from cni.call import GrantedDevice
 from tests.cni.networks import network
-from tests.cni.stand_ins import FixedDevices, attachments_of
-from tests.live import Live
 from tests.vm.adapters import Pf, ip, link, run, wait_until
+from tests.vm.direct import Direct, opened
 from tests.vm.node import ping
 
 CLUSTER = {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]}
 
 
-@dataclass
-class Node:
-    machine: Machine
-    ledger: Ledger
-    granted: list[GrantedDevice] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.attachments = attachments_of(
-            CniNode(self.machine, self.ledger, Live(self.machine.scan)), FixedDevices(self.granted)
-        )
-
-    def do(self, verb: str, pod: str, ifname: str = "net1", **conf: Any) -> Any:
-        document = {"cniVersion": "1.1.0", "name": "shared", "type": "nodefabric", **conf}
-        netns = os.open(f"/run/netns/{pod}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            call = Call(
-                f"container-{pod}",
-                ifname,
-                netns,
-                f"/run/netns/{pod}",
-                PodRef("default", pod),
-                "",
-                "",
-                netconf.from_document(document),
-            )
-            return getattr(self.attachments, verb)(call)
-        finally:
-            os.close(netns)
-
-
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    machine = Machine.open()
-    ledger = Ledger.open(tmp_path / "ledger.db", "boot")
-    node = Node(machine, ledger)
-    yield node
-    node.attachments.close(20)
-    ledger.close()
-    machine.close()
+def node(tmp_path: Path) -> Iterator[Direct]:
+    with opened(tmp_path, follows=True) as parts:
+        yield parts
 
 
 def test_pods_with_shares_of_one_adapter_talk_and_its_rdma_device_knows_their_addresses(
-    node: Node, pfs: tuple[Pf, ...], rxe: Callable[[str], str], netns: Callable[[], str]
+    node: Direct, pfs: tuple[Pf, ...], rxe: Callable[[str], str], netns: Callable[[], str]
 ) -> None:
     name, parent = rxe(pfs[1].netdev), pfs[1].netdev
     pods = [netns(), netns()]
     before = link(parent)
     for number, pod in enumerate(pods, 1):
         node.granted[:] = [GrantedDevice(pfs[1].address, "rdma/hca", network({"mode": "macvlan", "mtu": 1400}))]
-        answer = node.do("add", pod, "eth0", prevResult=CLUSTER)
+        answer = node.do("add", pod, pod, "eth0", prevResult=CLUSTER)
         shown = link("net1", pod)
         assert [i["name"] for i in answer["interfaces"]] == ["eth0", "net1"]
         assert (answer["interfaces"][1]["mac"], answer["interfaces"][1]["mtu"]) == (shown["address"], 1400)
         assert shown["linkinfo"]["info_kind"] == "macvlan"
         assert shown["linkinfo"]["info_data"]["mode"] == "bridge"
         assert (shown["mtu"], "UP" in shown["flags"]) == (1400, True)
-        with open(f"/run/netns/{pod}") as inside:
-            node.machine.links.configure("net1", inside.fileno(), (f"10.99.0.{number}/24",), ())
-        node.do("check", pod, "eth0", prevResult=answer)
+        node.address(pod, f"10.99.0.{number}/24")
+        node.do("check", pod, pod, "eth0", prevResult=answer)
     ping(f"/run/netns/{pods[0]}", "10.99.0.2")
 
     def known() -> set[str]:
@@ -98,58 +54,57 @@ def test_pods_with_shares_of_one_adapter_talk_and_its_rdma_device_knows_their_ad
     wait_until("a GID for each pod's address", lambda: {"10.99.0.1", "10.99.0.2"} <= known())
 
     for pod in pods:
-        node.do("delete", pod, "eth0")
-    wait_until("empty books", lambda: not node.ledger.attachments())
+        node.do("delete", pod, pod, "eth0")
+    node.await_back()
     assert all("net1" not in ip("-n", pod, "-brief", "link") for pod in pods)
     wait_until("the GIDs to go", lambda: not {"10.99.0.1", "10.99.0.2"} & known())
     assert (link(parent)["address"], link(parent)["flags"]) == (before["address"], before["flags"])
 
 
 def test_one_that_was_renamed_and_taken_down_is_told_and_removed(
-    node: Node, pfs: tuple[Pf, ...], netns: Callable[[], str]
+    node: Direct, pfs: tuple[Pf, ...], netns: Callable[[], str]
 ) -> None:
     pod = netns()
-    node.do("add", pod, mode="macvlan", master=pfs[0].netdev, mac="02:00:00:00:00:31", macvlanMode="private")
+    node.do("add", pod, pod, mode="macvlan", master=pfs[0].netdev, mac="02:00:00:00:00:31", macvlanMode="private")
     assert link("net1", pod)["address"] == "02:00:00:00:00:31"
     assert link("net1", pod)["linkinfo"]["info_data"]["mode"] == "private"
     ip("-n", pod, "link", "set", "net1", "down", "name", "mine")
     with pytest.raises(AttachmentError, match="mine"):
-        node.do("check", pod, mode="macvlan", master=pfs[0].netdev)
-    node.do("delete", pod)
-    wait_until("empty books", lambda: not node.ledger.attachments())
+        node.do("check", pod, pod, mode="macvlan", master=pfs[0].netdev)
+    node.do("delete", pod, pod)
+    node.await_back()
     assert "mine" not in ip("-n", pod, "-brief", "link")
 
 
-def test_a_killed_namespace_takes_it_along(node: Node, pfs: tuple[Pf, ...], netns: Callable[[], str]) -> None:
+def test_a_killed_namespace_takes_it_along(node: Direct, pfs: tuple[Pf, ...], netns: Callable[[], str]) -> None:
     pod = netns()
-    node.do("add", pod, mode="macvlan", deviceID=pfs[0].address)
-    row = node.ledger.attachment_on(f"{pfs[0].address}/container-{pod}/net1")
+    node.do("add", pod, pod, mode="macvlan", deviceID=pfs[0].address)
+    row = node.ledger.attachment_on(f"{pfs[0].address}/{pod}/net1")
     assert row is not None
     ip("netns", "delete", pod)
-    wait_until("the healer to see it", lambda: node.attachments.heal(row.device) is not None)
-    assert node.ledger.attachments() == ()
-    assert node.ledger.quarantines() == ()
+    node.heal(row.device)
+    assert (node.ledger.attachments(), node.ledger.quarantines()) == ((), ())
 
 
 def test_a_passthru_takes_the_parent_alone_and_gives_it_back(
-    node: Node, pfs: tuple[Pf, ...], netns: Callable[[], str]
+    node: Direct, pfs: tuple[Pf, ...], netns: Callable[[], str]
 ) -> None:
     first, second, parent = netns(), netns(), pfs[0].netdev
     mac = link(parent)["address"]
-    node.do("add", first, mode="macvlan", master=parent, macvlanMode="passthru")
+    node.do("add", first, first, mode="macvlan", master=parent, macvlanMode="passthru")
     assert link("net1", first)["address"] == mac
     with pytest.raises(NetlinkFailed, match=rf"{parent} (is in use otherwise|cannot carry it)"):
-        node.do("add", second, mode="macvlan", master=parent)
-    node.do("delete", first)
-    wait_until("empty books", lambda: not node.ledger.attachments())
-    node.do("add", second, mode="macvlan", master=parent)
-    node.do("delete", second)
-    wait_until("empty books again", lambda: not node.ledger.attachments())
+        node.do("add", second, second, mode="macvlan", master=parent)
+    node.do("delete", first, first)
+    node.await_back()
+    node.do("add", second, second, mode="macvlan", master=parent)
+    node.do("delete", second, second)
+    node.await_back()
     assert link(parent)["address"] == mac
 
 
 def test_an_ipoib_child_upon_ethernet_is_refused_by_the_kernel_too(
-    node: Node, pfs: tuple[Pf, ...], netns: Callable[[], str]
+    node: Direct, pfs: tuple[Pf, ...], netns: Callable[[], str]
 ) -> None:
     """No emulated adapter has an InfiniBand port: this is as far as the request can be tried here."""
     run("modprobe", "ib_ipoib")

@@ -6,7 +6,6 @@ Soft RoCE over the PFs, changed so that it sends and receives for macvlans in ot
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,14 +24,14 @@ from agent.model.allocation import Claim, ClaimRef, ClaimState, PodRef
 from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.state import Latest
-from cni import netconf
 from cni.add_facts import FactsWriter, RailFiles
-from cni.call import Call, GrantedDevice, Node
+from cni.call import GrantedDevice, Node
 from tests.cni.networks import network
 from tests.cni.stand_ins import FixedDevices, attachments_of
 from tests.node import claimed
-from tests.vm.adapters import Pf, wait_until
+from tests.vm.adapters import Pf
 from tests.vm.containers import Container, ended
+from tests.vm.direct import Direct
 
 PODS = 10
 HCAS = ("mlx5_0", "mlx5_1")
@@ -57,11 +56,13 @@ class Scene:
         files = RailFiles(folder / "cdi", Latest(Offer(snapshot)), cast(Any, SimpleNamespace()), Latest({}))
         tells = cast(Any, Latest(SimpleNamespace(tells=True)))
         facts = FactsWriter(tells, node, specs, self.specs, files, {})
-        self.held = FixedDevices()
-        self.attachments = attachments_of(node, self.held, facts=facts)
+        granted: list[GrantedDevice] = []
+        self.direct = Direct(
+            self.machine, self.ledger, attachments_of(node, FixedDevices(granted), facts=facts), granted
+        )
 
     def close(self) -> None:
-        self.attachments.close(20)
+        self.direct.attachments.close(20)
         self.ledger.close()
         self.machine.close()
 
@@ -78,15 +79,8 @@ class Scene:
         ranges = [[{"subnet": "10.99.0.0/24"}]]
         ipam = {"type": "host-local", "dataDir": str(self.folder / "leases"), "ranges": ranges}
         keys = network({"name": "fabric", "mode": "macvlan", "ipam": ipam})
-        self.held.given = [GrantedDevice(pf.address, SHARES.name, keys, claim_uid=ref.uid)]
-        document = {"cniVersion": "1.1.0", "name": "cluster", "type": "nodefabric", "prevResult": PREVIOUS}
-        netns = os.open(f"/run/netns/{pod}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            conf = netconf.from_document(document)
-            call = Call(pod, "eth0", netns, f"/run/netns/{pod}", owner, "", "/usr/lib/cni", conf)
-            self.attachments.add(call)
-        finally:
-            os.close(netns)
+        self.direct.granted[:] = [GrantedDevice(pf.address, SHARES.name, keys, claim_uid=ref.uid)]
+        self.direct.do("add", pod, pod, "eth0", prevResult=PREVIOUS)
         (spec,) = json.loads((self.folder / f"cdi/nodefabric-claim-{ref.uid}.json").read_text())["devices"]
         return Container(pod, spec["containerEdits"])
 
@@ -135,10 +129,7 @@ def test_what_was_told_goes_with_the_pod(scene: Scene, pfs: tuple[Pf, ...], netn
     pod = netns()
     scene.start(pod, pfs[1])
     assert list((scene.folder / "cdi").glob("*.rails"))
-    conf = netconf.from_document({"cniVersion": "1.1.0", "name": "cluster", "type": "nodefabric"})
-    scene.attachments.delete(
-        Call(pod, "eth0", None, "", PodRef("default", pod, f"uid-{pod}"), "", "/usr/lib/cni", conf)
-    )
-    wait_until("empty books", lambda: not scene.ledger.attachments())
+    scene.direct.do("delete", pod, pod, "eth0")
+    scene.direct.await_back()
     assert not list((scene.folder / "cdi").glob("*.rails"))
     assert subprocess.run(["ip", "-n", pod, "link", "show", "net1"], check=False, capture_output=True).returncode != 0
