@@ -43,52 +43,32 @@ CONDITION = "claim-status"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class AttachedDevice:
-    """A device of a claim that is in a pod now."""
+Entry = Mapping[str, Any]
+"""What `status.devices` of a claim says of a device that is in a pod now."""
+_KEY = ("driver", "pool", "device", "shareID")
+"""Distinguishes the entries of one claim."""
 
-    driver: str
-    pool: str
-    device: str
-    """In the ResourceSlice."""
-    ready_since: float
-    """Seconds since the epoch."""
-    share_id: str = ""
-    interface: str = ""
-    """In the pod; empty for a device without one."""
-    mac: str = ""
-    addresses: tuple[str, ...] = ()
-    """In CIDR form."""
-    pci_address: str = ""
-    rdma_device: str = ""
-    network: str = ""
 
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """Distinguishes the devices of one claim."""
-        return self.driver, self.pool, self.device, self.share_id
-
-    def status(self) -> dict[str, Any]:
-        """Write it as an entry of `status.devices`."""
-        where = f"as {self.interface}" if self.interface else "without an interface"
-        ready = {
-            "type": "Ready",
-            "status": "True",
-            "reason": "Attached",
-            "message": f"the device is in the pod {where}",
-            "lastTransitionTime": datetime.fromtimestamp(self.ready_since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
-        data = {"pciAddress": self.pci_address, "rdmaDevice": self.rdma_device, "network": self.network}
-        entry = {
-            "driver": self.driver,
-            "pool": self.pool,
-            "device": self.device,
-            "shareID": self.share_id,
-            "conditions": [ready],
-            "networkData": NetworkData(self.interface, self.mac, self.addresses).document(),
-            "data": {key: value for key, value in data.items() if value},
-        }
-        return {key: value for key, value in entry.items() if value}
+def entry(driver: str, device: Hold, since: float, network: NetworkData, data: Mapping[str, str]) -> Entry:
+    """Write what a claim's status says of a device that is ready since this moment (since the epoch)."""
+    where = f"as {network.interface}" if network.interface else "without an interface"
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Attached",
+        "message": f"the device is in the pod {where}",
+        "lastTransitionTime": datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    found = {
+        "driver": driver,
+        "pool": device.pool,
+        "device": device.device_name,
+        "shareID": device.share_id,
+        "conditions": [ready],
+        "networkData": network.document(),
+        "data": {key: value for key, value in data.items() if value},
+    }
+    return {key: value for key, value in found.items() if value}
 
 
 @dataclass(slots=True)
@@ -96,12 +76,12 @@ class _Status:
     """A claim that is prepared, and what its status is to say."""
 
     ref: ClaimRef
-    devices: dict[tuple[str, str, str, str], AttachedDevice] = field(default_factory=dict)
+    devices: dict[tuple[str | None, ...], Entry] = field(default_factory=dict)
     due: float | None = None
     failures: int = 0
     said: str = ""
     """The refusal that was logged last."""
-    written: tuple[AttachedDevice, ...] = ()
+    written: tuple[Entry, ...] = ()
     by_update: bool = False
     """The server would call its allocation changed by any patch."""
 
@@ -153,11 +133,11 @@ class ClaimStatus(Keeper):
         """Follow the books no more."""
         self._is_over = True
 
-    def attached(self, claim: ClaimRef, *devices: AttachedDevice) -> None:
+    def attached(self, claim: ClaimRef, *devices: Entry) -> None:
         """Say that devices of a claim are in a pod. The same again is no news."""
         with self._guard:
             status = self._claims.setdefault(claim.uid, _Status(claim))
-            status.devices |= {device.key: device for device in devices}
+            status.devices |= {tuple(map(device.get, _KEY)): device for device in devices}
             if tuple(status.devices.values()) == status.written:
                 return
             if status.due is None:
@@ -211,7 +191,7 @@ class ClaimStatus(Keeper):
         status.written, status.failures, status.said = devices, 0, ""
         self._show()
 
-    def _send(self, status: _Status, devices: Sequence[AttachedDevice]) -> None:
+    def _send(self, status: _Status, devices: Sequence[Entry]) -> None:
         """Write a claim's devices. On a thread of its own. Raises Unavailable, and Refused with 404 if it is gone.
 
         By a patch, unless that is refused as a change of the allocation: the server encodes the allocation's parameters
@@ -224,7 +204,7 @@ class ClaimStatus(Keeper):
                 "apiVersion": CLAIM.api_version,
                 "kind": CLAIM.kind,
                 "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
-                "status": {"devices": [device.status() for device in devices]},
+                "status": {"devices": devices},
             }
             try:
                 self._api.apply_status(CLAIM.within(ref.namespace), document)
@@ -236,14 +216,14 @@ class ClaimStatus(Keeper):
                 return
         self._replace(ref, devices)
 
-    def _replace(self, ref: ClaimRef, devices: Sequence[AttachedDevice]) -> None:
+    def _replace(self, ref: ClaimRef, devices: Sequence[Entry]) -> None:
         kind = CLAIM.within(ref.namespace)
         found = self._api.current(kind, ref.name)
         if found is None or at(found, "metadata.uid", str) != ref.uid:
             raise Refused(HTTPStatus.NOT_FOUND, f"claim {ref} was deleted")
-        drivers = {device.driver for device in devices}
+        drivers = {device["driver"] for device in devices}
         others = [each for each in objects_at(found, "status.devices") if each.get("driver") not in drivers]
-        found["status"] = {**at(found, "status", dict, {}), "devices": [*others, *(each.status() for each in devices)]}
+        found["status"] = {**at(found, "status", dict, {}), "devices": [*others, *devices]}
         try:
             self._api.replace_status(kind, found, blanks=False)
         except Refused as refused:
@@ -315,28 +295,17 @@ class ClaimObjects:
         return found
 
 
-def attached(driver: str, claim: Claim, row: Attachment, snapshot: Snapshot) -> Iterator[AttachedDevice]:
+def attached(driver: str, claim: Claim, row: Attachment, snapshot: Snapshot) -> Iterator[Entry]:
     """Say what an attachment of a claim is, once for each result that it stands for. Pure."""
+    network = network_data(row.result or {}, row.ifname)
     for device in claim.devices:
         if not device.admin and device.device == row.parent:
-            yield _device(driver, device, row, snapshot)
-
-
-def _device(driver: str, device: Hold, row: Attachment, snapshot: Snapshot) -> AttachedDevice:
-    network = network_data(row.result or {}, row.ifname)
-    return AttachedDevice(
-        driver=driver,
-        pool=device.pool,
-        device=device.device_name,
-        ready_since=row.since,
-        share_id=device.share_id,
-        interface=network.interface,
-        mac=network.mac,
-        addresses=network.addresses,
-        pci_address=device.device,
-        rdma_device=row.undo.rdma or _shared_rdma_device(device.device, snapshot),
-        network=str((row.request.get("network") or {}).get("name", "")),
-    )
+            data = {
+                "pciAddress": device.device,
+                "rdmaDevice": row.undo.rdma or _shared_rdma_device(device.device, snapshot),
+                "network": str((row.request.get("network") or {}).get("name", "")),
+            }
+            yield entry(driver, device, row.since, network, data)
 
 
 def _shared_rdma_device(address: str, snapshot: Snapshot) -> str:

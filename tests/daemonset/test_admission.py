@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from agent.cluster.claim_objects import AttachedDevice
+from agent.cluster.claim_objects import entry
 from agent.cluster.node_taint import KEY
+from agent.model.allocation import Hold, NetworkData
 from deviceplugin.dra.devices import slices_of
 from tests.daemonset.admission import Policy, Request
 from tests.daemonset.manifests import BASE, REPOSITORY, SWITCHES, Document, Kube, documents, overlay
@@ -404,8 +405,9 @@ def test_an_agent_publishes_what_it_makes_of_its_node(claims: Policy) -> None:
     for document in made:
         assert claims.denials(on_slices("CREATE", dict(document))) == ()
         assert claims.denials(elsewhere(on_slices("CREATE", dict(document)))) != ()
-    attached = AttachedDevice(DRIVER, NODE, "vf-0000-18-00-1", 0.0, interface="rdma0", addresses=("192.0.2.1/24",))
-    assert claims.denials(on_status(claim(attached.status()), claim())) == ()
+    hold = Hold("vf", "rdma/vf", pool=NODE, device_name="vf-0000-18-00-1")
+    attached = dict(entry(DRIVER, hold, 0.0, NetworkData("rdma0", addresses=("192.0.2.1/24",)), {}))
+    assert claims.denials(on_status(claim(attached), claim())) == ()
 
 
 def test_the_driver_is_the_configured_one(kube: Kube) -> None:

@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from agent import config
-from agent.cluster.claim_objects import AttachedDevice
+from agent.cluster.claim_objects import entry
 from agent.config import Dra
 from agent.config.sections import CLAIM_KEYS, SAFE_KEYS
 from agent.hardware.lldp import Neighbour
+from agent.model.allocation import Hold, NetworkData
 from agent.model.health import Reason
 from agent.offer.units import plain_offer
 from deviceplugin.dra.allocated_claim import Opaque, Result
@@ -126,19 +127,10 @@ def test_the_tables_of_attributes_have_all_that_is_published_and_no_other() -> N
 def test_the_status_is_what_the_agent_writes() -> None:
     (text,) = blocks(GUIDE, "json")
     (shown,) = json.loads(text)
-    device = AttachedDevice(
-        driver="nodefabric.io",
-        pool="gpu-7",
-        device="vf-0000-18-00-1",
-        ready_since=0.0,
-        interface="rdma0",
-        mac="02:00:00:00:01:00",
-        addresses=("192.168.100.2/24",),
-        pci_address="0000:18:00.1",
-        rdma_device="mlx5_8",
-        network="rails",
-    )
-    written: Any = device.status()
+    hold = Hold("vf", "rdma/vf", pool="gpu-7", device_name="vf-0000-18-00-1")
+    network = NetworkData("rdma0", "02:00:00:00:01:00", ("192.168.100.2/24",))
+    data = {"pciAddress": "0000:18:00.1", "rdmaDevice": "mlx5_8", "network": "rails"}
+    written: Any = entry("nodefabric.io", hold, 0.0, network, data)
     for condition in written["conditions"]:
         del condition["lastTransitionTime"]
     assert shown == written

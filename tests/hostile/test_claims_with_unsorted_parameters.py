@@ -60,7 +60,7 @@ async def test_the_status_of_such_a_claim_is_written(
     assert after["status"]["reservedFor"] == before["status"]["reservedFor"]
     others, ours = writing.devices()
     assert others == OTHERS, "what other drivers say stays"
-    assert ours == ATTACHED.status()
+    assert ours == ATTACHED
     assert "claim-status" not in writing.conditions.found
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
@@ -104,7 +104,7 @@ async def test_where_that_is_refused_too_it_is_shown_once_and_tried_rarely(
         await until(lambda: writing.refusals("Refused") == 2)
         for number in range(5):
             for ref in refs:
-                writing.writer.attached(ref, replace(ATTACHED, interface=f"net{number}"))
+                writing.writer.attached(ref, {**ATTACHED, "data": {"network": f"net{number}"}})
         await asyncio.sleep(1.0)
         assert writing.refusals("Refused") == 2
         assert "ns/c" in writing.conditions.found["claim-status"]

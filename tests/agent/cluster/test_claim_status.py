@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.claim_objects import AttachedDevice, ClaimStatus
-from agent.model.allocation import ClaimRef
+from agent.cluster.claim_objects import ClaimStatus, entry
+from agent.model.allocation import ClaimRef, Hold, NetworkData
 from agent.process.backoff import Backoff
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 from hack.sim.cluster.dra import gates
@@ -29,18 +29,10 @@ def put(server: ApiServerStandIn, name: str = "c", *results: dict[str, Any]) -> 
     return ClaimRef(stored["metadata"]["uid"], "ns", name)
 
 
-ATTACHED = AttachedDevice(
-    "nodefabric.io",
-    "n",
-    "vf-1",
-    ready_since=1_767_225_600.0,
-    interface="net1",
-    mac="02:00:00:00:00:01",
-    addresses=("10.1.0.5/24", "fd00::5/64"),
-    pci_address="0000:18:00.2",
-    rdma_device="mlx5_3",
-    network="rails",
-)
+NETWORK = NetworkData("net1", "02:00:00:00:00:01", ("10.1.0.5/24", "fd00::5/64"))
+HOLD = Hold("uid-0-vf-1", "rdma/vf", pool="n", device_name="vf-1")
+DATA = {"pciAddress": "0000:18:00.2", "rdmaDevice": "mlx5_3", "network": "rails"}
+ATTACHED = dict(entry("nodefabric.io", HOLD, 1_767_225_600.0, NETWORK, DATA))
 QUICK = Backoff(0.05, 0.1)
 QUIET_SECONDS = 0.3
 
@@ -128,7 +120,7 @@ async def test_devices_of_a_claim_that_come_together_are_one_write(server: ApiSe
 
     async with Writing(server, api, coalesce=0.5) as writing:
         for name in names:
-            writing.writer.attached(ref, replace(ATTACHED, device=name))
+            writing.writer.attached(ref, {**ATTACHED, "device": name})
             await asyncio.sleep(0.002)
         await until(lambda: len(writing.devices()) == 8)
         await writing.quiet()
@@ -136,14 +128,14 @@ async def test_devices_of_a_claim_that_come_together_are_one_write(server: ApiSe
 
 
 def test_what_is_not_there_and_more_addresses_than_a_status_takes_are_left_out() -> None:
-    share = AttachedDevice("nodefabric.io", "n", "hca-1", 0.0, share_id=SHARE, rdma_device="mlx5_0").status()
+    share = entry("nodefabric.io", replace(HOLD, share_id=SHARE), 0.0, NetworkData(), {"rdmaDevice": "mlx5_0", "x": ""})
     assert {key: share.get(key) for key in ("shareID", "networkData", "data")} == {
         "shareID": SHARE,
         "networkData": None,
         "data": {"rdmaDevice": "mlx5_0"},
     }
     many = tuple(f"10.0.0.{number}/24" for number in (1, 1, *range(2, 20)))
-    assert replace(ATTACHED, addresses=many).status()["networkData"]["ips"] == [f"10.0.0.{n}/24" for n in range(1, 17)]
+    assert replace(NETWORK, addresses=many).document()["ips"] == [f"10.0.0.{n}/24" for n in range(1, 17)]
 
 
 async def test_a_server_that_is_away_is_waited_for(server: ApiServerStandIn, api: ApiServer) -> None:

@@ -191,10 +191,11 @@ def test_an_attachment_tells_interface_and_addresses_of_its_claims_device(tmp_pa
         (told,) = attached("nodefabric.io", made, replace(row, request=leasing), machine())
         (plain,) = attached("nodefabric.io", made, replace(row, request={"network": None}), machine())
 
-    assert (told.device, told.pool, told.pci_address) == (made.devices[0].device_name, "node-1", VF)
-    assert (told.interface, told.mac, told.addresses) == ("net1", "02:00:00:00:00:01", ("192.0.2.1/24",))
-    assert (told.network, plain.network) == ("rails", "")
-    assert told.ready_since == 7.0
+    assert (told["device"], told["pool"]) == (made.devices[0].device_name, "node-1")
+    network = {"interfaceName": "net1", "hardwareAddress": "02:00:00:00:00:01", "ips": ["192.0.2.1/24"]}
+    assert told["networkData"] == network
+    assert (told["data"]["pciAddress"], told["data"]["network"], plain["data"].get("network")) == (VF, "rails", None)
+    assert told["conditions"][0]["lastTransitionTime"] == "1970-01-01T00:00:07Z"
     assert POD in made.pods
 
 
