@@ -15,12 +15,7 @@ from hack.sim.kubelet import Kubelet
 from hack.sim.pod_life import Timing
 from hack.sim.pods import (
     Container,
-    ExtendedClaim,
-    ExtendedRequest,
-    PodClaim,
     PodSpec,
-    UsedClaim,
-    read_manifest,
 )
 from hack.sim.runtime import CniRunner, remove_netns
 from tests.awaiting import until
@@ -117,67 +112,3 @@ async def test_a_sandbox_sees_the_calls_that_a_runtime_makes(folder: Path) -> No
     assert arguments["K8S_POD_INFRA_CONTAINER_ID"] == first["container"]
     assert arguments["IgnoreUnknown"] == "1"
     assert set(arguments) >= {"K8S_POD_NAMESPACE", "K8S_POD_UID"}
-
-
-MANIFEST = """
-apiVersion: v1
-kind: Pod
-metadata:
-  name: train-0
-  annotations: {nodefabric.io/note: hello}
-spec:
-  restartPolicy: Never
-  initContainers:
-    - {name: init, image: busybox, resources: {limits: {rdma/vf: 1}}}
-  containers:
-    - name: main
-      image: cuda
-      resources: {limits: {cpu: 4, memory: 8Gi, hugepages-2Mi: 1Gi, rdma/vf: "2", nvidia.com/gpu: 1, rdma/none: 0}}
-"""
-
-
-def test_a_pod_is_read_from_ordinary_yaml() -> None:
-    (pod,) = read_manifest(MANIFEST, "pod.yaml")
-    assert pod == PodSpec(
-        "default",
-        "train-0",
-        (("nodefabric.io/note", "hello"),),
-        (Container("init", (("rdma/vf", 1),)),),
-        (Container("main", (("rdma/vf", 2), ("nvidia.com/gpu", 1))),),
-    )
-
-
-CLAIMS = """
-apiVersion: v1
-kind: Pod
-metadata: {name: p, uid: uid-of-p}
-spec:
-  resourceClaims:
-    - {name: own, resourceClaimTemplateName: two-rails}
-    - {name: shared, resourceClaimName: hca}
-    - {name: none, resourceClaimTemplateName: nothing}
-  containers:
-    - {name: main, resources: {claims: [{name: own, request: nic-0}, {name: shared}], limits: {rdma/vf: 1, a/b: 2}}}
-status:
-  resourceClaimStatuses:
-    - {name: own, resourceClaimName: p-own-x7k2p}
-    - {name: none}
-  extendedResourceClaimStatus:
-    resourceClaimName: p-extended-resources-q8z5d
-    requestMappings: [{containerName: main, resourceName: rdma/vf, requestName: container-0-request-0}]
-"""
-
-
-def test_claims_are_read_from_spec_and_status_as_kubelet_gets_them() -> None:
-    (pod,) = read_manifest(CLAIMS, "pod.yaml")
-    assert pod.uid == "uid-of-p"
-    assert pod.claims == (
-        PodClaim("own", "p-own-x7k2p", from_template=True),
-        PodClaim("shared", "hca"),
-        PodClaim("none", "", from_template=True),
-    )
-    (main,) = pod.containers
-    assert main.claims == (UsedClaim("own", "nic-0"), UsedClaim("shared"))
-    mapping = ExtendedRequest("main", "rdma/vf", "container-0-request-0")
-    assert pod.extended == ExtendedClaim("p-extended-resources-q8z5d", (mapping,))
-    assert pod.by_plugins(pod.containers)[0].limits == (("a/b", 2),)

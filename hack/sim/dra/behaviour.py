@@ -25,18 +25,6 @@ class Behaviour:
     health_retry: float = 5.0
     """Between two tries to watch a driver's health."""
 
-    def times(self, factor: float) -> Behaviour:
-        """Return the same with all times multiplied."""
-        return replace(
-            self,
-            look=self.look * factor,
-            call=self.call * factor,
-            retry=(self.retry[0] * factor, self.retry[1] * factor),
-            reconcile=self.reconcile * factor,
-            wipe=self.wipe * factor,
-            health_retry=self.health_retry * factor,
-        )
-
 
 SHORT = replace(Behaviour(), look=0.2, retry=(1.5, 1.7), reconcile=5.0, health_retry=1.0)
 """For a demo and whole pods: shorter where one only waits, kubelet's own where a driver's time is counted."""
