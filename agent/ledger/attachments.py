@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import rows
-from agent.ledger.database import Mirror
 from agent.ledger.holds import HoldBook
 from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimState, Hold, Owner, PodRef, Undo
 
@@ -20,10 +17,7 @@ from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimStat
 class AttachmentBook(HoldBook):
     """Which device is in which pod, and what undoes that."""
 
-    def __init__(self, path: Path, boot_id: str, clock: Callable[[], float]) -> None:
-        super().__init__(path, boot_id, clock)
-        self._attachments: Mirror[int, Attachment] = Mirror(attrgetter("attachment_id"), lambda row: (row.device,))
-        self._ids = itertools.count(1)
+    _ids: Iterator[int]
 
     def watch_attachments(self, watcher: Callable[[Attachment | None, Attachment | None], None]) -> None:
         """Call `watcher` with each attachment before and after a change. It must not block or raise."""

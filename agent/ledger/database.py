@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -157,6 +158,9 @@ class Database:
         self.is_new = False
         """Whether there was nothing in the file at opening: what happened before is not known."""
         self._clock = clock
+        self._holds: Mirror[str, Hold] = Mirror(attrgetter("key"), attrgetter("devices"))
+        self._claims: Mirror[str, Claim] = Mirror(attrgetter("ref.uid"), lambda claim: ())
+        self._attachments: Mirror[int, Attachment] = Mirror(attrgetter("attachment_id"), lambda row: (row.device,))
         self._listeners: list[Callable[[], None]] = []
         self._writing, self._reading = threading.Lock(), threading.Lock()
         self._db: sqlite3.Connection
