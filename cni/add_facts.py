@@ -143,23 +143,15 @@ class FactsWriter:
         files: RailFiles,
         verbs_nodes: Mapping[str, str],
     ) -> None:
-        """`verbs_nodes` maps a device to the verbs node that its container gets, as far as its grant said."""
-        self._config = config
+        self.config = config
         self._node = node
         self._specs = specs
         self._claim_specs = claim_specs
         self._files = files
-        self._verbs_nodes = verbs_nodes
+        self.verbs_nodes = verbs_nodes
+        """Device → the verbs node that its container gets, as far as its grant said."""
         self._writing = threading.Lock()
         """Held from a look at a sandbox's rows until the specs say so: the last of two ADDs sees the rows of both."""
-
-    def follows(self, device: str) -> bool:
-        """Return whether containers get the files that a unit's or slot's device has in its pod: it has a CDI name."""
-        return any(hold.spec is not None and not hold.claim_uid for hold in self._node.ledger.holds_on(device))
-
-    def verbs_node(self, device: str) -> str | None:
-        """Return the verbs node that kubelet was given for a device at its grant, if that is known."""
-        return self._verbs_nodes.get(device)
 
     def entered(self, row: Attachment, netns: int) -> None:
         """Have the CDI specs of what a device came by name the character devices that it has in its pod.
@@ -230,7 +222,7 @@ class FactsWriter:
         """
         if any(row.claim_uid for row in rows):
             self._describe(rows, result)
-        if not self._config.value.tells:
+        if not self.config.value.tells:
             return
         container_id, pod = rows[0].owner.container_id, rows[0].owner.pod
         if not any(wants_facts(hold.edits) for hold in self._holds(container_id, pod)):
@@ -251,7 +243,7 @@ class FactsWriter:
 
         Those of slots and claims go with these.
         """
-        if not self._config.value.tells or self._rows(container_id):
+        if not self.config.value.tells or self._rows(container_id):
             return
         self._files.remove(container_id)
         with self._writing:
@@ -331,8 +323,8 @@ class FactsWriter:
         return RdmaFacts(found.name, bool(ports) or self._is_ethernet(device))
 
     def _is_ethernet(self, device: str) -> bool:
-        pci = self._node.snapshot.by_address.get(device)
-        uplink = self._node.snapshot.pf_netdev(pci) if pci is not None else None
+        pci = self._node.scans.value.by_address.get(device)
+        uplink = self._node.scans.value.pf_netdev(pci) if pci is not None else None
         return uplink is not None and uplink.link_layer is LinkLayer.ETHERNET
 
     def _socket_ifname(self, rows: Sequence[Attachment], netns: int) -> str:

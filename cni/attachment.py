@@ -84,119 +84,6 @@ class Settings:
 USUAL = Settings()
 
 
-class Attachments:
-    """Devices in pods, on the ledger and the hardware. Methods block and may run on many threads at once."""
-
-    def __init__(
-        self, node: Node, held: HeldDevices, slots: Binder, facts: FactsWriter, settings: Settings = USUAL
-    ) -> None:
-        """`held` finds what pods hold, `slots` chooses devices late, `facts` tells containers."""
-        self._node = node
-        self._slots = slots
-        self._facts = facts
-        self._on_end: tuple[Ended, ...] = ()
-        self.detacher = Detacher(node)
-        self._healer = Healer(node, self.detacher, settings.heal_seconds)
-        self.finder = Finder(node, held, netns_folders=settings.netns_folders)
-        self.adopter = Adopter(
-            node, state=settings.foreign_state, run=settings.foreign_run, netns_folders=settings.netns_folders
-        )
-        rules = Rules(settings.max_adding, untrusted=settings.max_adding * 3 // 4)
-        turns = Turns("ADDs under way", rules, self.detacher.leases.trust)
-        targets = Targets(node, held, slots, Pool(node, held), Permission(node, held), turns)
-        self._attacher = Attacher(node, targets, self.detacher, facts, turns, settings.busy_seconds)
-
-    def watch_ends(self, listener: Ended) -> None:
-        """Call a listener at each DEL of a pod, on the thread that carries it out."""
-        self._on_end = (*self._on_end, listener)
-
-    @property
-    def leases(self) -> LeaseBook:
-        """What pods have leased, and what is owed."""
-        return self.detacher.leases
-
-    def close(self, seconds: float = 1.0) -> bool:
-        """Wait a bounded time for devices on their way back; the rest is found at the next start.
-
-        Returns whether all are back.
-        """
-        return self.detacher.close(seconds)
-
-    def add(self, call: Call) -> Mapping[str, Any]:
-        """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
-        return self._pass_on(call) if call.conf.kind == RDMA else self._attacher.add(call)
-
-    def delete(self, call: Call) -> None:
-        """Promise to detach what this container and interface own. Nothing owned is success."""
-        if call.conf.kind != RDMA and not self.detacher.is_out_of_date(call):
-            if not self._node.ledger.attachments_of(call.container_id, call.ifname):
-                self.adopter.adopt_of(call.container_id, call.ifname)
-            self.detacher.delete(call)
-            self._slots.unbind(call.container_id, call.ifname)
-            self._facts.detached(call.container_id, call.pod)
-            if call.pod.name:
-                for listener in self._on_end:
-                    listener(call.pod, call.spooled_at)
-
-    def check(self, call: Call) -> None:
-        """Compare what was set up with what is. Raises AttachmentError that lists the differences."""
-        if call.conf.kind != RDMA:
-            check.check(self._node.host, self._node.ledger, self.leases, call)
-
-    def collect(self, call: Call) -> None:
-        """GC: detach what this network holds for containers that the runtime no longer lists."""
-        check.collect(self._node.ledger, self.detacher, call)
-        self.leases.collect(call)
-
-    def status(self, call: Call) -> None:
-        """Raise AgentError if the network, as far as its configuration tells, could take no pod now."""
-        check.status(self._node.host, call.conf)
-        self.leases.status(call)
-
-    def heal(self, device: str, pod_known: PodKnown = nobody_to_ask) -> str | None:
-        """Finish what a crash, a lost DEL or a reboot left of an attachment, as `Healer.heal` does."""
-        return self._healer.heal(device, pod_known)
-
-    def await_detached(self, rows: Iterable[Attachment], seconds: float) -> tuple[Attachment, ...]:
-        """Wait a bounded time for devices on their way back. Return the rows of those that are not back."""
-        return self.detacher.await_detached(rows, seconds)
-
-    def release(self, wish: ReleaseRequest, pod_known: PodKnown) -> str:
-        """Let go of a device by the operator's word, and tell what was done. Raises AgentError."""
-        return release(self._node, self.detacher, wish, pod_known)
-
-    def _pass_on(self, call: Call) -> Mapping[str, Any]:
-        """Pass the previous result on. Raises RequestInvalid or HardwareError where the pod has no RDMA device.
-
-        In shared mode every pod sees all RDMA devices, and the chain asks for nothing that is not there.
-        """
-        conf, ledger = call.conf, self._node.ledger
-        if conf.prev_result is None:
-            raise RequestInvalid("prevResult is missing: chain type rdma after sriov, ib-sriov or nodefabric")
-        if not self._node.snapshot.rdma_exclusive:
-            return conf.prev_result
-        rows = ledger.attachments_of(call.container_id, call.ifname)
-        bound = ledger.hold(conf.device) if conf.device is not None and UnitId.parse(conf.device).is_slot else None
-        named = None if conf.device is None or is_place(conf.device) else conf.device
-        device = bound.device if bound is not None and bound.devices else named
-        mine = [row for row in rows if device in (None, row.device)]
-        if not mine:
-            raise HardwareError(
-                f"{device or call.ifname} was brought into the pod by another plugin, and its RDMA device stayed in"
-                " the host: let type sriov, ib-sriov or nodefabric bring it, which take the RDMA device along"
-            )
-        without = [row.device for row in mine if row.undo.rdma is None]
-        if without:
-            raise HardwareError(
-                f"{', '.join(without)} came into the pod without an RDMA device: load its RDMA driver (mlx5_ib, irdma"
-                " …), or take type rdma out of the chain"
-            )
-        return conf.prev_result
-
-
-# ------------------------------------------------------------------------------------------------------------- ADD
-
-
 class StepTimer:
     """Times the steps of one call, on one thread: each lasts from the end of the one before."""
 
@@ -261,6 +148,8 @@ class Attacher:
 
     def add(self, call: Call) -> Mapping[str, Any]:
         """Attach the call's devices and return the CNI result. The same ADD again answers the same."""
+        if call.conf.kind == RDMA:
+            return _rdma_passed_on(self._node, call)
         assert call.netns is not None  # `cni.server` sees to it
         # Before kubelet is asked, which takes its time: a DEL that comes meanwhile finds no row.
         with (
@@ -338,7 +227,8 @@ class Attacher:
                 work.brought.append(self._bring_in(work, target, undo))
             brought = work.brought
             answer = _answer(work.call, brought)
-            self._facts.attached([one.row for one in brought], answer, work.netns)
+            if self._facts.config.value.tells or any(target.claim_uid for target in targets):
+                self._facts.attached([one.row for one in brought], answer, work.netns)
             if work.add.close():  # from here on a DEL finds the rows
                 raise _overtaken(work.call)
             self._node.ledger.finish_attach([one.row.attachment_id for one in brought], answer)
@@ -353,13 +243,15 @@ class Attacher:
     def _bring_in(self, work: _Work, target: Target, undo: ExitStack) -> _BroughtIn:
         """Bring a device into the pod, and note at once how that is undone."""
         host, mode, timer = self._node.host, MODES[target.mode], work.timer
-        planned = mode.plan(host, self._node.snapshot, target)
-        follows = bool(target.claim_uid) or self._facts.follows(target.device)
+        planned = mode.plan(host, self._node.scans.value, target)
+        # Containers get the files that a unit's, slot's or claim's device has in its pod, where it has a CDI name.
+        own = [h for h in self._node.ledger.holds_on(target.device) if h.spec is not None and not h.claim_uid]
+        follows = bool(target.claim_uid or own)
         if follows:
             planned = replace(planned, any_node=True)
         timer.end("plan")
         with self._beginning:
-            permission.refuse_shared(self._node.ledger, self._node.snapshot, work.owner, target, planned)
+            permission.refuse_shared(self._node.ledger, self._node.scans.value, work.owner, target, planned)
             row = self._node.ledger.begin_attach(
                 work.owner,
                 ifname=target.ifname,
@@ -385,7 +277,7 @@ class Attacher:
 
     def _write_device_info(self, conf: NetConf, row: Attachment, facts: InterfaceFacts) -> None:
         if conf.device_info_file is not None and facts.pci_id == row.device:
-            about = device_info.describe(self._node.snapshot, row.device, filter(None, [row.undo.rdma]))
+            about = device_info.describe(self._node.scans.value, row.device, filter(None, [row.undo.rdma]))
             device_info.write_attached(conf.device_info_file, about)
 
     def _give_addresses(self, work: _Work, target: Target, row: Attachment, facts: InterfaceFacts) -> result.Leases:
@@ -428,7 +320,7 @@ class Attacher:
         A mode sees to it for its own steps. But numbers change at other pods' moves and failed ADDs, too, and kubelet
         keeps to what Allocate answered once, however often it makes the pod's sandbox again.
         """
-        promised = self._facts.verbs_node(row.device)
+        promised = self._facts.verbs_nodes.get(row.device)
         if promised is not None and self._node.ledger.holds_on(row.device):
             rdma.require_node(self._node.host, row, netns, promised)
 
@@ -439,6 +331,111 @@ class Attacher:
             self._detacher.undo(row, work.netns, leases_later=work.add.overtaken)
         except AgentError as error:
             log.error("%s stays in the books as half attached: %s", row.device, error)
+
+
+class Attachments(Attacher):
+    """Devices in pods, on the ledger and the hardware. Methods block and may run on many threads at once."""
+
+    def __init__(
+        self, node: Node, held: HeldDevices, slots: Binder, facts: FactsWriter, settings: Settings = USUAL
+    ) -> None:
+        """`held` finds what pods hold, `slots` chooses devices late, `facts` tells containers."""
+        self._slots = slots
+        self._on_end: tuple[Ended, ...] = ()
+        self.detacher = Detacher(node)
+        self._healer = Healer(node, self.detacher, settings.heal_seconds)
+        self.finder = Finder(node, held, netns_folders=settings.netns_folders)
+        self.adopter = Adopter(
+            node, state=settings.foreign_state, run=settings.foreign_run, netns_folders=settings.netns_folders
+        )
+        rules = Rules(settings.max_adding, untrusted=settings.max_adding * 3 // 4)
+        turns = Turns("ADDs under way", rules, self.detacher.leases.trust)
+        targets = Targets(node, held, slots, Pool(node, held), Permission(node, held), turns)
+        super().__init__(node, targets, self.detacher, facts, turns, settings.busy_seconds)
+
+    def watch_ends(self, listener: Ended) -> None:
+        """Call a listener at each DEL of a pod, on the thread that carries it out."""
+        self._on_end = (*self._on_end, listener)
+
+    @property
+    def leases(self) -> LeaseBook:
+        """What pods have leased, and what is owed."""
+        return self.detacher.leases
+
+    def close(self, seconds: float = 1.0) -> bool:
+        """Wait a bounded time for devices on their way back; the rest is found at the next start.
+
+        Returns whether all are back.
+        """
+        return self.detacher.close(seconds)
+
+    def delete(self, call: Call) -> None:
+        """Promise to detach what this container and interface own. Nothing owned is success."""
+        if call.conf.kind != RDMA and not self.detacher.is_out_of_date(call):
+            if not self._node.ledger.attachments_of(call.container_id, call.ifname):
+                self.adopter.adopt_of(call.container_id, call.ifname)
+            self.detacher.delete(call)
+            self._slots.unbind(call.container_id, call.ifname)
+            self._facts.detached(call.container_id, call.pod)
+            if call.pod.name:
+                for listener in self._on_end:
+                    listener(call.pod, call.spooled_at)
+
+    def check(self, call: Call) -> None:
+        """Compare what was set up with what is. Raises AttachmentError that lists the differences."""
+        if call.conf.kind != RDMA:
+            check.check(self._node.host, self._node.ledger, self.leases, call)
+
+    def collect(self, call: Call) -> None:
+        """GC: detach what this network holds for containers that the runtime no longer lists."""
+        check.collect(self._node.ledger, self.detacher, call)
+        self.leases.collect(call)
+
+    def status(self, call: Call) -> None:
+        """Raise AgentError if the network, as far as its configuration tells, could take no pod now."""
+        check.status(self._node.host, call.conf)
+        self.leases.status(call)
+
+    def heal(self, device: str, pod_known: PodKnown = nobody_to_ask) -> str | None:
+        """Finish what a crash, a lost DEL or a reboot left of an attachment, as `Healer.heal` does."""
+        return self._healer.heal(device, pod_known)
+
+    def await_detached(self, rows: Iterable[Attachment], seconds: float) -> tuple[Attachment, ...]:
+        """Wait a bounded time for devices on their way back. Return the rows of those that are not back."""
+        return self.detacher.await_detached(rows, seconds)
+
+    def release(self, wish: ReleaseRequest, pod_known: PodKnown) -> str:
+        """Let go of a device by the operator's word, and tell what was done. Raises AgentError."""
+        return release(self._node, self.detacher, wish, pod_known)
+
+
+def _rdma_passed_on(node: Node, call: Call) -> Mapping[str, Any]:
+    """Pass the previous result on. Raises RequestInvalid or HardwareError where the pod has no RDMA device.
+
+    In shared mode every pod sees all RDMA devices, and the chain asks for nothing that is not there.
+    """
+    conf, ledger = call.conf, node.ledger
+    if conf.prev_result is None:
+        raise RequestInvalid("prevResult is missing: chain type rdma after sriov, ib-sriov or nodefabric")
+    if not node.scans.value.rdma_exclusive:
+        return conf.prev_result
+    rows = ledger.attachments_of(call.container_id, call.ifname)
+    bound = ledger.hold(conf.device) if conf.device is not None and UnitId.parse(conf.device).is_slot else None
+    named = None if conf.device is None or is_place(conf.device) else conf.device
+    device = bound.device if bound is not None and bound.devices else named
+    mine = [row for row in rows if device in (None, row.device)]
+    if not mine:
+        raise HardwareError(
+            f"{device or call.ifname} was brought into the pod by another plugin, and its RDMA device stayed in"
+            " the host: let type sriov, ib-sriov or nodefabric bring it, which take the RDMA device along"
+        )
+    without = [row.device for row in mine if row.undo.rdma is None]
+    if without:
+        raise HardwareError(
+            f"{', '.join(without)} came into the pod without an RDMA device: load its RDMA driver (mlx5_ib, irdma"
+            " …), or take type rdma out of the chain"
+        )
+    return conf.prev_result
 
 
 def _passed_through(call: Call, add: Add) -> Mapping[str, Any]:

@@ -164,11 +164,6 @@ class Node:
         self.observer = observer or Observer()
         self.locks = DeviceLocks()
 
-    @property
-    def snapshot(self) -> Snapshot:
-        """The newest scan."""
-        return self.scans.value
-
 
 class InFlight:
     """Which ADDs are in flight, so that a DEL that overtakes one is not lost; and who has called lately.

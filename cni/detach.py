@@ -218,7 +218,7 @@ class Detacher:
             if this_boot:
                 try:
                     with _open_netns(row, netns) as opened:
-                        lost = mode_of(row).leave(self._node.host, self._node.snapshot, row, opened)
+                        lost = mode_of(row).leave(self._node.host, self._node.scans.value, row, opened)
                 except AgentError as error:
                     self._node.ledger.quarantine(row.device, Withheld.CLEAN_UP_FAILED.because(error))
                     raise

@@ -99,11 +99,11 @@ class Finder:
         and its name is somebody's choice.
         """
         with self._node.locks.hold([device], seconds=0.2):
-            facts = self._node.snapshot.by_address.get(device)
+            facts = self._node.scans.value.by_address.get(device)
             link = self._node.host.find_netdev(device)
             if facts is None or link is None or link.up or self._node.ledger.attachment_on(device) is not None:
                 return False
-            usual = usual_name(facts, self._node.snapshot, self._name_in(known), self.udev(link.ifindex))
+            usual = usual_name(facts, self._node.scans.value, self._name_in(known), self.udev(link.ifindex))
             if not is_strange(link.name, usual):
                 return False
             log.warning(
@@ -142,7 +142,7 @@ class Finder:
     def _take_over(self, device: str, owner: Owner, path: Path, resource_name: str) -> bool:
         try:
             with self._node.locks.hold([device], seconds=0.2), _opened(path) as descriptor:
-                facts = self._node.snapshot.by_address.get(device)
+                facts = self._node.scans.value.by_address.get(device)
                 # Now that nobody else is at it: an ADD may have begun, or a DEL ended, since it was searched.
                 if facts is None or self._node.ledger.attachment_on(device) or self._node.host.find_netdev(device):
                     return False
@@ -150,7 +150,7 @@ class Finder:
                 if link is None or namespaces.identity(descriptor.fileno()) != owner.netns:
                     return False
                 known = next((k for k in self._node.ledger.known_devices() if k.device == device), None)
-                name = usual_name(facts, self._node.snapshot, self._name_in(known)).name
+                name = usual_name(facts, self._node.scans.value, self._name_in(known)).name
                 undo = self._undo(facts, link, name, known)
                 owner = replace(owner, cni_ifname=link.name)  # as Multus calls; a chained call says eth0
                 self._write(device, owner, link.name, undo, str(path), AttachmentState.ATTACHED, resource_name)
@@ -198,7 +198,7 @@ class Finder:
     def _undo(self, facts: PciDevice, link: Link, name: str, known: KnownDevice | None) -> Undo:
         """Work out how a VF was before its pod had it."""
         same_boot = known if known is not None and known.boot_id == self._node.ledger.boot_id else None
-        pf = self._node.snapshot.pf_netdev(facts)
+        pf = self._node.scans.value.pf_netdev(facts)
         settings = VfSettings()
         if pf is not None and facts.vf_index is not None:
             settings = self._settings(facts, pf.name, facts.vf_index, same_boot.mac if same_boot else None)
@@ -258,7 +258,7 @@ class Finder:
 
     def _neighbours(self, facts: PciDevice) -> tuple[PciDevice, ...]:
         """List the same PF's VFs that are in the host, without a row, and not just back from a pod."""
-        snapshot = self._node.snapshot
+        snapshot = self._node.scans.value
         pf = snapshot.parent(facts)
         held = {row.device for row in self._node.ledger.attachments()} | {facts.address}
         siblings = (snapshot.by_address.get(address) for address in (pf.vfs if pf is not None else ()))

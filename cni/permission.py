@@ -137,7 +137,7 @@ class Permission:
         links = [link for one in sorted(below) if (link := self._node.host.links.find(one)) is not None]
         devices = {link.device for link in links if link.device is not None and is_pci_address(link.device)}
         if not devices:  # virtio, say, whose interfaces are on a bus of their own
-            devices = {d.address for d in self._node.snapshot.devices if any(n.name in below for n in d.netdevs)}
+            devices = {d.address for d in self._node.scans.value.devices if any(n.name in below for n in d.netdevs)}
         text = f"{conf.master or conf.device}, a port of {bond.name}," if bond is not None else name
         return Named(text, tuple(sorted(devices)), below | {alt for link in links for alt in link.altnames}, stays)
 
@@ -152,7 +152,7 @@ class Permission:
 
     def _words(self, named: Named, is_granted: bool) -> frozenset[str]:
         """List all by which `cni.protect` may mean a device. A VF that a resource offers is not meant by its PF."""
-        snapshot, words = self._node.snapshot, {*named.names, *named.devices}
+        snapshot, words = self._node.scans.value, {*named.names, *named.devices}
         for device in named.devices:
             found = snapshot.by_address.get(device)
             chain = [device]
@@ -166,7 +166,7 @@ class Permission:
         return frozenset(words)
 
     def _require_grant(self, call: Call, named: Named) -> None:
-        devices = self._node.snapshot.by_address
+        devices = self._node.scans.value.by_address
         found = (devices.get(address) for address in named.devices)
         vfs = [vf for device in found if device is not None for vf in device.vfs] if not named.stays else []
         of_devices, of_vfs = self._resource_of(named.devices), self._resource_of(vfs)

@@ -22,7 +22,7 @@ from agent.kubelet.podresources import HeldUnit, KubeletAsker, PodDevices, held_
 from agent.model.allocation import NO_SETTINGS, Claim, ClaimRef, ClaimState, Hold, PodRef, VfSettings
 from agent.model.device import is_pci_address
 from agent.model.fields import at, objects_at
-from agent.model.unit_id import UnitId
+from agent.model.unit_id import SLOT, UnitId
 from agent.offer.offer import Offer, Unit
 from agent.offer.selection import may_be_nic
 from agent.offer.units import plain_offer
@@ -59,7 +59,7 @@ class HeldDevices:
 
         `holders` know the pods that have something by kubelet's own notes, which outlive a grant where it lists none.
         """
-        self._config_cell = config
+        self._config = config
         self._node = node
         self._ledger = node.ledger
         self._kubelet = kubelet
@@ -68,13 +68,9 @@ class HeldDevices:
         self._reader = reader
 
     @property
-    def _config(self) -> Config:
-        return self._config_cell.value
-
-    @property
     def settings(self) -> CniSettings:
         """What the configuration of this moment says of CNI."""
-        return self._config.cni
+        return self._config.value.cni
 
     @property
     def pods(self) -> Collection[tuple[str, str]]:
@@ -91,7 +87,7 @@ class HeldDevices:
         offer = self._offer.value
         if offer.offered:
             return offer
-        config, snapshot = self._config, self._node.snapshot
+        config, snapshot = self._config.value, self._node.scans.value
         names = {known.device: known.netdev for known in self._ledger.known_devices()}
         rails = self._ledger.rails()
         return plain_offer(config.resources, snapshot, {}, names, named_rails=config.topology.rails, known_rails=rails)
@@ -117,7 +113,7 @@ class HeldDevices:
 
     def noted(self) -> Sequence[checkpoint.Entry] | None:
         """List what kubelet's checkpoint counts to containers; None where it cannot be read."""
-        return checkpoint.entries(self._config.kubelet_dir)
+        return checkpoint.entries(self._config.value.kubelet_dir)
 
     def _unit(self, unit_id: str) -> Unit | None:
         return self._offer.value.by_id.get(unit_id)
@@ -149,7 +145,7 @@ class HeldDevices:
         Once the grants agree with kubelet and none of them is such a device's, none is this pod's either, and
         kubelet need not be asked. Until then kubelet is the authority: the ledger may be a new one.
         """
-        config = self._config  # one for all of it: kubelet is waited for in between
+        config = self._config.value  # one for all of it: kubelet is waited for in between
         wanted = {r.name for r in config.resources if r.joins_network}
         strange = self._of_no_resource(pod, config)
         if not strange and not (wanted and self._may_have(pod, wanted)):
@@ -165,7 +161,7 @@ class HeldDevices:
                     f"container {held.container} has {held.unit_id} of {name}, and the configuration has no resource"
                     " of this name any more, so it cannot come into the pod: put the resource back, or recreate the pod"
                 )
-            if resource is None or name not in wanted or UnitId.parse(held.unit_id).is_slot:
+            if resource is None or name not in wanted or held.unit_id.startswith(SLOT):
                 continue
             if not devices:
                 raise DeviceGone(held.unit_id, f"among the units of {name}, though kubelet gave it to {pod}")
@@ -199,7 +195,7 @@ class HeldDevices:
             resource, hold, offered = resources.get(name), self._ledger.hold(unit_id), self._unit(unit_id)
             if resource is not None and isinstance(resource.compat, SharedPool):
                 yield held, resource, tuple(self.offer().adapters_of_pool(name))
-            elif UnitId.parse(unit_id).is_slot:
+            elif unit_id.startswith(SLOT):
                 is_its = hold is not None and hold.pod is not None and hold.pod.names == held.pod.names
                 yield held, resource, hold.devices if hold is not None and is_its else ()
             elif hold is not None and hold.devices and (resource is not None or hold.resource_name == name):
@@ -216,14 +212,14 @@ class HeldDevices:
             (hold.resource_name, hold.key)
             for hold in self._ledger.holds()
             if hold.resource_name not in names
-            and any(is_pci_address(d) and may_be_nic(d, self._node.snapshot) for d in hold.devices)
+            and any(is_pci_address(d) and may_be_nic(d, self._node.scans.value) for d in hold.devices)
             and not (UnitId.parse(hold.key).is_share or hold.is_slot)
             and (hold.pod is None or hold.pod.names == pod.names)
         }
 
     def network_of(self, resource_name: str, device: str) -> Network | None:
         """Return what a device of a resource joins in a chained call; None too if that is not to be told."""
-        network = self._config.joined.get(resource_name)
+        network = self._config.value.joined.get(resource_name)
         try:
             return self.settled(GrantedDevice(device, resource_name, network, beside=self._beside(device))).network
         except RequestInvalid as error:
@@ -232,11 +228,11 @@ class HeldDevices:
 
     def named_network(self, name: str, device: str) -> Network:
         """Return what a device joins as an entry of the configuration says. Raises RequestInvalid."""
-        networks = {network.name: network for network in self._config.networks}
+        networks = {network.name: network for network in self._config.value.networks}
         if name not in networks:
             known = ", ".join(networks) or "none"
             raise RequestInvalid(f"network {name} is not in the agent's configuration on this node; there are: {known}")
-        facts = self._node.snapshot.by_address.get(device)
+        facts = self._node.scans.value.by_address.get(device)
         network = networks[name].for_devices("nic" if facts is not None and not facts.is_vf else "vf")
         return self.settled(GrantedDevice(device, "", network)).network or network
 
@@ -258,7 +254,7 @@ class HeldDevices:
 
     def rates_of(self, resource_name: str) -> VfSettings:
         """Return what the VFs of a resource may send, where their network says nothing of it."""
-        resource = self._config.by_name.get(resource_name)
+        resource = self._config.value.by_name.get(resource_name)
         return resource.rates if resource is not None else NO_SETTINGS
 
     async def held_units(self) -> Sequence[HeldUnit]:
@@ -270,7 +266,7 @@ class HeldDevices:
         told = held_units((await self._kubelet.listing()).pods)
         # Units of a pool that stands for a number of containers are in no books. A resource that is configured no more
         # is in the pods that have it all the same.
-        names = {r.name for r in self._config.resources if not isinstance(r.compat, SharedPool)}
+        names = {r.name for r in self._config.value.resources if not isinstance(r.compat, SharedPool)}
         names |= {hold.resource_name for hold in self._ledger.holds()}
         found: dict[tuple[PodRef, str, str], HeldUnit] = {}
         for held in told:
@@ -294,7 +290,7 @@ class HeldDevices:
             return None
         whole = {hold.device for hold in claimed if hold.exclusive}
         shared = {hold.device for hold in claimed} - whole
-        for held, resource, devices in self._units_of(listed, self._config) if listed is not None else ():
+        for held, resource, devices in self._units_of(listed, self._config.value) if listed is not None else ():
             is_share = UnitId.parse(held.unit_id).is_share or (resource is not None and resource.nic_kind == "hca")
             # A unit that neither books nor offer know may be a device by its name.
             (shared if is_share else whole).update(filter(is_pci_address, devices or (held.unit_id,)))
@@ -311,7 +307,7 @@ class HeldDevices:
 
     def _refuse_forgotten(self, pod: PodRef) -> None:
         """Refuse a pod that has a claim which is not in the books, where those are new: it would lack its devices."""
-        ledger, config = self._ledger, self._config
+        ledger, config = self._ledger, self._config.value
         if not ((ledger.is_new or ledger.recovered_from is not None) and pod.name and config.offers_dra):
             return
         found = self._kubelet.pod(pod)
@@ -370,7 +366,7 @@ class HeldDevices:
     def _network(self, claim: Claim, device: Hold) -> Network | None:
         if device.network:
             return network_of_keys(device.network).for_devices(device.kind)
-        config = self._config
+        config = self._config.value
         if device.kind != "hca" and device.resource_name not in config.by_name:
             raise UnknownUnit(
                 f"claim {claim.ref} has {device.device_name} of {device.resource_name}, and the configuration has no"

@@ -74,8 +74,10 @@ def may_join(resource: Resource | None, hold: Hold) -> bool:
     if hold.claim_uid:
         is_share = hold.kind == "hca" and not hold.network
         return not hold.admin and (not is_share or resource is None or resource.joins_network)
-    if hold.is_slot or resource is not None:
-        return hold.is_slot or (resource is not None and resource.joins_network)
+    if hold.is_slot:
+        return True
+    if resource is not None:
+        return resource.joins_network
     return any(map(is_pci_address, hold.devices)) and not UnitId.parse(hold.key).is_share
 
 

@@ -1,6 +1,6 @@
 """Which devices a call names: by deviceID, by PFs or by a master, or, chained, what kubelet gave the pod.
 
-`Targets.ways` lists the ways in the order in which they are tried. The first that the call uses answers alone.
+`Targets._named` is the decision.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class Targets:
         self._pool = pool
         self._permission = permission
         self._turns = turns
-        self.ways = (self._share, self._slot, self._place, self._of_pool, self._device, self._given_to_pod)
 
     @contextmanager
     def of(self, call: Call, add: Add) -> Iterator[tuple[Target, ...]]:
@@ -81,11 +80,7 @@ class Targets:
         Raises NotAllowed, RequestInvalid, DeviceBusy, and Unavailable if kubelet does not answer.
         """
         try:
-            found: Sequence[Named] | None = None
-            for way in self.ways:
-                if (found := way(call, add)) is not None:
-                    break
-            targets = tuple([self._target(call, named) for named in found or ()])
+            targets = tuple([self._target(call, named) for named in self._named(call, add)])
             _refuse_same_guid(targets)
             yield targets
         except BaseException:
@@ -95,36 +90,43 @@ class Targets:
             if call.conf.pf:
                 self._pool.let_go(call)
 
-    # ------------------------------------------------------------- the ways to name devices; None: it is another
+    def _named(self, call: Call, add: Add) -> Sequence[Named]:
+        device = call.conf.device
+        if device is None and call.conf.pf:
+            return [Named(replace(call.conf, device=self._pool.take(call)), call.ifname)]
+        if device is None and call.conf.master is None:
+            return self._given_to_pod(call, add)
+        if device is not None:
+            unit = UnitId.parse(device)
+            if unit.is_share:
+                return self._share(call, device)
+            if unit.is_slot:
+                return self._slot(call, add, device)
+            if is_place(device):
+                return self._place(call, device)
+        return [Named(self._named_before(call, call.conf), call.ifname)]
 
-    def _share(self, call: Call, add: Add) -> Sequence[Named] | None:
+    # ------------------------------------------------------------------------------------ the ways to name devices
+
+    def _share(self, call: Call, share: str) -> Sequence[Named]:
         """Multus names a share: the whole adapter stands behind it, which the interface is made upon."""
-        share = call.conf.device
-        if share is None or not UnitId.parse(share).is_share:
-            return None
         adapter = hold.device if (hold := self._node.ledger.hold(share)) is not None else None
         if adapter is None and call.conf.master is None:
             raise RequestInvalid(f"deviceID {share} is a share that kubelet has given to no pod")
         return [Named(self._named_before(call, replace(call.conf, device=adapter)), call.ifname)]
 
-    def _slot(self, call: Call, add: Add) -> Sequence[Named] | None:
+    def _slot(self, call: Call, add: Add, slot: str) -> Sequence[Named]:
         """Multus names a slot: for it, kubelet's unit is the device."""
-        slot = call.conf.device
-        if slot is None or not UnitId.parse(slot).is_slot:
-            return None
         found = next((found for found in self._bound(call, add) if found.unit_id == slot), None)
         if found is None:
             raise RequestInvalid(f"deviceID {slot} is a slot that kubelet has not given to pod {call.pod}")
         return [Named(replace(call.conf, device=found.device), call.ifname, found.resource_name)]
 
-    def _place(self, call: Call, add: Add) -> Sequence[Named] | None:
+    def _place(self, call: Call, place: str) -> Sequence[Named]:
         """Multus names a place, which the scheduler gave to a claim: one of the devices that were chosen for it.
 
         Several results of a claim may have one place: each call brings another of them.
         """
-        place = call.conf.device
-        if place is None or not is_place(place):
-            return None
         here = self._held.of_place(call.pod, place)
         of_call = {row.parent for row in self._node.ledger.attachments_of(call.container_id, call.ifname)}
         in_pod = {row.parent for row in self._node.ledger.attachments() if row.owner.container_id == call.container_id}
@@ -138,18 +140,6 @@ class Targets:
                 " pod that names this resource"
             )
         return [Named(replace(call.conf, device=found.device), call.ifname, found.resource_name, found.claim_uid)]
-
-    def _of_pool(self, call: Call, add: Add) -> Sequence[Named] | None:
-        """The call names PFs: any VF of theirs that is free."""
-        if not call.conf.pf or call.conf.device is not None:
-            return None
-        return [Named(replace(call.conf, device=self._pool.take(call)), call.ifname)]
-
-    def _device(self, call: Call, add: Add) -> Sequence[Named] | None:
-        """The call names a device, or the interface that is to come or that one is to be made upon."""
-        if call.conf.device is None and call.conf.master is None:
-            return None
-        return [Named(self._named_before(call, call.conf), call.ifname)]
 
     def _given_to_pod(self, call: Call, add: Add) -> Sequence[Named]:
         """The call names nothing, as a chained one does: all that kubelet gave to its pod, as net1, net2 …"""
@@ -178,7 +168,7 @@ class Targets:
 
     def _joined(self, wanted: Sequence[tuple[NetConf, GrantedDevice]], taken: Collection[str]) -> Sequence[Named]:
         """Name what comes along where some of it is joined to bonds: VFs first, then what is made over them."""
-        groups = _grouped(wanted, self._node.snapshot)
+        groups = _grouped(wanted, self._node.scans.value)
         names = interface_names([(group[0][1].ifname, _usual(group[0][1])) for group in groups], taken)
         used, named = {*taken, *names}, list[Named]()
         for group, name in zip(groups, names, strict=True):
@@ -208,7 +198,7 @@ class Targets:
         conf, resource_name, claim_uid = named.conf, named.resource_name, named.claim_uid
         if conf.network:
             conf = self._as_configured(conf)
-        mode = mode_for(conf, self._node.snapshot)
+        mode = mode_for(conf, self._node.scans.value)
         device = MODES[mode].key(self._node.host, conf, call.container_id, named.ifname)
         if conf.bond is not None and not conf.ports:
             raise RequestInvalid(
@@ -273,7 +263,7 @@ class Targets:
 
         But what is asked for must not be passed over.
         """
-        facts = self._node.snapshot.by_address.get(conf.device or "")
+        facts = self._node.scans.value.by_address.get(conf.device or "")
         is_plain = conf.guid is None and conf.pkey is None and not conf.rdma and not conf.function_reset
         if facts is None or not (is_plain and conf.settings.is_empty):
             return False
@@ -285,7 +275,7 @@ class Targets:
         is_away = (
             node.ledger.attachment_on(facts.address) is not None or node.host.find_netdev(facts.address) is not None
         )
-        return facts.is_for_rdma_alone and not node.snapshot.rdma_exclusive and not is_away
+        return facts.is_for_rdma_alone and not node.scans.value.rdma_exclusive and not is_away
 
 
 def mode_for(conf: NetConf, snapshot: Snapshot) -> str:
@@ -414,7 +404,7 @@ class Pool:
         of = call.container_id, call.ifname
         if rows := self._node.ledger.attachments_of(*of):
             return rows[0].device
-        snapshot = self._node.snapshot
+        snapshot = self._node.scans.value
         gpus = self._gpus(call.pod, snapshot)  # before the guard: kubelet takes its time
         with self._guard:
             if of not in self._chosen:

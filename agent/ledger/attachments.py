@@ -59,10 +59,13 @@ class AttachmentBook(HoldBook):
             claim_uid=claim_uid,
         )
 
+        columns = rows.attachment_columns(row)  # before others wait for the file
+
         def write() -> list[Hold]:
-            self._refuse_unprepared(claim_uid)
+            if claim_uid:
+                self._refuse_unprepared(claim_uid)
             self._refuse_others_claim(device, owner.pod)
-            self._insert(row)
+            self._insert(columns)
             hold = self._holds.get(unit_id)
             named = [replace(hold, pod=owner.pod)] if hold is not None and hold.pod != owner.pod else []
             rows.update(self._db, "holds", "key", map(rows.pod_of_hold, named))
@@ -84,7 +87,7 @@ class AttachmentBook(HoldBook):
         exists.
         """
         made = replace(row, attachment_id=next(self._ids), since=self._clock())
-        self._write(lambda: self._insert(made), then=lambda _: self._attachments.put([made]))
+        self._write(lambda: self._insert(rows.attachment_columns(made)), then=lambda _: self._attachments.put([made]))
         return made
 
     def finish_attach(self, attachment_ids: Iterable[int], result: Mapping[str, Any]) -> None:
@@ -135,7 +138,6 @@ class AttachmentBook(HoldBook):
 
     def attachments(self) -> tuple[Attachment, ...]:
         """List all attachments, oldest first."""
-        self._check_open()
         return self._attachments.all()
 
     def attachments_of(self, container_id: str, cni_ifname: str) -> tuple[Attachment, ...]:
@@ -156,26 +158,26 @@ class AttachmentBook(HoldBook):
 
     def attachment_on(self, device: str) -> Attachment | None:
         """Return the attachment of a device, whoever owns it."""
-        self._check_open()
         found = self._attachments.of_device(device)
         return found[0] if found else None
 
     def _refuse_unprepared(self, claim_uid: str) -> None:
         claim = self._claims.get(claim_uid)
-        if claim_uid and (claim is None or claim.state is not ClaimState.PREPARED):
+        if claim is None or claim.state is not ClaimState.PREPARED:
             what = f"claim {claim.ref} is {claim.state}" if claim is not None else f"claim {claim_uid} is gone"
             raise DeviceBusy(f"{what}, so nothing of it comes into a pod now")
 
     def _refuse_others_claim(self, device: str, pod: PodRef) -> None:
-        claim = self.claim_on(device)
-        if claim is not None and not claim.is_for(pod):
-            raise DeviceBusy(f"{device} is prepared for claim {claim.ref}, which is not of pod {pod}")
+        for hold in self._holds.of_device(device):
+            claim = self._claims.get(hold.claim_uid) if hold.exclusive and not hold.admin else None
+            if claim is not None and not claim.is_for(pod):
+                raise DeviceBusy(f"{device} is prepared for claim {claim.ref}, which is not of pod {pod}")
 
-    def _insert(self, row: Attachment) -> None:
+    def _insert(self, columns: Mapping[str, Any]) -> None:
         try:
-            rows.insert(self._db, "attachments", [rows.attachment_columns(row)])
+            rows.insert(self._db, "attachments", [columns])
         except sqlite3.IntegrityError as error:
-            raise DeviceBusy(f"{row.device} has an attachment in the ledger already") from error
+            raise DeviceBusy(f"{columns['device']} has an attachment in the ledger already") from error
 
     def _update_attachments(self, changed: Callable[[], list[Attachment]], *names: str) -> None:
         """Write what `changed` makes of rows that are there, looked up in the transaction: the fields of these names.

@@ -14,6 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -184,7 +185,7 @@ class Database:
         """
         ledger = cls(path, boot_id, clock)
         try:
-            with ledger._translated():
+            with _Translated(ledger.path, ledger._damaged):
                 ledger._connect()
                 ledger._connections.callback(ledger._db.close)
                 ledger._reader = ledger._open_reader()
@@ -200,6 +201,7 @@ class Database:
         with self._writing, self._reading:
             if self._is_open:
                 self._is_open = False
+                self._shut_mirrors()
                 self._connections.close()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
@@ -223,6 +225,12 @@ class Database:
     def damaged_copies(self) -> tuple[Path, ...]:
         """List the damaged files that were set aside, now or earlier, and that nobody has removed yet."""
         return damaged_copies_of(self.path)
+
+    def _shut_mirrors(self) -> None:
+        """Let nobody look at what is in memory: the file is closed, or cannot be written any more."""
+        mirrors: tuple[Mirror[Any, Any], ...] = self._holds, self._claims, self._attachments
+        for mirror in mirrors:
+            mirror.shut(self._check_open)
 
     def _load(self) -> None:
         """Read what is kept in memory. Each book adds its own."""
@@ -263,6 +271,7 @@ class Database:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error as error:
             self._stuck = str(error)
+            self._shut_mirrors()
             self._damaged(f"{self.path}: a change could not be taken back ({error}): see to its disk")
 
     def _damaged(self, what: str) -> LedgerDamaged:
@@ -273,9 +282,6 @@ class Database:
 
     def _usable(self) -> _Translated:
         self._check_open()
-        return self._translated()
-
-    def _translated(self) -> _Translated:
         return _Translated(self.path, self._damaged)
 
     def _connect(self) -> None:
@@ -350,6 +356,18 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+class _Refusing:
+    """Stands in a lock's place, and lets nobody in. To ask at each look whether the books are open took longer."""
+
+    def __init__(self, refuse: Callable[[], None]) -> None:
+        self._refuse = refuse
+
+    def __enter__(self) -> None:
+        self._refuse()
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class Mirror(Generic[K, V]):
     """Values by key and by device, for any thread."""
 
@@ -357,10 +375,14 @@ class Mirror(Generic[K, V]):
         """`devices` lists those that a value is about."""
         self._key = key
         self._devices = devices
-        self._guard = threading.Lock()
+        self._guard: AbstractContextManager[object] = threading.Lock()
         self._values: dict[K, V] = {}
         self._of_device: dict[str, dict[K, V]] = {}
         self._watchers: list[Callable[[V | None, V | None], None]] = []
+
+    def shut(self, refuse: Callable[[], None]) -> None:
+        """Have whoever comes from now on get the error that `refuse` raises."""
+        self._guard = _Refusing(refuse)
 
     def watch(self, watcher: Callable[[V | None, V | None], None]) -> None:
         """Call `watcher` with each value before and after a change (None: not there). It must not block or raise."""

@@ -59,23 +59,19 @@ class HoldBook(Database):
 
     def holds(self) -> tuple[Hold, ...]:
         """List what pods have by units and slots, oldest first."""
-        self._check_open()
         found = (hold for hold in self._holds.all() if not hold.claim_uid)
         return tuple(sorted(found, key=attrgetter("since", "key")))
 
     def hold(self, key: str) -> Hold | None:
         """Return the hold of a unit or slot."""
-        self._check_open()
         return self._holds.get(key)
 
     def holds_on(self, device: str) -> tuple[Hold, ...]:
         """List the holds of a device, of claims too, but for admin access."""
-        self._check_open()
         return tuple(hold for hold in self._holds.of_device(device) if not hold.admin)
 
     def bound_slots(self, container_id: str | None = None) -> tuple[Hold, ...]:
         """List the slots that have a device, as they were bound; with `container_id` those of one sandbox."""
-        self._check_open()
         found = (hold for hold in self._holds.all() if container_id in (None, hold.container_id) and hold.is_bound)
         return tuple(sorted(found, key=attrgetter("bound_at", "key")))
 
@@ -94,17 +90,14 @@ class HoldBook(Database):
 
     def claims(self) -> tuple[Claim, ...]:
         """List all claims, by namespace and name."""
-        self._check_open()
         return tuple(sorted(self._claims.all(), key=_BY_NAME))
 
     def claim(self, uid: str) -> Claim | None:
         """Return the claim of a UID."""
-        self._check_open()
         return self._claims.get(uid)
 
     def claims_for(self, pod: PodRef) -> tuple[Claim, ...]:
         """List the claims that are known to be a pod's, in any state, by their names."""
-        self._check_open()
         return tuple(sorted((claim for claim in self._claims.all() if claim.is_for(pod)), key=_BY_NAME))
 
     def claim_on(self, device: str) -> Claim | None:

@@ -148,7 +148,7 @@ class Adopter:
                 undo = Undo(record.netdev, record.mac or "", record.mtu or 0, up=False)
             else:
                 link = self._link(record, descriptor)
-                undo = _undo_of(self._node.host, self._node.snapshot, record, link, descriptor)
+                undo = _undo_of(self._node.host, self._node.scans.value, record, link, descriptor)
         conf = record.conf
         call = Call(record.container_id, record.ifname, None, path, record.pod, record.cni_args, CNI_PATH, conf)
         remark = {"files": [*map(str, record.files)], "lock": str(lock), "netns_path": record.netns_path}
@@ -176,7 +176,7 @@ class Adopter:
         Files outlive a reboot, and an address is a place: the next boot may have another VF there, which has
         nothing of that pod, or an adapter that the node lives by.
         """
-        facts = self._node.snapshot.by_address.get(record.device)
+        facts = self._node.scans.value.by_address.get(record.device)
         if facts is not None and not facts.is_vf:
             return True
         booted = _boot_time(self._node.host.root)

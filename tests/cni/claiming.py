@@ -89,7 +89,7 @@ class Scene:
         kubelet = cast(KubeletAsker, self.kubelet)
         self.asks = Latest[ClaimReader | None](self.reader)
         offered = {"rdma/vf": tuple(Unit(vf(i), "rdma/vf", "vf", vf(i), HEALTHY, 0) for i in range(3))}
-        offer = Latest(Offer(node.snapshot, claimable=offered))
+        offer = Latest(Offer(node.scans.value, claimable=offered))
         files = RailFiles(rig.folder / "cdi", offer, kubelet, Latest({}))
         facts = FactsWriter(self.config, node, specs, self.specs, files, {})
         holders = cast(PodsFile, SimpleNamespace(noted=(), is_settled=True))

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.config import CniSettings
+from agent.config import CniSettings, Config
 from agent.config.networks import Network
 from agent.errors import RequestInvalid
 from agent.kubelet.podresources import PodDevices
 from agent.model.allocation import NO_SETTINGS, Attachment, Hold, PodRef, VfSettings
+from agent.state import Latest
 from cni.add_facts import FactsWriter
 from cni.attachment import USUAL, Attachments, Settings
 from cni.call import Call, GrantedDevice, Holding, Node
@@ -96,10 +97,8 @@ class NoFacts(FactsWriter):
     """Writes none. It may know the verbs nodes that containers were promised."""
 
     def __init__(self, verbs_nodes: Mapping[str, str] | None = None) -> None:
-        self._verbs_nodes = verbs_nodes if verbs_nodes is not None else {}
-
-    def follows(self, device: str) -> bool:
-        return False
+        self.config = Latest(Config())
+        self.verbs_nodes = verbs_nodes if verbs_nodes is not None else {}
 
     def entered(self, row: Attachment, netns: int) -> None: ...
 

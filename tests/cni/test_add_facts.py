@@ -54,7 +54,7 @@ class Scene:
         self.specs = Specs(rig.ledger, self.folder)
         node = Node(rig.machine, rig.ledger, Latest(rig.machine.scan()), self.notes)
         tells = cast(Any, Latest(SimpleNamespace(tells=True)))
-        offer = Latest(Offer(node.snapshot))
+        offer = Latest(Offer(node.scans.value))
         files = RailFiles(self.folder, offer, cast(Any, SimpleNamespace()), Latest({}))
         self.facts = FactsWriter(tells, node, self.specs, cast(Any, None), files, {})
         held = FixedDevices(rig.granted)

@@ -38,8 +38,9 @@ from tests.node import granted, open_books
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / name) + "/" for name in ("agent", "cni", "deviceplugin", "proto"))
-MOST = 34
+MOST = 32
 """Beside the node's stand-in: the server, what the call names, the mode, the ledger, netlink, and the values of all."""
+MOST_CALLS, DEEPEST = 400, 17
 STAND_IN = str(ROOT / "hack/sim") + "/"
 
 
@@ -167,3 +168,5 @@ def test_an_add_passes_few_modules(own_network: None, tmp_path: Path, short_fold
     assert [i["name"] for i in json.loads(answer.stdout)["interfaces"]] == ["eth0", "net1"]
     print(f"\none ADD passes {passed}", *sorted(passed.modules), sep="\n")  # for hack/measure-house, and `pytest -s`
     assert len(passed.modules) <= MOST, sorted(passed.modules)
+    assert passed.calls <= MOST_CALLS
+    assert passed.depth <= DEEPEST
