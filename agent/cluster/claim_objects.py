@@ -171,7 +171,7 @@ class ClaimStatus(Keeper):
 
     def _failed(self, error: AgentError, pause: float) -> float:
         log.info("the status of claims is written later: %s", error)
-        return min(pause, AWAY_SECONDS * (1 - self._chance() / 10))  # nodes do not all ask at once
+        return min(pause, AWAY_SECONDS * (1 - self.chance() / 10))  # nodes do not all ask at once
 
     async def _write(self, status: _Status) -> None:
         with self._guard:
@@ -244,7 +244,7 @@ class ClaimStatus(Keeper):
             self.forget(status.ref.uid)
             return
         status.failures += 1
-        pause = self._retry.after(status.failures, chance=self._chance())
+        pause = self._retry.after(status.failures, chance=self.chance())
         if not isinstance(error, Conflicted):  # of the next version it may be accepted
             if str(error) != status.said:
                 status.said = str(error)

@@ -9,7 +9,6 @@ import math
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 from agent.errors import AgentError, Unavailable
 from agent.process.backoff import Backoff
@@ -22,10 +21,9 @@ class Keeper(ABC):
     look_seconds = math.inf
     """At most so long between two looks, also while nothing is tried after an error."""
 
-    def __init__(self, retry: Backoff, chance: Callable[[], float] | None = None) -> None:
-        """`chance` gives numbers from 0 to 1."""
+    def __init__(self, retry: Backoff) -> None:
         self._retry = retry
-        self._chance = chance or random.SystemRandom().random  # the module's own generator is every thread's
+        self.chance = random.SystemRandom().random  # the module's own generator is every thread's
         self._news = Latest(object())
         self._noticed: object = None
         self._failures = 0
@@ -55,7 +53,7 @@ class Keeper(ABC):
         except AgentError as error:
             self._failures += 1
             asked = error.retry_after if isinstance(error, Unavailable) else None
-            pause = self._retry.after(self._failures, asked, self._chance())
+            pause = self._retry.after(self._failures, asked, self.chance())
             self._not_before = now + self._failed(error, pause)
             return self._not_before
 

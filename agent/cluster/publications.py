@@ -39,7 +39,7 @@ class Publications:
         """`api` is None if nothing is to go to the API server. `conditions` show what is wrong."""
         self._config = config
         self._problems = Problems(conditions)
-        self._view = view = View(config, node, api, self._problems, intervals)
+        self.view = view = View(config, node, api, self._problems, intervals)
         self._registry = metrics.registry
         self._bandwidth = Bandwidth(intervals.annotation)
         self._leaf = LeafListener(view)
@@ -53,19 +53,19 @@ class Publications:
 
     def _publisher(self, publication: Publication, api: ApiServer, metrics: Metrics) -> Publisher:
         times = Times(
-            coalesce=self._view.intervals.coalesce,
+            coalesce=self.view.intervals.coalesce,
             heartbeat=self._config.heartbeat_seconds,
             start_spread=self._config.start_spread_seconds,
             settle=self._config.settle_seconds if publication.settles else 0.0,
             refresh=FACTS_SECONDS if publication.is_shared else REFRESH_SECONDS,
         )
         publisher = Publisher(publication, api, metrics, times, self._problems)
-        (self._view.facts if publication.is_shared else self._view.usage).subscribe(publisher.changed)
+        (self.view.facts if publication.is_shared else self.view.usage).subscribe(publisher.changed)
         return publisher
 
     def changed(self) -> None:
         """Say that units or pods may have changed."""
-        self._view.usage_changed()
+        self.view.usage_changed()
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -76,9 +76,9 @@ class Publications:
                 for publisher in self._publishers:
                     tasks.create_task(publisher.run(), name="publisher")
                 tasks.create_task(self._sample(), name="bandwidth")
-                self._view.watch_pods()
+                self.view.watch_pods()
         finally:
-            self._view.stop()
+            self.view.stop()
             self._leaf.close()
             self._registry.unregister(self._bandwidth)
             self._problems.forget()
@@ -88,32 +88,27 @@ class Publications:
 
         Instead of `run`, for tests and benchmarks, which pass the time themselves.
         """
-        self._view.watch_pods()
+        self.view.watch_pods()
         return min([await publisher.step(now) for publisher in self._publishers])
-
-    @property
-    def view(self) -> View:
-        """What is published is made of this."""
-        return self._view
 
     async def _sample(self) -> None:
         while True:
-            counts = await asyncio.to_thread(self._view.port_counts)
-            if self._bandwidth.sample(counts, self._view.clock()):
-                self._view.facts_changed()
-            await asyncio.sleep(self._view.intervals.sample)
+            counts = await asyncio.to_thread(self.view.port_counts)
+            if self._bandwidth.sample(counts, self.view.clock()):
+                self.view.facts_changed()
+            await asyncio.sleep(self.view.intervals.sample)
 
     async def _follow_hardware(self) -> None:
         """Follow each snapshot. An adapter that went and came back between two is listened on again, too."""
         snapshot = None
         while True:
             if self._config.labels.need_lldp:
-                self._leaf.follow(self._view.snapshot)
-            if self._view.snapshot is not snapshot:
-                snapshot = self._view.snapshot
-                self._view.usage_changed()
-                self._view.facts_changed()
-            await first(self._view.node.snapshot.other_than(snapshot), seconds=LISTEN_SECONDS)
+                self._leaf.follow(self.view.node.snapshot.value)
+            if self.view.node.snapshot.value is not snapshot:
+                snapshot = self.view.node.snapshot.value
+                self.view.usage_changed()
+                self.view.facts_changed()
+            await first(self.view.node.snapshot.other_than(snapshot), seconds=LISTEN_SECONDS)
 
 
 class Republication:
@@ -129,7 +124,6 @@ class Republication:
         self._metrics = metrics
         self._conditions = conditions
         self._current: Publications | None = None
-        self._has_failed = False
 
     def make(self, topology: Topology) -> Publications:
         """Make the publications of a configuration, which are not run yet."""
@@ -142,19 +136,12 @@ class Republication:
 
     async def run(self) -> None:
         """Publish until cancelled. An error that nobody expected ends it; it may be run again."""
-        if self._has_failed:
-            self._conditions.set("publishing", None)
         while True:
             config = self._config.value
             topology = config.topology
             self._current = self.make(topology)
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    running = tasks.create_task(self._current.run(), name="publications")
-                    while config.topology == topology:
-                        config = await self._config.other_than(config)
-                    running.cancel()
-            except Exception:
-                self._has_failed = True
-                self._conditions.set("publishing", "failed unexpectedly, and is tried again in a minute: see the log")
-                raise
+            async with asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(self._current.run(), name="publications")
+                while config.topology == topology:
+                    config = await self._config.other_than(config)
+                running.cancel()

@@ -193,7 +193,7 @@ class SlicePublisher(Keeper):
             return
         wait = times.structure if kind is Change.STRUCTURE else times.fault
         if kind is Change.LINK:
-            wait += times.link_jitter * self._chance()
+            wait += times.link_jitter * self.chance()
         self._due = min(self._due or now + wait, now + wait)
 
     def _stored(self) -> dict[str, StoredSlice] | None:

@@ -134,7 +134,7 @@ class NodeObject(Publication):
             if not config.writes_node:
                 return None
             raise Unavailable(node.problem)
-        metadata: dict[str, Any] = {"name": self._view.name, "labels": await self.labels(present.labels)}
+        metadata: dict[str, Any] = {"name": self._view.node.name, "labels": await self.labels(present.labels)}
         key = config.bandwidth.annotation
         load = self._bandwidth.annotation(present.annotations.get(key)) if key is not None else None
         if key is not None and load is not None:
@@ -154,7 +154,7 @@ class NodeObject(Publication):
 
     async def labels(self, kept: Mapping[str, str]) -> dict[str, str]:
         """Make the labels; `kept` are the present ones, for facts that are not known now."""
-        config, snapshot, host_names = self._view.config, self._view.snapshot, self._view.host_names()
+        config, snapshot, host_names = self._view.config, self._view.node.snapshot.value, self._view.host_names()
         named = config.lldp_netdevs
         rails = self._view.node.offer.value.rail_keys
         nics = fabric_nics(snapshot, named, host_names, self._fabric, rails)
@@ -162,13 +162,13 @@ class NodeObject(Publication):
             names = [netdev.name for netdev in nic.netdevs if netdev.name in named] or [host_names.get(nic.address, "")]
             if nic.netdevs if named else nic.rdma_devices:
                 self._fabric[nic.address] = FabricNic(nic.driver, names[0])
-        known = LabelFacts(self._view.name, snapshot, nics, self._leaf.at, self._first_line, rails)
+        known = LabelFacts(self._view.node.name, snapshot, nics, self._leaf.at, self._first_line, rails)
         self._made = await asyncio.to_thread(labels, config.labels.keys, known, {**kept, **self._made})
         return dict(self._made)
 
     def _first_line(self, path: Path) -> str | None:
         try:
-            with (self._view.root / path.relative_to("/")).open("rb") as file:
+            with (self._view.node.host.root / path.relative_to("/")).open("rb") as file:
                 return file.readline(MAX_LINE).decode("utf-8", "replace").strip() or None
         except OSError as error:
             log.debug("no label from %s: %s", path, error.strerror)

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from agent.cluster.apiserver import FIELD_MANAGER, NODE, ApiServer, on_own_thread
@@ -169,21 +168,6 @@ class View:
         self._state_at = 0.0
         self._forgetful_since: float | None = None
 
-    @property
-    def name(self) -> str:
-        """The Node's name."""
-        return self.node.name
-
-    @property
-    def root(self) -> Path:
-        """Where the node's files are."""
-        return self.node.host.root
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The newest snapshot."""
-        return self.node.snapshot.value
-
     def usage_changed(self) -> None:
         """Say that units or pods may have changed. Any thread may."""
         self.usage.set(object())
@@ -235,9 +219,9 @@ class View:
             if self._is_forgetful(unlisted(watched or (), listed.pods), now):
                 return None  # or what pods hold would be published as free
             self._state = NodeState(
-                node_name=self.name,
+                node_name=self.node.name,
                 node_uid=metadata.uid if metadata is not None else None,
-                snapshot=self.snapshot,
+                snapshot=self.node.snapshot.value,
                 units=offer.units,
                 kubelet=settings,
                 pods=tuple(PodUsage.of(pod) for pod in listed.pods),
@@ -278,14 +262,15 @@ class View:
 
     def port_counts(self) -> tuple[PortCount, ...]:
         """Read what ports, and the VFs of those with one in a pod, have passed. Blocks for a moment."""
-        return read_port_counts(self.root, self.snapshot, sums(self._vf_counters(), self.snapshot))
+        snapshot = self.node.snapshot.value
+        return read_port_counts(self.node.host.root, snapshot, sums(self._vf_counters(snapshot), snapshot))
 
-    def _vf_counters(self) -> tuple[VfCounters, ...]:
+    def _vf_counters(self, snapshot: Snapshot) -> tuple[VfCounters, ...]:
         ledger = self.node.ledger
         held = {device for hold in ledger.holds() for device in hold.devices} | {
             row.device for row in ledger.attachments()
         }
-        busy = with_busy_vfs(self.snapshot, held)
+        busy = with_busy_vfs(snapshot, held)
         return self.node.host.counters(busy, frozenset()).vfs if busy.devices else ()
 
 

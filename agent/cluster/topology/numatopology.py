@@ -49,7 +49,7 @@ class Numatopology(Publication):
             return None
         cpus = frozenset(cpu for node in state.snapshot.numa_nodes for cpu in node.cpus)
         if cpus != self._places[0]:
-            self._places = cpus, await asyncio.to_thread(read_cpu_places, self._view.root, cpus)
+            self._places = cpus, await asyncio.to_thread(read_cpu_places, self._view.node.host.root, cpus)
         return build(state, self._places[1], with_pods=self._with_pods)
 
     def yields(self, error: AgentError) -> bool:

@@ -21,7 +21,7 @@ import copy
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -117,10 +117,8 @@ class Publisher(Keeper):
         metrics: Metrics,
         times: Times,
         problems: Problems,
-        chance: Callable[[], float] | None = None,
     ) -> None:
-        """`chance` gives numbers from 0 to 1."""
-        super().__init__(times.retry, chance)
+        super().__init__(times.retry)
         self._publication = publication
         self._kind = publication.kind
         self._api = api
@@ -142,17 +140,13 @@ class Publisher(Keeper):
         """When the write is due that says that the object has settled; None if it has been written."""
         self._changed_at = ""
         self._dispute: str | None = None
-        self._problem: str | None = None
-
-    @property
-    def problem(self) -> str | None:
+        self.problem: str | None = None
         """What is wrong with publishing now; None if nothing."""
-        return self._problem
 
     async def _notice(self, now: float, *, is_changed: bool) -> None:
         if self._look_at is None:
             self._look_at = now
-            self._hold(now + self._times.start_spread * self._chance())
+            self._hold(now + self._times.start_spread * self.chance())
         elif is_changed:
             self._look_at = min(self._look_at, now + (self._times.coalesce if self._accepted is not None else 0.0))
 
@@ -259,15 +253,15 @@ class Publisher(Keeper):
         return f"{text}: let only one of them publish it"
 
     def _next_check(self, now: float) -> float:
-        return now + self._times.heartbeat * (1 + self._times.retry.jitter * (2 * self._chance() - 1))
+        return now + self._times.heartbeat * (1 + self._times.retry.jitter * (2 * self.chance() - 1))
 
     def _failed(self, error: AgentError, pause: float) -> float:
         self._say(f"{self._kind.kind} cannot be published: {error}")
         return min(pause, self._times.coalesce if self._publication.yields(error) else self._longest)
 
     def _say(self, problem: str | None) -> None:
-        if problem != self._problem:
-            self._problem = problem
+        if problem != self.problem:
+            self.problem = problem
             self._problems.note(self._kind.kind, problem)
 
 

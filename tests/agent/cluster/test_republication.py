@@ -80,11 +80,9 @@ async def test_an_error_that_nobody_expected_ends_them_and_they_may_be_run_again
     shop = Shop(ON, ZeroDivisionError("a bug"))
     with pytest.raises(ExceptionGroup):
         await shop.run()
-    assert "failed unexpectedly" in shop.conditions.found["publishing"]
     shop.failure = None
     running = asyncio.create_task(shop.run())
     await until(lambda: shop.notes == ["begun True", "ended True", "begun True"])
-    assert "publishing" not in shop.conditions.found
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

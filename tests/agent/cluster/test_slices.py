@@ -91,7 +91,7 @@ async def test_a_fault_waits_less_than_another_structure_and_faults_of_links_are
 ) -> None:
     async with Rig(server, api, replace(QUICK, structure=600.0, link_jitter=600.0)).running() as rig:
         await rig.publishes(pool(1))
-        rig.publisher._chance = lambda: 1.0
+        rig.publisher.chance = lambda: 1.0
         rig.slices.set((tainted(pool(1)[0], "vf-0", DOWN),))
         await rig.quiet()
         rig.slices.set((tainted(pool(1)[0], "vf-0", {**DOWN, "key": "nodefabric.io/Quarantined"}),))

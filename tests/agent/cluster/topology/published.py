@@ -100,8 +100,8 @@ class Rig:
             Metrics(self.registry),
             times,
             Problems(Conditions(self._note)),
-            chance=lambda: 0.5,
         )
+        self.publisher.chance = lambda: 0.5
 
     def _note(self, _name: str, what: str | None) -> None:
         self.complaints.append(what)
