@@ -15,7 +15,6 @@ from typing import Any
 
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_optional, ext_strings
-from google.protobuf import descriptor_pb2, descriptor_pool, struct_pb2
 
 from tests.daemonset.manifests import Document
 
@@ -30,23 +29,6 @@ DECLARED = {
     "object": _T.DYN,
     "oldObject": _T.DYN,
 }
-_REFERENCE, _SPEC = {"kind": "string", "name": "string"}, {"taints": "google.protobuf.ListValue"}
-_METADATA = {
-    **dict.fromkeys(("labels", "annotations"), "google.protobuf.Struct"),
-    **dict.fromkeys(("finalizers", "ownerReferences"), "google.protobuf.ListValue"),
-    "name": "string",
-}
-TYPED: Mapping[str, Mapping[str, str]] = {
-    "Reference": _REFERENCE,
-    "Spec": _SPEC,
-    "Metadata": _METADATA,
-    "Node": {"metadata": "k8s.Metadata", "spec": "k8s.Spec"},
-    "Event": {"metadata": "k8s.Metadata", "involvedObject": "k8s.Reference"},
-    "ResourceSlice": {"metadata": "k8s.Metadata", "spec": "google.protobuf.Struct"},
-    "ResourceClaim": dict.fromkeys(("spec", "status"), "google.protobuf.Struct") | {"metadata": "k8s.Metadata"},
-}
-"""What of the kinds that are built into the API server the policy may name: for status.typeChecking it compiles each
-expression once more, with `object` of each of these types (pkg/admission/plugin/policy/validating/typechecking.go)."""
 _EXTENSIONS = (ext_optional.ExtOptional, ext_strings.ExtStrings)
 KNOWN_SPEC = {"failurePolicy", "matchConstraints", "matchConditions", "variables", "validations"}
 _VARIABLE = re.compile(r"\bvariables\.([A-Za-z_]\w*)")
@@ -118,27 +100,6 @@ class Policy:
             for validation in spec["validations"]
         ]
 
-    def type_of(self, variable: str) -> str:
-        """Tell what the type checker found a variable to be."""
-        return str(self._env.compile(self._variables[variable]).return_type().name())
-
-    def warnings(self, kind: str) -> tuple[str, ...]:
-        """Return what the API server would say in status.typeChecking of objects of a kind in TYPED."""
-        pool = descriptor_pool.DescriptorPool()
-        pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
-        pool.AddSerializedFile(_typed_file().SerializeToString())
-        typed = DECLARED | dict.fromkeys(("object", "oldObject"), _T(f"k8s.{kind}"))
-        env = cel.NewEnv(descriptor_pool=pool, variables=typed, extensions=[make() for make in _EXTENSIONS])
-        found = []
-        for validation in self._spec["validations"]:
-            for text in (validation["expression"], validation.get("messageExpression")):
-                if text is not None:
-                    try:
-                        env.compile(self._composed(text))
-                    except RuntimeError as error:
-                        found.append(f"{text}: {error}")
-        return tuple(found)
-
     def denials(self, request: Request) -> tuple[Denial, ...] | None:
         """Return what speaks against a request; None if the policy does not look at it."""
         if not any(_matches(rule, request) for rule in self._spec["matchConstraints"]["resourceRules"]):
@@ -171,20 +132,6 @@ class Policy:
         expression = self._env.compile(self._composed(text))
         assert expression.return_type().name() == type_name, text
         return expression
-
-
-def _typed_file() -> descriptor_pb2.FileDescriptorProto:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="k8s.proto", package="k8s", syntax="proto3", dependency=["google/protobuf/struct.proto"]
-    )
-    field = descriptor_pb2.FieldDescriptorProto
-    for name, fields in TYPED.items():
-        message = file.message_type.add(name=name)
-        for number, (key, kind) in enumerate(fields.items(), 1):
-            how = {"type": field.TYPE_STRING} if kind == "string" else {"type": field.TYPE_MESSAGE}
-            named = {} if kind == "string" else {"type_name": f".{kind}"}
-            message.field.add(name=key, number=number, label=field.LABEL_OPTIONAL, **how, **named)
-    return file
 
 
 def _outcome(expression: cel.Expression, request: Request) -> Any:

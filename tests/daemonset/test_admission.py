@@ -16,7 +16,7 @@ from agent.cluster.node_taint import KEY
 from agent.model.allocation import Hold, NetworkData
 from deviceplugin.dra.devices import slices_of
 from tests.daemonset.admission import Policy, Request
-from tests.daemonset.manifests import BASE, REPOSITORY, SWITCHES, Document, Kube, documents, overlay
+from tests.daemonset.manifests import REPOSITORY, SWITCHES, Document, Kube, overlay
 from tests.daemonset.node_writes import (
     ACCOUNT,
     CLAIM,
@@ -436,20 +436,3 @@ def test_without_claims_there_is_no_policy_and_no_class_for_them_and_who_wants_n
     assert not [d for d in found if d["apiVersion"].startswith("resource.k8s.io/")]
     found = kube.template({**SWITCHES["dra"], "admissionPolicy": {"enabled": False}})
     assert not [d for d in found if d["kind"].startswith("ValidatingAdmissionPolicy")]
-
-
-# ------------------------------------------------------------------------------------------ what the API server checks
-
-
-def test_every_expression_has_the_type_that_it_is_used_as(policy: Policy) -> None:
-    assert (policy.type_of("node"), policy.type_of("about")) == ("STRING", "STRING")
-    assert (policy.type_of("foreignLabels"), policy.type_of("foreignAnnotations")) == ("LIST<DYN>", "LIST<DYN>")
-
-
-def test_the_api_server_has_nothing_to_warn_of_for_kinds_that_it_knows(policy: Policy, claims: Policy) -> None:
-    assert policy.warnings("Node") == policy.warnings("Event") == ()
-    assert claims.warnings("ResourceSlice") == claims.warnings("ResourceClaim") == ()
-    (document, *_) = documents(BASE / "admission.yaml")
-    document["spec"]["validations"].append({"expression": "object.spec == oldObject.spec"})
-    (warning,) = Policy(document).warnings("Event")
-    assert "undefined field 'spec'" in warning

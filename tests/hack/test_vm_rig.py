@@ -6,34 +6,9 @@ import fcntl
 from pathlib import Path
 
 import pytest
-from rig import release, session, suite
-from rig.errors import Impossible, RigError
+from rig import session, suite
+from rig.errors import RigError
 from rig.progress import Deadline
-
-
-@pytest.mark.parametrize(
-    ("os_release", "kernel"),
-    [
-        ('ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n', "bookworm-backports"),
-        ('ID=debian\nVERSION_ID="13"\nVERSION_CODENAME=trixie\n', "trixie"),
-        ("ID=debian\nVERSION_CODENAME=forky\n", "trixie"),
-        ('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n', "trixie"),
-    ],
-)
-def test_a_known_distribution_names_the_suite_of_its_kernel(os_release: str, kernel: str) -> None:
-    assert release.parse(os_release).kernel_suite == kernel
-
-
-@pytest.mark.parametrize(
-    ("os_release", "words"),
-    [
-        ('PRETTY_NAME="Fedora 44"\nID=fedora\nVERSION_ID=44\n', "Fedora 44 is not supported: Debian 12"),
-        ('PRETTY_NAME="Ubuntu 22.04"\nID=ubuntu\nVERSION_ID="22.04"\n', "Ubuntu 22.04 is too old"),
-    ],
-)
-def test_an_unknown_distribution_is_impossible_and_says_what_is_needed(os_release: str, words: str) -> None:
-    with pytest.raises(Impossible, match=words):
-        release.parse(os_release)
 
 
 def test_another_run_that_holds_the_cache_is_named(tmp_path: Path) -> None:
