@@ -105,6 +105,13 @@ class CniServer(sockets.UnixServer):
         """`condition` returns why the agent cannot serve ADD now (for STATUS), or None."""
         super().__init__(path, MAX_CONNECTIONS, BACKLOG)
         self._attachments = attachments
+        self._commands: Mapping[str, Callable[[Call], Mapping[str, Any] | None]] = {
+            "ADD": attachments.add,
+            "DEL": attachments.delete,
+            "CHECK": self._check,
+            "GC": self._collect,
+            "STATUS": self._status,
+        }
         self._condition = condition
         self._observe = observe
         self._receive_seconds = receive_seconds
@@ -146,8 +153,13 @@ class CniServer(sockets.UnixServer):
                 if command == "VERSION":
                     return printed({"cniVersion": NEWEST, "supportedVersions": list(netconf.SUPPORTED_VERSIONS)})
                 call = read_call(command, request)
-                self._report_ignored(call)
-                return self._dispatch(command, call)
+                if call.conf.ignored:
+                    self._report_ignored(call)
+                if (result := self._commands[command](call)) is None:
+                    return Answer(0, b"")
+                version = call.conf.cni_version
+                # An answer from the books may be of another version: the runtime was updated since.
+                return printed(result if result.get("cniVersion") == version else in_version(result, version))
         except AgentError as error:
             # A runtime may ask for the status every few seconds.
             level = logging.DEBUG if command == "STATUS" else logging.ERROR
@@ -158,32 +170,23 @@ class CniServer(sockets.UnixServer):
             failure = error
         return failed(command, call.conf.cni_version if call is not None else version_of(request), failure)
 
-    def _dispatch(self, command: str, call: Call) -> Answer:
-        if command == "ADD":
-            result = self._attachments.add(call)
-            version = call.conf.cni_version
-            # An answer from the books may be of another version: the runtime was updated since.
-            return printed(result if result.get("cniVersion") == version else in_version(result, version))
-        if command == "DEL":
-            self._attachments.delete(call)
-        elif command == "CHECK":
-            with self._slow.hold(command, call.conf.name):
-                self._attachments.check(call)
-        elif command == "GC":
-            with self._slow.hold(command, call.conf.name):
-                self._attachments.collect(call)
-        else:
-            # While this fails the whole node is not ready. Pods that have nothing need no more than this answer.
-            if not call.conf.is_chained and (condition := self._condition()) is not None:
-                raise Unavailable(condition)
-            self._attachments.status(call)
-        return Answer(0, b"")
+    def _check(self, call: Call) -> None:
+        with self._slow.hold("CHECK", call.conf.name):
+            self._attachments.check(call)
+
+    def _collect(self, call: Call) -> None:
+        with self._slow.hold("GC", call.conf.name):
+            self._attachments.collect(call)
+
+    def _status(self, call: Call) -> None:
+        # While this fails the whole node is not ready. Pods that have nothing need no more than this answer.
+        if not call.conf.is_chained and (condition := self._condition()) is not None:
+            raise Unavailable(condition)
+        self._attachments.status(call)
 
     def _report_ignored(self, call: Call) -> None:
         """Say once that a replaced plugin's configuration has keys without effect."""
         conf = call.conf
-        if not conf.ignored:
-            return
         key = conf.kind, conf.name, hash(conf.ignored)
         if key not in self._reported and len(self._reported) < MAX_REPORTED:
             self._reported.add(key)
