@@ -70,12 +70,17 @@ _WRITING = threading.Lock()
 """Held while a file is being put in place: what is half written is not a killed process's then."""
 
 
-def write_whole(file: Path, text: str, mode: int, *, parents: bool = True) -> None:
-    """Put a file in its place whole, with its folder. Raises OSError.
+Stamp = tuple[int, int, int]
+
+
+def write_whole(file: Path, text: str, mode: int, *, parents: bool = True) -> Stamp:
+    """Put a file in its place whole, with its folder, and return its stamp. Raises OSError.
 
     With few system calls: kubelet may wait for many files.
     """
-    path, fresh = str(file), str(file.with_name(f".{file.name}.{os.getpid()}"))  # whose suffix no runtime reads
+    path = str(file)
+    folder, _, name = path.rpartition("/")
+    fresh = f"{folder}/.{name}.{os.getpid()}"  # whose suffix no runtime reads
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         descriptor = os.open(fresh, flags, mode)
@@ -90,21 +95,23 @@ def write_whole(file: Path, text: str, mode: int, *, parents: bool = True) -> No
             data = text.encode()
             if opened.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            stamp = _stamp(os.fstat(descriptor))
         os.rename(fresh, path)
     except OSError:
         os.unlink(fresh)
         raise
-
-
-Stamp = tuple[int, int, int]
+    return stamp
 
 
 def stamp_of(file: Path) -> Stamp | None:
     """What tells a file from another, and from what it was before somebody wrote it; None if there is none."""
     try:
-        found = os.stat(file)
+        return _stamp(os.stat(file))
     except OSError:
         return None
+
+
+def _stamp(found: os.stat_result) -> Stamp:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
@@ -122,18 +129,18 @@ class SpecFiles:
         self._suffix = suffix
         self._mode = mode
         self._read: dict[str, tuple[object, Stamp]] = {}
-        """Name → what a spec was read to say, and of which file."""
+        """Name → what a spec was read or written to say, and of which file."""
 
     def path(self, name: str) -> Path:
         """Tell where a spec is."""
         return self.folder / f"{OWN_PREFIX}{name}{self._suffix}"
 
-    def write(self, name: str, text: str) -> None:
-        """Write a spec, in place of an earlier one. Raises Unavailable."""
+    def write(self, name: str, text: str, what: object = None) -> None:
+        """Write a spec, in place of an earlier one. Raises Unavailable. `what` as of `says`."""
         file = self.path(name)
         try:
             with _WRITING:
-                write_whole(file, text, self._mode)
+                self._read[name] = text if what is None else what, write_whole(file, text, self._mode)
         except OSError as error:
             raise Unavailable(
                 f"the CDI spec {file} cannot be written ({error.strerror}): without it the runtime creates no"
@@ -166,8 +173,9 @@ class SpecFiles:
         key = text if what is None else what
         if stamp is None or self._read.get(name) == (key, stamp):
             return stamp is not None
+        wanted = (text if isinstance(text, str) else text()).encode()
         try:
-            is_same = self.read(name) == (text if isinstance(text, str) else text()).encode()
+            is_same = stamp[1] == len(wanted) and self.read(name) == wanted
         except OSError:
             return False
         if is_same:
@@ -195,7 +203,8 @@ class SpecFiles:
 def text_of(kind: str, devices: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Spell a spec: its kind, and for each device its name and its containerEdits."""
     spelt = [{"name": name, "containerEdits": dict(edits)} for name, edits in devices]
-    return json.dumps({"cdiVersion": SPEC_VERSION, "kind": kind, "devices": spelt}, indent=1) + "\n"
+    # Without indent, or the encoder is the slow one that is written in Python, and kubelet waits for it.
+    return json.dumps({"cdiVersion": SPEC_VERSION, "kind": kind, "devices": spelt}) + "\n"
 
 
 _SUFFIXES = (".json", ".yaml", ".yml")

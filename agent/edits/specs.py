@@ -172,7 +172,7 @@ class Specs:
             if not self._is_copied(name, row) and (files := self._copies_of(name)) is not None:
                 files.write(name, _copy_of(row))
         for name in (name for name in wrong if said[name]):
-            self._files.write(name, _text(said[name]))
+            self._files.write(name, _text(said[name]), said[name])
         return wrong
 
     def _write_pools(self) -> Sequence[str]:
