@@ -192,20 +192,6 @@ class RdmaLink:
     name: str
     node_guid: str
     """As sysfs spells it: 0002:c903:00a1:b2c3."""
-    fw_version: str
-    ports: int
-    protocol: str
-    """ib, roce, iw …"""
-
-
-@dataclass(frozen=True, slots=True)
-class RdmaCharDevice:
-    """A character device of an RDMA device."""
-
-    name: str
-    """uverbs0; its node is /dev/infiniband/uverbs0."""
-    major: int
-    minor: int
 
 
 class Rdma(Protocol):
@@ -217,10 +203,8 @@ class Rdma(Protocol):
     def devices(self, netns: int | None = None) -> tuple[RdmaLink, ...]:
         """List the RDMA devices that are seen in the host or in the namespace of a descriptor."""
 
-    def char_device(
-        self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None
-    ) -> RdmaCharDevice:
-        """Look up a device's `uverbs`, or a port's `umad` or `issm`."""
+    def char_device(self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None) -> str:
+        """Name a device's `uverbs`, or a port's `umad` or `issm`: uverbs0, whose file is in /dev/infiniband."""
 
     def move_in(self, device: RdmaLink, netns: int) -> None:
         """Move a device from the host into a namespace."""

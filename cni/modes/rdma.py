@@ -148,7 +148,7 @@ def renumbered(host: Host, row: Attachment, netns: int, edits: Mapping[str, Any]
         for number, path in enumerate(old, 1):  # of ports, in their order; a device has one of verbs
             port = None if kind == "uverbs" else number
             try:
-                name = host.rdma.char_device(found, kind, port, where).name
+                name = host.rdma.char_device(found, kind, port, where)
             except (NetlinkFailed, DriverUnavailable) as error:
                 raise HardwareError(
                     f"{row.device} came into its pod without {kind}, in place of {path}: {error}"
@@ -169,7 +169,7 @@ def _at(node: Mapping[str, Any], new: Mapping[str, str]) -> Mapping[str, Any]:
 def node(host: Host, device: RdmaLink, netns: int | None = None) -> str | None:
     """Name the device's verbs node, None if it has none (ib_uverbs is not loaded)."""
     try:
-        return f"/dev/infiniband/{host.rdma.char_device(device, 'uverbs', netns=netns).name}"
+        return f"/dev/infiniband/{host.rdma.char_device(device, 'uverbs', netns=netns)}"
     except (NetlinkFailed, DriverUnavailable):
         return None
 

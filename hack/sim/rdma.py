@@ -21,13 +21,12 @@ from typing import Any
 
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware import netns as namespaces
-from agent.hardware.host import RdmaCharDevice, RdmaLink
+from agent.hardware.host import RdmaLink
 from agent.hardware.netlink.rdma_netlink import WAIT_SECONDS, Renumbering
 from agent.model.device import is_pci_address
 from hack.sim import uevents
 
 SO_NETNS_COOKIE = 71
-_VERBS_MAJOR = 231
 _BIND_MOUNT = re.compile(r"net:\[\d+\]")
 
 
@@ -73,19 +72,14 @@ class SimulatedRdma:
         cookie = _cookie(netns)
         with self._state() as state:
             seen = [d for d in state["devices"] if state["mode"] == "shared" or d["cookie"] == cookie]
-        return tuple(
-            (RdmaLink(d["index"], d["name"], d["guid"], "", d["ports"], d["protocol"]), d["function"]) for d in seen
-        )
+        return tuple((RdmaLink(d["index"], d["name"], d["guid"]), d["function"]) for d in seen)
 
-    def char_device(
-        self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None
-    ) -> RdmaCharDevice:
-        """Look up a character device."""
+    def char_device(self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None) -> str:
+        """Name a character device."""
         folder = self._classes / ("infiniband_verbs" if kind == "uverbs" else "infiniband_mad")
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             if entry.name.startswith(kind) and (entry / "ibdev").read_text().strip() == device.name:
-                number = int(entry.name.removeprefix(kind))
-                return RdmaCharDevice(entry.name, _VERBS_MAJOR, 192 + number)
+                return entry.name
         raise _failed(f"look up {kind} of RDMA device {device.name}", errno.ENOENT)
 
     def move_in(self, device: RdmaLink, netns: int) -> None:
@@ -216,13 +210,11 @@ class SimulatedRdma:
             target = os.readlink(folder / name) if (folder / name).is_symlink() else None
             function = next((p for p in reversed((target or "").split("/")) if is_pci_address(p)), None)
             layer = _read(folder / name / "ports/1/link_layer")
-            ports = folder / name / "ports"
             found.append(
                 {
                     "index": index,
                     "name": name,
                     "guid": _read(folder / name / "node_guid"),
-                    "ports": len(os.listdir(ports)) if ports.is_dir() else 0,
                     "protocol": "ib" if layer == "InfiniBand" else "roce",
                     "function": function,
                     "link": target,

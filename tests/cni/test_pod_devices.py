@@ -298,8 +298,8 @@ class Devices:
     def devices(self, netns: int) -> list[Any]:
         return [SimpleNamespace(name=name, index=int(name[-1]), node_guid="") for name in self.numbers]
 
-    def char_device(self, found: Any, kind: str, port: int | None, netns: int | None) -> Any:
-        return SimpleNamespace(name=f"{kind}{self.numbers[found.name]}")
+    def char_device(self, found: Any, kind: str, port: int | None, netns: int | None) -> str:
+        return f"{kind}{self.numbers[found.name]}"
 
 
 def test_only_the_files_of_the_nic_that_has_others_change_in_the_spec(tmp_path: Path) -> None:

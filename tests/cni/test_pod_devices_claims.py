@@ -23,7 +23,7 @@ from agent.errors import (
     Unavailable,
     UnknownUnit,
 )
-from agent.hardware.host import RdmaCharDevice, RdmaLink
+from agent.hardware.host import RdmaLink
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import AttachmentState, Claim, ClaimState, Hold, PodRef, Spec
 from agent.reconcile.lost_books import LostBooks
@@ -321,9 +321,7 @@ def test_a_device_that_comes_without_its_verbs_device_is_brought_back(own_networ
     rdma_node.create(tmp_path)
 
     class Unloaded(SimulatedRdma):
-        def char_device(
-            self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None
-        ) -> RdmaCharDevice:
+        def char_device(self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None) -> str:
             if netns is not None:
                 raise NetlinkFailed("look up", 2, "no such file")
             return super().char_device(device, kind, port, netns)

@@ -19,7 +19,7 @@ from operator import attrgetter
 
 from agent.errors import DeviceBusy, DriverUnavailable, HardwareError, NetlinkFailed
 from agent.hardware import netns as namespaces
-from agent.hardware.host import RdmaCharDevice, RdmaLink
+from agent.hardware.host import RdmaLink
 from agent.hardware.netlink.codec import (
     NLM_F_ACK,
     NLM_F_DUMP,
@@ -37,9 +37,8 @@ WAIT_SECONDS = 20.0
 NETLINK_RDMA = 20
 RDMA_NL_NLDEV = 5
 CMD_GET, CMD_SET, CMD_PORT_GET, CMD_SYS_GET, CMD_SYS_SET, CMD_GET_CHARDEV = 1, 2, 5, 6, 7, 15
-DEV_INDEX, DEV_NAME, PORT_INDEX, FW_VERSION, NODE_GUID, NETDEV_INDEX = 1, 2, 3, 5, 6, 50
-NETNS_MODE, DEV_PROTOCOL, NET_NS_FD = 66, 67, 68
-CHARDEV_TYPE, CHARDEV_NAME, CHARDEV = 69, 70, 72
+DEV_INDEX, DEV_NAME, PORT_INDEX, NODE_GUID, NETDEV_INDEX = 1, 2, 3, 6, 50
+NETNS_MODE, NET_NS_FD, CHARDEV_TYPE, CHARDEV_NAME = 66, 68, 69, 70
 MODES = ("exclusive", "shared")  # RDMA_NLDEV_SYS_ATTR_NETNS_MODE: 0 exclusive, 1 shared
 
 _ERROR = struct.Struct("=i")
@@ -69,24 +68,9 @@ def decode_mode(found: Attributes) -> str:
 
 def decode_device(found: Attributes) -> RdmaLink:
     """Read one device of an answer to GET."""
-    return RdmaLink(
-        index=_number(found, DEV_INDEX),
-        name=_text(found, DEV_NAME),
-        node_guid=_guid(_number(found, NODE_GUID)),
-        fw_version=_text(found, FW_VERSION),
-        ports=_number(found, PORT_INDEX),  # in an answer to GET, the number of the last port
-        protocol=_text(found, DEV_PROTOCOL),
-    )
-
-
-def decode_char_device(found: Attributes) -> RdmaCharDevice:
-    """Read an answer to GET_CHARDEV."""
-    number = _number(found, CHARDEV)  # huge_encode_dev(): 12 bits of major in the midst of the minor
-    return RdmaCharDevice(
-        name=_text(found, CHARDEV_NAME),
-        major=number >> 8 & 0xFFF,
-        minor=number & 0xFF | number >> 12 & 0xFFF00,
-    )
+    digits = f"{_number(found, NODE_GUID):016x}"
+    guid = ":".join(digits[i : i + 4] for i in range(0, 16, 4))  # as sysfs node_guid spells it
+    return RdmaLink(_number(found, DEV_INDEX), text(found.get(DEV_NAME, b"")), guid)
 
 
 def _attribute(kind: int, value: int | str) -> bytes:
@@ -101,17 +85,8 @@ def _number(found: Attributes, kind: int) -> int:
     return int.from_bytes(found.get(kind, b""), "little" if struct.pack("=H", 1) == b"\1\0" else "big")
 
 
-def _text(found: Attributes, kind: int) -> str:
-    return text(found.get(kind, b""))
-
-
 def _name(found: Attributes) -> bytes:
     return found.get(DEV_NAME, b"").rstrip(b"\0")
-
-
-def _guid(number: int) -> str:
-    digits = f"{number:016x}"
-    return ":".join(digits[i : i + 4] for i in range(0, 16, 4))  # as sysfs node_guid spells it
 
 
 # ----------------------------------------------------------------------- socket
@@ -170,15 +145,13 @@ class RdmaNetlink:
             log.warning("an RDMA device of software is left out: %s", error)
             return False
 
-    def char_device(
-        self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None
-    ) -> RdmaCharDevice:
-        """Look up a character device: `uverbs`, or `umad` and `issm`, which need the port."""
+    def char_device(self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None) -> str:
+        """Name a character device: `uverbs`, or `umad` and `issm`, which need the port."""
         wanted: list[tuple[int, int | str]] = [(DEV_INDEX, device.index), (CHARDEV_TYPE, kind)]
         if port is not None:
             wanted.append((PORT_INDEX, port))
         action = f"look up {kind} of RDMA device {device.name}"
-        return decode_char_device(self._ask_one(action, netns, encode(CMD_GET_CHARDEV, 0, *wanted)))
+        return text(self._ask_one(action, netns, encode(CMD_GET_CHARDEV, 0, *wanted)).get(CHARDEV_NAME, b""))
 
     def move_in(self, device: RdmaLink, netns: int) -> None:
         """Move a device from the host into a namespace."""

@@ -18,5 +18,5 @@ def state(node: Rig, index: int = 0) -> tuple[Any, ...]:
     guids = node.machine.vf_control.guids(PF_NETDEV, index)
     assert guids is not None
     plain = tuple(guid.NONE if g == guid.ALL_ONES else g for g in guids)
-    nodes = node.machine.rdma.char_device(device, "uverbs").name
+    nodes = node.machine.rdma.char_device(device, "uverbs")
     return (link.name, link.mtu, link.up, device.name, plain, nodes, node.settings(index).link_state)

@@ -150,7 +150,7 @@ def test_pods_that_start_at_once_do_not_get_each_others_char_devices(exclusive: 
         with open(pod) as netns:
             (found,) = exclusive.machine.rdma.devices(netns.fileno())
             assert rdma.digits(found.node_guid) == rdma.digits(guids[i])
-            assert exclusive.machine.rdma.char_device(found, "uverbs").name == f"uverbs{i}"
+            assert exclusive.machine.rdma.char_device(found, "uverbs") == f"uverbs{i}"
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(lambda i: exclusive.delete(f"c{i}", pods[i]), range(3)))
     exclusive.await_back(0, 1, 2)

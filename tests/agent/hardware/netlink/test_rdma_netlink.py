@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import DeviceBusy, DriverUnavailable, HardwareError, NetlinkFailed
-from agent.hardware.host import RdmaCharDevice, RdmaLink
+from agent.hardware.host import RdmaLink
 from agent.hardware.machine import Machine
 from agent.hardware.netlink import rdma_netlink
 from agent.hardware.netlink.codec import NLM_F_ACK, NLM_F_DUMP, NLMSG_DONE, NLMSG_ERROR, attributes
@@ -32,7 +32,6 @@ from agent.hardware.netlink.rdma_netlink import (
     NETNS_MODE,
     PORT_INDEX,
     RdmaNetlink,
-    decode_char_device,
     decode_device,
     decode_mode,
     encode,
@@ -42,7 +41,7 @@ from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.nvml.monitor import GpuMonitor
 
 NLDEV_GET = 5 << 10 | CMD_GET
-SAMPLE = RdmaLink(0, "rxe0", "5054:00ff:fe12:3456", "", 1, "roce")
+SAMPLE = RdmaLink(0, "rxe0", "5054:00ff:fe12:3456")
 
 
 @pytest.mark.parametrize(
@@ -85,20 +84,20 @@ def attribute(kind: int, payload: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
 
 
-def device(index: int, name: str | bytes, guid: int, ports: int = 1, protocol: str = "roce") -> bytes:
+def device(index: int, name: str | bytes, guid: int) -> bytes:
     return (
         attribute(1, struct.pack("=I", index))
         + attribute(2, (name if isinstance(name, bytes) else name.encode()) + b"\0")
-        + attribute(3, struct.pack("=I", ports))
+        + attribute(3, struct.pack("=I", 1))
         + attribute(5, b"28.39.1002\0")
         + attribute(6, struct.pack("=Q", guid))
-        + attribute(67, protocol.encode() + b"\0")
+        + attribute(67, b"roce\0")
     )
 
 
 def test_a_device_is_read() -> None:
-    found = decode_device(dict(attributes(device(4, "mlx5_4", 0x0C42A10300651234, 2, "ib"))))
-    assert found == RdmaLink(4, "mlx5_4", "0c42:a103:0065:1234", "28.39.1002", 2, "ib")
+    found = decode_device(dict(attributes(device(4, "mlx5_4", 0x0C42A10300651234))))
+    assert found == RdmaLink(4, "mlx5_4", "0c42:a103:0065:1234")
 
 
 def test_modes_are_named() -> None:
@@ -108,12 +107,12 @@ def test_modes_are_named() -> None:
     assert decode_mode({}) == "shared"
 
 
-def test_a_char_device_number_is_taken_apart() -> None:
-    body = attribute(72, struct.pack("=Q", 231 << 8 | 192))
-    body += attribute(70, b"uverbs0\0")
-    assert decode_char_device(dict(attributes(body))) == RdmaCharDevice("uverbs0", 231, 192)
-    large = {72: struct.pack("=Q", (0x12345 & 0xFF) | 0xABC << 8 | (0x12345 & ~0xFF) << 12)}
-    assert (decode_char_device(large).major, decode_char_device(large).minor) == (0xABC, 0x12345)
+def test_a_char_device_is_named() -> None:
+    body = attribute(72, struct.pack("=Q", 231 << 8 | 192)) + attribute(70, b"uverbs0\0")
+    kernel = Kernel(message(5 << 10 | CMD_GET_CHARDEV, body))
+    with closing(through(kernel)) as rdma:
+        assert rdma.char_device(SAMPLE, "uverbs") == "uverbs0"
+    kernel.theirs.close()
 
 
 class Kernel:
