@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+EXTRA = Path(os.environ.get("NODEFABRIC_EXTRA_MODULES", "/nonexistent"))
+"""Drivers that hack/vm/extra-modules has built."""
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 SECONDS = 30.0
 """How long to wait for the emulated kernel and its drivers."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,10 @@ import pytest
 from tests.containerd import runtime
 from tests.containerd.cgroups import Cgroups
 from tests.containerd.runtime import Containerd
-from tests.vm.adapters import Pf, find_pfs, ip, run
+from tests.vm.adapters import EXTRA, Pf, find_pfs, ip, run
 
 IN_THE_MACHINE = Path("/run/vmrun/command").is_file()
 """hack/vm mounts this file. Anywhere else these tests would take somebody's adapters apart."""
-
-EXTRA = Path(os.environ.get("NODEFABRIC_EXTRA_MODULES", "/nonexistent"))
 
 collect_ignore_glob = [] if IN_THE_MACHINE else ["test_*.py"]
 
@@ -91,31 +89,10 @@ def containerd() -> Iterator[Containerd]:
             made.close()
 
 
-@pytest.fixture
-def rxe() -> Iterator[Callable[[str], str]]:
-    """Put a soft RoCE device on an interface and return its name."""
+@contextmanager
+def soft_roce() -> Iterator[Callable[[str, str], None]]:
+    """Yield what puts a soft RoCE device, by its name, on an interface; it is removed at the end."""
     made: list[str] = []
-
-    def make(netdev: str) -> str:
-        name = f"rxe{len(made)}"
-        run("rdma", "link", "add", name, "type", "rxe", "netdev", netdev)
-        made.append(name)
-        return name
-
-    yield make
-    for name in made:
-        if Path("/sys/class/infiniband", name).exists():
-            run("rdma", "link", "delete", name)
-
-
-@pytest.fixture
-def changed_rxe() -> Iterator[Callable[[str, str], None]]:
-    """Put the changed soft RoCE of hack/vm/extra-modules, under a name, on an interface."""
-    if not (EXTRA / "rdma_rxe.ko").exists():
-        pytest.skip("the changed rdma_rxe of hack/vm/extra-modules is not there")
-    made: list[str] = []
-    run("rmmod", "rdma_rxe")  # not modprobe, which would remove what it needs too
-    run("insmod", str(EXTRA / "rdma_rxe.ko"))
 
     def make(name: str, netdev: str) -> None:
         run("rdma", "link", "add", name, "type", "rxe", "netdev", netdev)
@@ -125,5 +102,29 @@ def changed_rxe() -> Iterator[Callable[[str, str], None]]:
     for name in made:
         if Path("/sys/class/infiniband", name).exists():
             run("rdma", "link", "delete", name)
+
+
+@pytest.fixture
+def rxe() -> Iterator[Callable[[str], str]]:
+    """Put a soft RoCE device on an interface and return its name."""
+    numbers = itertools.count()
+    with soft_roce() as make_named:
+
+        def make(netdev: str) -> str:
+            make_named(name := f"rxe{next(numbers)}", netdev)
+            return name
+
+        yield make
+
+
+@pytest.fixture
+def changed_rxe() -> Iterator[Callable[[str, str], None]]:
+    """Put the changed soft RoCE of hack/vm/extra-modules, under a name, on an interface."""
+    if not (EXTRA / "rdma_rxe.ko").exists():
+        pytest.skip("the changed rdma_rxe of hack/vm/extra-modules is not there")
+    run("rmmod", "rdma_rxe")  # not modprobe, which would remove what it needs too
+    run("insmod", str(EXTRA / "rdma_rxe.ko"))
+    with soft_roce() as make:
+        yield make
     run("rmmod", "rdma_rxe")
     run("modprobe", "rdma_rxe")

@@ -14,9 +14,8 @@ from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.sysfs.counters import traffic_of_all
 from agent.model.allocation import VfSettings
 from agent.model.counters import VF_KINDS
-from tests.vm.adapters import run, wait_until
+from tests.vm.adapters import EXTRA, run, wait_until
 
-EXTRA = Path(os.environ.get("NODEFABRIC_EXTRA_MODULES", "/nonexistent"))
 BUS = Path("/sys/bus/netdevsim")
 DEBUG = Path("/sys/kernel/debug")
 DEVICE = BUS / "devices/netdevsim7"

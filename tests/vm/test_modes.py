@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.errors import AttachmentError, HardwareError
+from agent.errors import AttachmentError, HardwareError, NetlinkFailed
 from tests.vm.adapters import PCI_DEVICES, Pf, ip, link, netdevs, wait_until
 from tests.vm.direct import Direct, look, opened
 
@@ -81,13 +82,14 @@ def test_seven_vfs_of_each_adapter_get_all_that_was_asked_and_give_it_back(
 
 def test_what_igb_refuses_is_undone_and_named(full: tuple[Pf, ...], direct: Direct, netns: Callable[[], str]) -> None:
     pod, address = netns(), full[0].vfs()[0]
-    for conf, words in (
-        ({"link_state": "disable"}, "link state disable"),
-        ({"vlan": 5, "vlanProto": "802.1ad"}, "VLAN 5"),
-        ({"min_tx_rate": 10}, r"rate 10\.\.0"),
+    for conf, number, words in (
+        ({"link_state": "disable"}, errno.EOPNOTSUPP, "link state disable"),
+        ({"vlan": 5, "vlanProto": "802.1ad"}, errno.EPROTONOSUPPORT, "VLAN 5"),
+        ({"min_tx_rate": 10}, errno.EINVAL, r"rate 10\.\.0"),
     ):
-        with pytest.raises(HardwareError, match=words):
+        with pytest.raises(NetlinkFailed, match=words) as caught:
             direct.add("c1", pod, address, **{"mac": "02:00:00:00:00:77", "trust": "on", "mtu": 1400, **conf})
+        assert (caught.value.errno, full[0].netdev in str(caught.value)) == (number, True)
         assert direct.ledger.attachments() == ()
 
 

@@ -45,14 +45,3 @@ def test_the_scan_finds_pfs_vfs_indices_nodes_and_the_hca_of_a_netdev(
     assert snapshot.rdma_cm
     assert [node.number for node in snapshot.numa_nodes] == [0, 1]
     assert snapshot.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def test_removed_vfs_are_gone_from_the_next_scan(
-    pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]
-) -> None:
-    made = vfs(pfs[0], 2)
-    assert set(made) <= set(scan(Path("/")).by_address)
-    pfs[0].set_vfs(0)
-    left = scan(Path("/"))
-    assert not set(made) & set(left.by_address)
-    assert not any(left.by_address[pfs[0].address].vfs)
