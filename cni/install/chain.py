@@ -278,20 +278,17 @@ def unchained(content: bytes, *, with_settings: bool = False) -> bytes | None:
     """
     text = _decoded(content)
     plugins = _plugins(text)
-    ours = [
+    kept = [
         number
         for number, plugin in enumerate(plugins)
-        if plugin.value == json.loads(ENTRY) or (with_settings and plugin.value.get("type") == OWN)
+        if plugin.value != json.loads(ENTRY) and not (with_settings and plugin.value.get("type") == OWN)
     ]
-    if not ours or len(ours) == len(plugins):
+    if len(kept) in (0, len(plugins)):
         return None
-    for number in reversed(ours):
-        if number > 0:
-            text = text[: plugins[number - 1].end] + text[plugins[number].end :]
-        else:
-            plugins = _plugins(text)  # the one behind it may have been ours, too
-            text = text[: plugins[0].start] + text[plugins[1].start :]
-    return text.encode()
+    left = text[: plugins[0].start] + text[plugins[kept[0]].start : plugins[kept[0]].end]
+    for number in kept[1:]:  # each with what parts it from the one before
+        left += text[plugins[number - 1].end : plugins[number].end]
+    return (left + text[plugins[-1].end :]).encode()
 
 
 def names_us(content: bytes) -> bool:

@@ -81,14 +81,6 @@ def test_an_entry_in_another_place_or_twice_is_taken_out_too() -> None:
         assert kinds_left == ["a"] * listed.count(other)
 
 
-def test_an_entry_with_settings_or_alone_is_its_authors() -> None:
-    for plugins in ([{"type": "a"}, {"type": "nodefabric", "vlan": 3}], [{"type": "nodefabric"}]):
-        content = json.dumps({"cniVersion": "1.0.0", "plugins": plugins}).encode()
-        assert chain.unchained(content) is None
-        assert chain.names_us(content)
-        assert chain.chained(content) is None
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -254,9 +246,11 @@ def test_what_cannot_be_joined_is_named_and_left(tmp_path: Path) -> None:
         chain.chain(tmp_path)
 
 
-def test_an_entry_of_somebody_else_keeps_the_plugin_named(tmp_path: Path) -> None:
-    content = json.dumps({"cniVersion": "1.0.0", "plugins": [{"type": "a"}, {**OURS, "vlan": 5}]}).encode()
+@pytest.mark.parametrize("plugins", [[{"type": "a"}, {**OURS, "vlan": 5}], [OURS]], ids=["settings", "alone"])
+def test_an_entry_of_somebody_else_keeps_the_plugin_named(tmp_path: Path, plugins: list[dict[str, Any]]) -> None:
+    content = json.dumps({"cniVersion": "1.0.0", "plugins": plugins}).encode()
     (tmp_path / "10-a.conflist").write_bytes(content)
+    assert chain.chain(tmp_path).is_done
     with pytest.raises(InstallFailed, match=r"10-a\.conflist still names the plugin"):
         chain.unchain(tmp_path)
     assert (tmp_path / "10-a.conflist").read_bytes() == content
@@ -335,22 +329,17 @@ def test_the_first_loss_to_the_main_plugin_is_made_good_at_once_and_the_next_one
     assert chain.look(tmp_path).is_done
 
 
-def test_a_network_that_comes_later_is_joined(tmp_path: Path) -> None:
+def test_a_network_that_comes_later_is_joined_and_what_is_wrong_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     keeper = Keeper(tmp_path)
     assert keeper.look_after() == chain.POLL_SECONDS
     (tmp_path / "10-a.conflist").write_bytes(CALICO[:100])
-    assert keeper.look_after() == chain.POLL_SECONDS
+    assert [keeper.look_after() for _ in range(5)] == [chain.POLL_SECONDS] * 5
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
     (tmp_path / "10-a.conflist").write_bytes(CALICO)
     assert keeper.look_after() == 0
     assert plugins(tmp_path / "10-a.conflist")[-1] == OURS
-
-
-def test_what_is_wrong_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "10-a.conflist").write_bytes(b"{")
-    keeper = Keeper(tmp_path)
-    for _ in range(5):
-        keeper.look_after()
-    assert len(caplog.records) == 1
 
 
 def test_whatever_changes_in_a_folder_shows(tmp_path: Path) -> None:
