@@ -192,35 +192,32 @@ class Adopter:
 
         The path alone proves nothing for an interface: after a reboot it may be another pod's.
         """
-        found = self._find(record)
-        if found is None:
-            yield record.netns_path or UNWRITTEN, None
-            return
-        path, descriptor = found
+        path, descriptor = self._find(record) or (record.netns_path or UNWRITTEN, None)
         try:
             yield str(path), descriptor
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _find(self, record: Record) -> tuple[Path, int] | None:
-        mine = namespaces.own()
         for path in self._candidates(record):
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue
             try:
-                netns = namespaces.identity(descriptor)
-                is_one = netns.device == mine.device and netns != mine  # all namespaces are files of one nsfs
-                if is_one and (record.for_programs or self._node.host.links.find_device(record.device, descriptor)):
-                    kept, descriptor = descriptor, -1
-                    return path, kept
+                if self._is_in(record, descriptor):
+                    return path, descriptor
             except HardwareError as error:
                 log.info("the namespace at %s cannot be searched: %s", path, error)
-            finally:
-                if descriptor != -1:
-                    os.close(descriptor)
+            os.close(descriptor)
         return None
+
+    def _is_in(self, record: Record, descriptor: int) -> bool:
+        netns, mine = namespaces.identity(descriptor), namespaces.own()
+        if netns.device != mine.device or netns == mine:  # all namespaces are files of one nsfs
+            return False
+        return record.for_programs or self._node.host.links.find_device(record.device, descriptor) is not None
 
     def _candidates(self, record: Record) -> Iterator[Path]:
         if record.netns_path:
@@ -229,12 +226,8 @@ class Adopter:
             yield from namespaces.living(self._netns_folders).values()
 
     def _link(self, record: Record, descriptor: int | None) -> Link | None:
-        if (
-            descriptor is not None
-            and (link := self._node.host.links.find_device(record.device, descriptor)) is not None
-        ):
-            return link
-        return self._node.host.find_netdev(record.device)
+        found = self._node.host.links.find_device(record.device, descriptor) if descriptor is not None else None
+        return found or self._node.host.find_netdev(record.device)
 
 
 def _undo_of(host: Host, snapshot: Snapshot, record: Record, link: Link | None, netns: int | None) -> Undo:

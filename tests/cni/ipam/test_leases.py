@@ -353,9 +353,6 @@ def test_status_asks_no_further_plugin_where_as_many_are_at_work_as_may_be(desk:
     assert desk.said()[4:] == ["VERSION"]
 
 
-# ------------------------------------------------------------------------------ types that lease nothing
-
-
 # ------------------------------------------------------------------------------ agents that start again
 
 
@@ -454,14 +451,7 @@ OLD = {"type": "ipoib", "master": "ib0"}
 """Of a plugin that left no note of its attachments."""
 
 
-@pytest.mark.parametrize(
-    "conf",
-    [
-        OLD,
-        {"type": "sriov", "deviceID": vf(0)},
-    ],
-    ids=lambda conf: conf.get("mode") or conf["type"],
-)
+@pytest.mark.parametrize("conf", [OLD, {"type": "sriov", "deviceID": vf(0)}], ids=["ipoib", "sriov"])
 def test_del_of_a_pod_in_no_books_gives_its_addresses_back_once(rig: Rig, conf: dict[str, Any]) -> None:
     stub = rig.stub_ipam(NOTES)
     for pod in (rig.pod(), None, None):  # as kubelet does it

@@ -25,11 +25,20 @@ from tests.cni.modes import rdma_node
 from tests.cni.modes.guids import state
 from tests.cni.old_plugins import CONTAINER, PLUGIN, SETTINGS, OldSriov, adopt, but_up, host_name
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig, mac_of, netdev, vf
-from tests.live import Live
 from tests.waiting import until
 
 
-def test_an_attachment_gets_a_row_and_the_pod_keeps_its_device(rig: Rig, old: OldSriov) -> None:
+def adopt_by_search(rig: Rig, old: OldSriov) -> tuple[str, ...]:
+    """Adopt, searching the pods' namespaces: ib-sriov never wrote where they are."""
+    node = Node(rig.machine, rig.ledger, Latest(rig.machine.scan()))
+    return Adopter(node, state=old.state, run=old.run, netns_folders=(rig.folder,)).adopt()
+
+
+@pytest.mark.parametrize("conf", [{}, {k: v for k, v in PLUGIN.items() if k not in ("cniVersion", "name")}])
+def test_an_attachment_gets_a_row_and_the_pods_del_through_the_new_program_brings_all_back(
+    rig: Rig, old: OldSriov, conf: dict[str, Any]
+) -> None:
+    before = rig.found()
     pod = rig.pod()
     old.add(pod)
     assert adopt(rig) == (vf(0),)
@@ -41,14 +50,6 @@ def test_an_attachment_gets_a_row_and_the_pod_keeps_its_device(rig: Rig, old: Ol
     assert rig.settings() == replace(rig.settings(1), **SETTINGS.document())
     assert rig.attachments.heal(vf(0)) is None
     assert rig.in_pod(pod) is not None
-
-
-@pytest.mark.parametrize("conf", [{}, {k: v for k, v in PLUGIN.items() if k not in ("cniVersion", "name")}])
-def test_the_pods_del_through_the_new_program_brings_all_back(rig: Rig, old: OldSriov, conf: dict[str, Any]) -> None:
-    before = rig.found()
-    pod = rig.pod()
-    old.add(pod)
-    adopt(rig)
     with rig.call(CONTAINER, pod, conf) as call:
         rig.attachments.delete(call)
     rig.await_back()
@@ -92,13 +93,7 @@ def test_a_path_that_leads_to_another_pod_now_is_not_believed(rig: Rig, old: Old
     old.add(pod)
     other = rig.pod("other")
     old.write_path(0, str(other))
-    adopter = Adopter(
-        Node(rig.machine, rig.ledger, Live(rig.machine.scan)),
-        state=old.state,
-        run=old.run,
-        netns_folders=(rig.folder,),
-    )
-    assert adopter.adopt() == (vf(0),)
+    assert adopt_by_search(rig, old) == (vf(0),)
     assert rig.ledger.attachments()[0].netns_path == str(pod)
     rig.delete(CONTAINER, pod)
     rig.await_back()
@@ -386,15 +381,6 @@ def forget(rig: Rig) -> None:
     """Leave the hardware as it is, and no row of it."""
     for row in rig.ledger.attachments():
         rig.ledger.finish_detach(row)
-
-
-def adopt_by_search(rig: Rig, old: OldSriov) -> tuple[str, ...]:
-    """Adopt, searching the pods' namespaces: ib-sriov never wrote where they are."""
-    folders = (rig.folder,)
-    snapshot = rig.machine.scan()
-    node = Node(rig.machine, rig.ledger, Latest(snapshot))
-    adopter = Adopter(node, state=old.state, run=old.run, netns_folders=folders)
-    return adopter.adopt()
 
 
 def rdma_state(container: str) -> dict[str, Any]:
