@@ -202,13 +202,12 @@ class ApiServer:
         path = f"{kind.path_of(str(document['metadata']['name']))}/status"
         return self._call("PUT", f"{path}?{urlencode({'fieldManager': FIELD_MANAGER})}", json_of(document, blanks))
 
-    def delete(self, kind: ObjectKind, name: str, uid: str, version: str = "") -> bool:
-        """Delete an object if it is still this one (and, if named, of this version). Returns whether it was there.
+    def delete(self, kind: ObjectKind, name: str, uid: str) -> bool:
+        """Delete an object if it is still this one. Returns whether it was there.
 
         Raises Conflicted if it is another by now; Unavailable.
         """
-        conditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         return self._if_there("DELETE", kind.path_of(name), options) is not None
 
     def list_of(

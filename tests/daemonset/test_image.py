@@ -293,14 +293,3 @@ def test_everything_that_comes_into_the_image_is_pinned() -> None:
     for text in scripts:
         for command in re.findall(r"pip install.*", text.replace("\\\n", "")):
             assert "--require-hashes" in command or "/tmp/wheel" in command, command
-
-
-def test_a_lock_without_a_package_that_is_asked_for_stops_the_build(tmp_path: Path) -> None:
-    lock = tmp_path / "lock.txt"
-    lock.write_text("alpha==1 \\\n    --hash=sha256:aa\nbeta==2 \\\n    --hash=sha256:bb\n")
-    locked = FOLDER / "image/locked"
-    done = subprocess.run([locked, lock, "beta"], capture_output=True, text=True, check=True)
-    assert done.stdout == "beta==2 \\\n    --hash=sha256:bb\n"
-    done = subprocess.run([locked, lock, "bet"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "has no bet" in done.stderr

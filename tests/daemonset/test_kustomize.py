@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from tests.daemonset.manifests import (
     COMPONENTS,
     FOLDER,
     RELEASED,
-    REPOSITORY,
     SWITCHES,
     VERSION,
     Document,
@@ -47,20 +44,6 @@ def in_order(value: Any) -> Any:
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
         return sorted(map(in_order, value), key=lambda item: json.dumps(item, sort_keys=True))
     return value
-
-
-def test_a_base_that_was_edited_by_hand_is_found(kube: Kube, tmp_path: Path) -> None:
-    copy = tmp_path / "repository"
-    copy.mkdir()
-    subprocess.run(["cp", "-a", "daemonset", "docs", "hack", "pyproject.toml", copy], cwd=REPOSITORY, check=True)
-    (copy / ".venv").symlink_to(REPOSITORY / ".venv")
-    edited = copy / "daemonset/base/daemonset.yaml"
-    edited.write_text(edited.read_text().replace("maxSurge: 10%", "maxSurge: 0"))
-    done = subprocess.run(
-        [sys.executable, copy / "hack/make-manifests", "--check"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "-      maxSurge: 0\n+      maxSurge: 10%\n" in done.stdout
 
 
 @pytest.mark.parametrize("component", [None, *COMPONENTS], ids=str)

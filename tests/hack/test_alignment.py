@@ -16,7 +16,6 @@ from measure.alignment.score import Chance, Tally, attained, best
 from measure.alignment.stream import EVEN, PLAYS, steps
 from measure.alignment.table import WAYS
 
-from agent.errors import ConfigError
 from agent.model.locality import Locality
 from agent.placement import Distances
 from agent.placement.distances import FINE
@@ -99,11 +98,6 @@ def test_the_agent_is_judged_by_documented_pairs_and_not_by_its_own_distances(
     for way in ("late_binding", "early_pairing"):
         assert own[way].percent == 100
         assert (by_documents[way].percent == 100) is (change is None)
-
-
-def test_pairs_that_are_not_on_the_node_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"0003:03:00\.0 is no RDMA adapter of the node"):
-        of_gb300(tmp_path, lambda pairs: pairs["0008:06:00.0"].append("0003:03:00.0"))
 
 
 def test_the_whole_benchmark_runs_on_a_folder_of_nodes(tmp_path: Path) -> None:
