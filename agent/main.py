@@ -158,7 +158,7 @@ class Agent:
         yield Part("heartbeat", run=self._heartbeat.run)
         yield Part("device plugins", run=made.plugins.run, close=made.plugins.close)
         # It loads what it needs when it is needed.
-        from deviceplugin.dra.dra import Dra, OnNode
+        from deviceplugin.dra.driver import Dra, OnNode
 
         asker, specs, reader = made.asker, made.claim_specs, made.claim_reader
         claims = OnNode(node_name(), self._config, self._offer, ledger, asker, attachments, specs, reader, made.leaves)
@@ -346,11 +346,13 @@ def _prepare(config: Config, snapshot: Snapshot) -> None:
     import agent.cluster.node_events
     import agent.cluster.publications
     import agent.cluster.topology.node_view
-    import deviceplugin.dra.dra
+    import deviceplugin.dra.driver
 
     if config.needs_api:
         agent.cluster.apiserver.load()
     if config.offers_dra:
         import agent.cluster.claim_objects
         import agent.cluster.slices
-        import deviceplugin.dra.driver  # noqa: F401
+        import deviceplugin.dra.offering
+        import deviceplugin.dra.preparer
+        import deviceplugin.dra.registration  # noqa: F401

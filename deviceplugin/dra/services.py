@@ -1,4 +1,4 @@
-"""kubelet's calls for claims in front, `Claims` behind; and the health of the driver's devices.
+"""kubelet's calls for claims in front, `Preparer` behind; and the health of the driver's devices.
 
 Each claim of a call is worked on by a thread of its own, side by side, never two for one claim at once. A call has an
 answer for each of its claims: kubelet fails the pod's whole call for one that is missing. kubelet gives a call up after
@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -26,6 +25,7 @@ from agent.model.health import Health, Reason, text_of
 from agent.model.unit_id import cdi_name
 from agent.state import Latest, first
 from deviceplugin.dra.devices import DraDevice
+from deviceplugin.dra.preparer import Preparer
 from deviceplugin.server import Context, Observe
 from proto.dra.v1 import api_pb2
 from proto.dra.v1beta1 import api_pb2 as v1beta1
@@ -50,19 +50,6 @@ _NAME = re.compile(r"[0-9a-z](?:[0-9a-z.-]{0,251}[0-9a-z])?")
 log = logging.getLogger(__name__)
 
 
-class Claims(Protocol):
-    """Carries out what kubelet wants with claims. Both block, each call on a thread of its own.
-
-    What they raise of AgentError becomes the error of their claim; kubelet tries again.
-    """
-
-    def prepare(self, ref: ClaimRef) -> Sequence[Hold]:
-        """Make a claim's devices ready for its containers. The same again for a claim that is prepared."""
-
-    def unprepare(self, ref: ClaimRef) -> None:
-        """Take back what prepare did. A claim that is unknown is no error."""
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What kubelet is told of one claim."""
@@ -74,10 +61,6 @@ class Answer:
 Failed = Callable[[ClaimRef, str, AgentError], None]
 """Hears of a claim that was not prepared, or not unprepared: the text says which of the two. On the claim's thread; it
 must not block or raise."""
-
-
-def _unheard(ref: ClaimRef, what: str, error: AgentError) -> None:
-    return None
 
 
 class ClaimThreads:
@@ -116,9 +99,9 @@ class ClaimService:
     def __init__(
         self,
         driver: str,
-        claims: Claims,
+        claims: Preparer,
         observe: Observe,
-        failed: Failed = _unheard,
+        failed: Failed,
         budget: float = BUDGET_SECONDS,
     ) -> None:
         self._driver = driver

@@ -17,7 +17,7 @@ from agent.model.device import RdmaDevice
 from agent.offer.units import plain_offer
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from tests.awaiting import until
-from tests.deviceplugin.dra.test_dra import OFFERED, Node
+from tests.deviceplugin.dra.test_driver import OFFERED, Node
 from tests.node import POD, attach, change, claimed, open_books
 from tests.node import node as machine
 from tests.sim.cluster.dra_documents import allocated

@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -17,6 +18,7 @@ from agent.offer.offer import Unit
 from agent.process.backoff import Backoff
 from agent.state import Latest
 from deviceplugin.dra.devices import DraDevice
+from deviceplugin.dra.preparer import Preparer
 from deviceplugin.dra.registration import Door, Driver, Times
 from deviceplugin.dra.services import Catalog, ClaimService
 from deviceplugin.server import unobserved
@@ -81,7 +83,7 @@ def prepared(ref: ClaimRef) -> Sequence[Hold]:
 
 
 def service(claims: FakeClaims, budget: float = 40.0) -> ClaimService:
-    return ClaimService(DRIVER, claims, unobserved, budget=budget)
+    return ClaimService(DRIVER, cast(Preparer, claims), unobserved, lambda *_: None, budget=budget)
 
 
 def sockets(folder: Path, *parts: str) -> list[Path]:

@@ -15,7 +15,7 @@ from agent.offer.offer import Offer
 from agent.offer.offers import Offers
 from agent.offer.units import Reading, plain_offer
 from agent.state import Latest
-from deviceplugin.dra.driver import Offering
+from deviceplugin.dra.offering import Offering
 from tests.awaiting import until
 from tests.deviceplugin.dra.nodes import HCA, NIC, NODE, VF, late, value
 from tests.node import change, node, without

@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 
 from agent.errors import AgentError, DeviceBusy
 from agent.model.allocation import ClaimRef, Hold
+from deviceplugin.dra.preparer import Preparer
 from deviceplugin.dra.services import MOST_THREADS, ClaimService
 from proto.dra.v1 import api_pb2, api_pb2_grpc
 from proto.dra.v1beta1 import api_pb2 as v1beta1
@@ -265,9 +266,10 @@ async def test_each_claim_is_timed_with_its_outcome_and_its_failure_is_reported(
             raise DeviceBusy("it is in a pod")
         return prepared(ref)
 
-    calls = ClaimService(
-        DRIVER, FakeClaims(prepare), observing, lambda ref, what, error: failed.append((ref.uid, what, str(error)))
-    )
+    def report(ref: ClaimRef, what: str, error: AgentError) -> None:
+        failed.append((ref.uid, what, str(error)))
+
+    calls = ClaimService(DRIVER, cast(Preparer, FakeClaims(prepare)), observing, report)
     await calls.prepare(asked("fine", "busy"), CONTEXT)
     await calls.unprepare(unprepare("fine"), CONTEXT)
     assert sorted(seen) == [

@@ -25,7 +25,7 @@ LOADED = (
     "agent.__main__",
     "agent.hardware.machine",
     "agent.main",
-    "deviceplugin.dra.dra",
+    "deviceplugin.dra.driver",
     "agent.cluster.publications",
 )
 SETTLE_SECONDS = 5.0

@@ -27,7 +27,7 @@ from agent.report.facts import DriverState
 from agent.report.report import Report
 from agent.state import Latest
 from cni.attachment import Attachments
-from deviceplugin.dra.dra import Dra, OnNode
+from deviceplugin.dra.driver import Dra, OnNode
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.kinds import SLICE, Target
 from proto.dra.v1 import api_pb2, api_pb2_grpc
