@@ -48,7 +48,7 @@ PodResources, which lists the healthy ones only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ from agent.cluster.topology.node_view import NodeState, View
 from agent.cluster.topology.publisher import Publication
 from agent.config.topology import Fingerprint
 from agent.kubelet.podresources import MemoryBlock
-from agent.model.device import NumaNode
+from agent.model.device import NumaNode, Snapshot
 from agent.model.printable import is_memory, milli_text, page_size_name
 
 PREFIX = "pfp0v001"
@@ -98,10 +98,10 @@ def build(state: NodeState, rule: Fingerprint = DEFAULT) -> dict[str, Any] | Non
 
     `rule` says which of the watched pods the scheduler counts.
     """
-    nodes = {node.number: node for node in state.snapshot.numa_nodes if 0 <= node.number < MAX_ZONES}
+    nodes = numa_nodes(state.snapshot)
     if not nodes:
         return None
-    every = by_zone(range(max(nodes) + 1), nodes, state)
+    every = by_zone(nodes, state)
     used = [n for n, zone in every.items() if any(a.capacity for a in zone if not is_memory(a.name))]
     amounts = {number: zone for number, zone in every.items() if number <= max(used, default=0)}
     attributes = _attributes(state, rule, {a.name for zone in amounts.values() for a in zone})
@@ -112,8 +112,14 @@ def build(state: NodeState, rule: Fingerprint = DEFAULT) -> dict[str, Any] | Non
         "metadata": metadata(state),
         "attributes": [{"name": name, "value": value} for name, value in sorted(attributes.items())],
         "topologyPolicies": [policy],
-        "zones": [_zone(number, amounts, nodes, state) for number in sorted(amounts)],
+        "zones": [_zone(nodes[number], amounts, state) for number in sorted(amounts)],
     }
+
+
+def numa_nodes(snapshot: Snapshot) -> dict[int, NumaNode]:
+    """Number the NUMA nodes without a gap: a number that this machine has no node of stands for one with nothing."""
+    found = {node.number: node for node in snapshot.numa_nodes if 0 <= node.number < MAX_ZONES}
+    return {number: found.get(number) or NumaNode(number, (), 0) for number in range(max(found, default=-1) + 1)}
 
 
 def metadata(state: NodeState) -> dict[str, Any]:
@@ -141,19 +147,16 @@ def _attributes(state: NodeState, rule: Fingerprint, resources: set[str]) -> dic
     return attributes
 
 
-def _zone(
-    number: int, amounts: Mapping[int, tuple[Amount, ...]], nodes: Mapping[int, NumaNode], state: NodeState
-) -> dict[str, Any]:
-    zone: dict[str, Any] = {"name": f"node-{number}", "type": "Node"}
-    node = nodes.get(number)
-    if node is not None and node.distances:
+def _zone(node: NumaNode, amounts: Mapping[int, Sequence[Amount]], state: NodeState) -> dict[str, Any]:
+    zone: dict[str, Any] = {"name": f"node-{node.number}", "type": "Node"}
+    if node.distances:
         order = sorted(n.number for n in state.snapshot.numa_nodes)
         zone["costs"] = [
             {"name": f"node-{other}", "value": distance}
             for other, distance in zip(order, node.distances, strict=False)
-            if other in nodes and other in amounts
+            if other in amounts
         ]
-    zone["resources"] = [amount.document() for amount in amounts[number]]
+    zone["resources"] = [amount.document() for amount in amounts[node.number]]
     return zone
 
 
@@ -199,27 +202,19 @@ class Amount:
         }
 
 
-def by_zone(numbers: Iterable[int], nodes: Mapping[int, NumaNode], state: NodeState) -> dict[int, tuple[Amount, ...]]:
-    """Compute the amounts of these zones, by name. A number that is no NUMA node of this machine has nothing."""
-    memory = _memory(nodes, state)
-    devices = _devices(state)
+def by_zone(nodes: Mapping[int, NumaNode], state: NodeState) -> dict[int, list[Amount]]:
+    """Compute the amounts of each zone, by name."""
+    memory, devices = _memory(nodes, state), _devices(state)
     return {
-        number: tuple(
-            sorted(
-                (
-                    _cpu(nodes.get(number), nodes, state),
-                    *(memory.get(number) or _no_memory(nodes)),
-                    *devices.get(number, ()),
-                ),
-                key=lambda amount: amount.name,
-            )
+        number: sorted(
+            (_cpu(node, nodes, state), *memory[number], *devices.get(number, ())), key=lambda amount: amount.name
         )
-        for number in numbers
+        for number, node in nodes.items()
     }
 
 
-def _cpu(node: NumaNode | None, nodes: Mapping[int, NumaNode], state: NodeState) -> Amount:
-    mine = frozenset(node.cpus) if node is not None else frozenset[int]()
+def _cpu(node: NumaNode, nodes: Mapping[int, NumaNode], state: NodeState) -> Amount:
+    mine = frozenset(node.cpus)
     if state.allocatable.cpu_ids:
         handed_out = mine.intersection(state.allocatable.cpu_ids)
         owned = frozenset[int]().union(*(pod.cpus for pod in state.pods))
@@ -231,7 +226,7 @@ def _cpu(node: NumaNode | None, nodes: Mapping[int, NumaNode], state: NodeState)
     return Amount("cpu", len(mine) * 1000, allocatable, allocatable)
 
 
-def _memory(nodes: Mapping[int, NumaNode], state: NodeState) -> dict[int, tuple[Amount, ...]]:
+def _memory(nodes: Mapping[int, NumaNode], state: NodeState) -> dict[int, list[Amount]]:
     capacities = {number: _capacities(node, nodes) for number, node in nodes.items()}
     found: dict[int, list[Amount]] = {number: [] for number in nodes}
     for name in sorted({name for amounts in capacities.values() for name in amounts}):
@@ -243,11 +238,7 @@ def _memory(nodes: Mapping[int, NumaNode], state: NodeState) -> dict[int, tuple[
             capacity = capacities[number][name]
             given = min(allocatable[number], capacity)
             found[number].append(Amount(name, capacity, given, min(available[number], given)))
-    return {number: tuple(amounts) for number, amounts in found.items()}
-
-
-def _no_memory(nodes: Mapping[int, NumaNode]) -> tuple[Amount, ...]:
-    return tuple(Amount(name, 0, 0, 0) for name in _capacities(NumaNode(-1, (), 0), nodes))
+    return found
 
 
 def _capacities(node: NumaNode, nodes: Mapping[int, NumaNode]) -> dict[str, int]:
@@ -305,42 +296,29 @@ def _without(amounts: Mapping[int, int], blocks: Iterable[MemoryBlock]) -> dict[
 
 
 def _devices(state: NodeState) -> dict[int, list[Amount]]:
+    """Count our units, and the devices of other plugins: one writer publishes them all.
+
+    A slot counts where it stands, whether a device is bound to it or not.
+    """
     held = frozenset[tuple[str, str]]().union(*(pod.units for pod in state.pods))
-    found: dict[int, list[Amount]] = {}
-    for name, counts in (*_own(state, held), *_foreign(state, held)):
-        for number, (capacity, allocatable, available) in counts.items():
-            found.setdefault(number, []).append(Amount(name, capacity, allocatable, available))
-    return found
+    counts: dict[tuple[int, str], list[int]] = {}
 
+    def add(zone: int, name: str, *numbers: int) -> None:
+        before = counts.get((zone, name), (0, 0, 0))
+        counts[zone, name] = [had + more for had, more in zip(before, numbers, strict=True)]
 
-Counts = dict[int, list[int]]
-"""Zone → capacity, allocatable, available."""
-
-
-def _own(state: NodeState, held: frozenset[tuple[str, str]]) -> Iterator[tuple[str, Counts]]:
-    """Count our units. A slot counts where it stands, whether a device is bound to it or not."""
     for name, units in state.units.items():
-        counts: Counts = {}
         for unit in units:
             if unit.numa_node >= 0:
-                count = counts.setdefault(unit.numa_node, [0, 0, 0])
-                count[0] += 1
-                count[1] += unit.health.healthy
-                count[2] += unit.health.healthy and (name, unit.unit_id) not in held
-        yield name, counts
-
-
-def _foreign(state: NodeState, held: frozenset[tuple[str, str]]) -> Iterator[tuple[str, Counts]]:
-    """Count the devices of other plugins: one writer publishes them all."""
-    found: dict[str, Counts] = {}
+                healthy = unit.health.healthy
+                add(unit.numa_node, name, 1, healthy, healthy and (name, unit.unit_id) not in held)
     for device in state.allocatable.devices:
-        if device.resource_name in state.units:
-            continue
-        counts = found.setdefault(device.resource_name, {})
-        free = sum((device.resource_name, unit) not in held for unit in device.device_ids)
-        for number in device.numa_nodes:
-            count = counts.setdefault(number, [0, 0, 0])
-            count[0] += len(device.device_ids)
-            count[1] += len(device.device_ids)
-            count[2] += free
-    yield from found.items()
+        name, count = device.resource_name, len(device.device_ids)
+        if name not in state.units:
+            free = sum((name, unit) not in held for unit in device.device_ids)
+            for number in device.numa_nodes:
+                add(number, name, count, count, free)
+    found: dict[int, list[Amount]] = {}
+    for (zone, name), numbers in counts.items():
+        found.setdefault(zone, []).append(Amount(name, *numbers))
+    return found

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cluster.topology.node_view import NodeState, PodUsage
-from agent.cluster.topology.noderesourcetopology import by_zone
+from agent.cluster.topology.noderesourcetopology import by_zone, numa_nodes
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.kubelet.podresources import Allocatable, DeviceAssignment, MemoryBlock
 from agent.model.device import NumaNode, Snapshot
@@ -224,5 +224,4 @@ def test_amounts_of_any_node_add_up(state: NodeState) -> None:
 
 
 def zones_of(state: NodeState) -> dict[int, Any]:
-    nodes = {node.number: node for node in state.snapshot.numa_nodes}
-    return by_zone(range(max(nodes) + 1), nodes, state)
+    return by_zone(numa_nodes(state.snapshot), state)
