@@ -267,8 +267,8 @@ class Dra:
         from agent.cluster.claim_objects import ClaimObjects
         from deviceplugin.dra.offering import Offering
         from deviceplugin.dra.planner import Planner
-        from deviceplugin.dra.pods import GpuAsker, PodGroups
-        from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Preparer
+        from deviceplugin.dra.pods import Allocations, GpuAsker
+        from deviceplugin.dra.preparer import ClaimFiles, DeviceUsers, Preparer
         from deviceplugin.dra.registration import Door, Driver
         from deviceplugin.dra.services import ClaimService
 
@@ -277,7 +277,7 @@ class Dra:
         offering = Offering(node.config, node.offer, published.dropped, node.name, node.leaves)
         catalog, gpus = offering.catalog, GpuAsker(node.kubelet, objects)
         preparer = Preparer(
-            Allocations(objects, PodGroups(node.kubelet, objects), name, node.name),
+            Allocations(node.kubelet, objects, name, node.name),
             Planner(node.config, node.offer, catalog, node.ledger, gpus, objects),
             node.ledger,
             ClaimFiles(node.claim_specs, node.config, catalog, offering.facts),

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from agent.errors import AgentError, ClaimInvalid
 from agent.kubelet.podresources import AsksKubelet
-from agent.model.allocation import PodRef
+from agent.model.allocation import ClaimRef, PodRef
 from agent.model.fields import at
 from agent.placement import Distances
 from cni.pod_devices import ClaimReader
@@ -220,12 +220,21 @@ MOST_READ = 32
 """So many pods are read for a claim."""
 
 
-class PodGroups:
-    """Finds the members of groups. Blocks, and may be used by many threads at once."""
+class Allocations:
+    """Reads claims, and what of them is ours. Blocks, and may be used by many threads at once."""
 
-    def __init__(self, kubelet: AsksKubelet, objects: Objects) -> None:
+    def __init__(self, kubelet: AsksKubelet, objects: Objects, driver: str, pool: str) -> None:
         self._kubelet = kubelet
         self._objects = objects
+        self._driver = driver
+        self._pool = pool
+
+    def of(self, ref: ClaimRef) -> Allocation:
+        """Read a claim. Raises ClaimInvalid, Unavailable, and Refused without the right to read."""
+        found = self._objects.get(ref)
+        if found is None:
+            raise ClaimInvalid(f"claim {ref} does not exist any more, or was made again")
+        return allocated_claim.ours(found, ref, self._driver, self._pool)
 
     def with_members(self, claim: Allocation) -> Allocation:
         """Add the pods of this node that have the claim, and belong to a group that it is reserved for."""

@@ -26,17 +26,17 @@ from typing import TYPE_CHECKING, Any
 
 from agent.config import Config
 from agent.edits.claim_specs import API_VERSION, ClaimSpecs, requests_with_files
-from agent.errors import AgentError, ClaimConflict, ClaimInvalid, DeviceBusy, LedgerError, NotYet, Refused, Unavailable
+from agent.errors import AgentError, ClaimConflict, DeviceBusy, LedgerError, NotYet, Refused, Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import AsksKubelet
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState, Claim, ClaimRef, ClaimState, Hold, PodRef
 from agent.state import Latest
-from deviceplugin.dra.allocated_claim import Allocation, ours
+from deviceplugin.dra.allocated_claim import Allocation
 from deviceplugin.dra.attributes import Attributes, Facts, attributes_of
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.planner import Planner, PodFacts
-from deviceplugin.dra.pods import PodGroups
+from deviceplugin.dra.pods import Allocations
 
 if TYPE_CHECKING:
     from cni.attachment import Attachments
@@ -63,27 +63,6 @@ class Patience:
 
 
 PATIENCE = Patience()
-
-
-class Allocations:
-    """Reads claims, and what of them is ours."""
-
-    def __init__(self, reader: ClaimReader, groups: PodGroups, driver: str, pool: str) -> None:
-        self._reader = reader
-        self._groups = groups
-        self._driver = driver
-        self._pool = pool
-
-    def of(self, ref: ClaimRef) -> Allocation:
-        """Read a claim. Raises ClaimInvalid, Unavailable, and Refused without the right to read."""
-        found = self._reader.get(ref)
-        if found is None:
-            raise ClaimInvalid(f"claim {ref} does not exist any more, or was made again")
-        return ours(found, ref, self._driver, self._pool)
-
-    def with_members(self, claim: Allocation) -> Allocation:
-        """Add the pods of the groups that a claim is reserved for. Reads them from the API server."""
-        return self._groups.with_members(claim)
 
 
 class Preparer:

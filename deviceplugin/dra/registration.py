@@ -46,16 +46,7 @@ VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alph
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How a driver stands with kubelet."""
-
-    registered: bool
-    problem: str
-    """Why it is not registered; empty when it is."""
-
-
-_NOT_SERVED = Standing(False, "not served yet")
+_NOT_SERVED = "not served yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +88,7 @@ DEFAULT_TIMES = Times()
 
 
 class Door:
-    """The driver's server and its standing with kubelet. `run` until `close`."""
+    """The driver's server, registered with kubelet. `run` until `close`."""
 
     def __init__(
         self,
@@ -106,7 +97,7 @@ class Door:
         catalog: Catalog,
         times: Times = DEFAULT_TIMES,
     ) -> None:
-        self.standing: Latest[Standing] = Latest(_NOT_SERVED)
+        self._problem = Latest(_NOT_SERVED)
         self._driver = driver
         self._calls = calls
         self._catalog = catalog
@@ -115,17 +106,12 @@ class Door:
 
     async def begun(self) -> None:
         """Wait until it is served, something keeps it from that, or it is closed."""
-        await first(self.standing.other_than(_NOT_SERVED), self._closing.wait())
-
-    @property
-    def registered(self) -> bool:
-        """Tell whether kubelet has said so."""
-        return self.standing.value.registered
+        await first(self._problem.other_than(_NOT_SERVED), self._closing.wait())
 
     @property
     def problem(self) -> str:
-        """Tell why it is not registered; empty when it is."""
-        return self.standing.value.problem
+        """Why it is not registered with kubelet; empty when it is."""
+        return self._problem.value
 
     def close(self) -> None:
         """Make `run` end: health ends as UNKNOWN, kubelet is told nothing more, calls under way get a moment."""
@@ -142,11 +128,16 @@ class Door:
         registration = self._driver.registry / f"{self._driver.name}-{instance}-reg.sock"
         self._prepare_folders()
         health = HealthService(self._driver.pool, self._catalog)
+
+        def add(server: grpc.aio.Server) -> None:
+            self._calls.add_to(server)
+            health.add_to(server)
+
         async with AsyncExitStack() as opened:
-            server = await serve(socket, partial(_add, self._calls, health), SERVER_OPTIONS)
+            server = await serve(socket, add, SERVER_OPTIONS)
             opened.push_async_callback(_stop, server, socket, self._times.grace)
-            registrar = Registrar(self._driver.name, str(socket), self.standing)
-            self.standing.set(Standing(False, f"kubelet has not found the driver in {self._driver.registry} yet"))
+            registrar = Registrar(self._driver.name, str(socket), self._problem)
+            self._problem.set(f"kubelet has not found the driver in {self._driver.registry} yet")
             found_by = await serve(
                 registration, partial(api_pb2_grpc.add_RegistrationServicer_to_server, registrar), SERVER_OPTIONS
             )
@@ -186,17 +177,17 @@ class Door:
         """Note what keeps the driver from being registered; the same again stays quiet."""
         if problem != self.problem and not self._closing.is_set():
             log.warning("%s", problem)
-        self.standing.set(Standing(False, problem))
+        self._problem.set(problem)
 
 
 class Registrar(api_pb2_grpc.RegistrationServicer):
     """Introduces the driver to kubelet, and notes what kubelet says."""
 
-    def __init__(self, driver: str, endpoint: str, standing: Latest[Standing]) -> None:
+    def __init__(self, driver: str, endpoint: str, problem: Latest[str]) -> None:
         """The endpoint is the absolute path of the socket that serves the driver: for kubelet the same as for us."""
         self._driver = driver
         self._endpoint = endpoint
-        self._standing = standing
+        self._problem = problem
 
     async def GetInfo(self, request: api_pb2.InfoRequest, context: Context) -> api_pb2.PluginInfo:
         return api_pb2.PluginInfo(
@@ -208,17 +199,12 @@ class Registrar(api_pb2_grpc.RegistrationServicer):
     ) -> api_pb2.RegistrationStatusResponse:
         if request.plugin_registered:
             log.info("registered with kubelet as DRA driver %s", self._driver)
-            self._standing.set(Standing(True, ""))
+            self._problem.set("")
         else:
             problem = f"kubelet did not register the DRA driver {self._driver}: {request.error or 'it told no reason'}"
             log.warning("%s", problem)
-            self._standing.set(Standing(False, problem))
+            self._problem.set(problem)
         return api_pb2.RegistrationStatusResponse()
-
-
-def _add(calls: ClaimService, health: HealthService, server: grpc.aio.Server) -> None:
-    calls.add_to(server)
-    health.add_to(server)
 
 
 def _remove(folder: Path, pattern: re.Pattern[str]) -> None:

@@ -232,7 +232,6 @@ class HealthService:
         pool: str,
         catalog: Catalog,
         timeout: int = TIMEOUT_SECONDS,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.open = 0
         """Streams that are open."""
@@ -240,8 +239,6 @@ class HealthService:
         self._catalog = catalog
         self._timeout = timeout
         """Seconds."""
-        self._clock = clock
-        """Seconds since the epoch."""
         self._ending = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
@@ -273,10 +270,10 @@ class HealthService:
             devices = self._catalog.value
             while not self._ending.is_set():
                 devices = self._catalog.value
-                yield health_list(devices, self._pool, int(self._clock()), self._timeout)
+                yield health_list(devices, self._pool, int(time.time()), self._timeout)
                 changed, ending = self._catalog.other_than(devices), self._ending.wait()
                 await first(changed, ending, seconds=self._timeout / 3)
-            yield unknown_list(devices, self._pool, int(self._clock()), self._timeout)
+            yield unknown_list(devices, self._pool, int(time.time()), self._timeout)
         finally:
             self.open -= 1
             if not self.open:

@@ -36,8 +36,8 @@ from cni.pod_devices import HeldDevices
 from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import DraDevice, devices_of
 from deviceplugin.dra.planner import Planner
-from deviceplugin.dra.pods import GpuAsker, PodGroups
-from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Patience, Preparer
+from deviceplugin.dra.pods import Allocations, GpuAsker
+from deviceplugin.dra.preparer import ClaimFiles, DeviceUsers, Patience, Preparer
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.agent.reconcile.scene import reconcile_once
 from tests.node import granted, new_report
@@ -129,7 +129,7 @@ class SmallAgent:
         planner = Planner(self._config, self._offer, self._catalog, self.ledger, GpuAsker(kubelet, api), api)
         files = ClaimFiles(self.parts.claim_specs, self._config, self._catalog, self._facts)
         users = DeviceUsers(self.ledger, api, kubelet, self.parts.attachments)
-        allocations = Allocations(api, PodGroups(kubelet, api), DRIVER, POOL)
+        allocations = Allocations(kubelet, api, DRIVER, POOL)
         return Preparer(allocations, planner, self.ledger, files, users, PATIENCE)
 
     def start(self) -> None:

@@ -26,8 +26,8 @@ from agent.state import Latest
 from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import DraDevice
 from deviceplugin.dra.planner import Planner
-from deviceplugin.dra.pods import GpuAsker, PodGroups
-from deviceplugin.dra.preparer import Allocations, ClaimFiles, DeviceUsers, Patience, Preparer
+from deviceplugin.dra.pods import Allocations, GpuAsker
+from deviceplugin.dra.preparer import ClaimFiles, DeviceUsers, Patience, Preparer
 from tests.deviceplugin.dra.claim_documents import DRIVER, NODE, POD, REF, claim, result
 from tests.node import attach, node, owner
 
@@ -162,9 +162,7 @@ class Desk:
         planner = Planner(Latest(self.config), Latest(self.offer), self.catalog, books, gpus, others)
         holders = DeviceUsers(books, others, kubelet, cast(Any, others))
         files = ClaimFiles(specs or self.specs, Latest(self.config), self.catalog, self.facts)
-        return Preparer(
-            Allocations(others, PodGroups(kubelet, others), DRIVER, NODE), planner, books, files, holders, patience
-        )
+        return Preparer(Allocations(kubelet, others, DRIVER, NODE), planner, books, files, holders, patience)
 
     def claimed(self, ref: ClaimRef, document: Mapping[str, Any]) -> ClaimRef:
         """Have the API server know a claim."""

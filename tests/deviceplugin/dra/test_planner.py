@@ -21,8 +21,8 @@ from agent.offer.offer import Unit
 from agent.placement import Distances
 from deviceplugin.dra.allocated_claim import ours
 from deviceplugin.dra.planner import LateWish, choose_late
-from deviceplugin.dra.pods import MOST_READ, NO_GPUS, GpuAsker, PodGroups
-from tests.deviceplugin.dra.claim_documents import NODE, POD, REF, claim, result
+from deviceplugin.dra.pods import MOST_READ, NO_GPUS, Allocations, GpuAsker
+from tests.deviceplugin.dra.claim_documents import DRIVER, NODE, POD, REF, claim, result
 from tests.deviceplugin.dra.preparing import LATE, Desk, Desks
 from tests.node import gpu_uuid, node
 
@@ -290,10 +290,10 @@ def test_of_a_pod_groups_pods_those_are_read_that_kubelet_gives_the_claim_and_so
         ],
         "another namespace": [PodDevices(PodRef("other", name)) for name in names],
     }
-    found = {
-        why: len(PodGroups(cast(Any, SimpleNamespace(pods=lambda p=pods: p)), desk.others).with_members(document).pods)
-        for why, pods in asked.items()
-    }
+    found = {}
+    for why, pods in asked.items():
+        kubelet: Any = SimpleNamespace(pods=lambda p=pods: p)
+        found[why] = len(Allocations(kubelet, desk.others, DRIVER, NODE).with_members(document).pods)
     assert found == {"none has it": MOST_READ, "one has it": 1, "another namespace": 0}
 
 
@@ -303,7 +303,7 @@ def test_a_claim_of_a_pod_group_is_prepared_though_nobody_tells_its_pods(desk: D
             raise Unavailable("away")
 
     document = ours(claim(result("nic", "slots-0"), pods=(), groups=("workers",)), REF, "nodefabric.io", NODE)
-    assert PodGroups(cast(Any, Away()), desk.others).with_members(document) == document
+    assert Allocations(cast(Any, Away()), desk.others, DRIVER, NODE).with_members(document) == document
 
 
 def test_nobody_who_is_away_keeps_a_pod_from_starting(desk: Desk) -> None:
