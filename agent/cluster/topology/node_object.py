@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,11 @@ from agent.model.counters import PortCount, PortRate, annotation, in_steps, load
 
 LABELS = ("device", "name", "port", "traffic")
 TRAFFIC = "traffic is rdma (verbs), netdev (the network stack) or vf (of VFs, both)"
+GAUGES: tuple[tuple[str, str, Callable[[PortRate], float | None]], ...] = (
+    ("receive", f"Bandwidth into the port over the last sample; {TRAFFIC}.", lambda rate: rate.received),
+    ("transmit", f"Bandwidth out of the port over the last sample; {TRAFFIC}.", lambda rate: rate.transmitted),
+    ("speed", "What the line carries each way; missing while the link is down.", lambda rate: rate.count.speed),
+)
 
 
 class Bandwidth(Collector):
@@ -72,29 +77,13 @@ class Bandwidth(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Report the bandwidth of the last sample."""
-        received = GaugeMetricFamily(
-            "nodefabric_port_receive_bytes_per_second",
-            f"Bandwidth into the port over the last sample; {TRAFFIC}.",
-            labels=LABELS,
-        )
-        transmitted = GaugeMetricFamily(
-            "nodefabric_port_transmit_bytes_per_second",
-            f"Bandwidth out of the port over the last sample; {TRAFFIC}.",
-            labels=LABELS,
-        )
-        speed = GaugeMetricFamily(
-            "nodefabric_port_speed_bytes_per_second",
-            "What the line carries each way; missing while the link is down.",
-            labels=LABELS,
-        )
-        for rate in self._rates:
-            count = rate.count
-            labels = (count.device, count.name, str(count.port), count.traffic)
-            received.add_metric(labels, rate.received)
-            transmitted.add_metric(labels, rate.transmitted)
-            if count.speed is not None:
-                speed.add_metric(labels, count.speed)
-        yield from (received, transmitted, speed)
+        for name, text, value in GAUGES:
+            family = GaugeMetricFamily(f"nodefabric_port_{name}_bytes_per_second", text, labels=LABELS)
+            for rate in self._rates:
+                count, number = rate.count, value(rate)
+                if number is not None:
+                    family.add_metric((count.device, count.name, str(count.port), count.traffic), number)
+            yield family
 
 
 MAX_LINE = 256
