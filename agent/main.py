@@ -160,7 +160,7 @@ class Agent:
         # It loads what it needs when it is needed.
         from deviceplugin.dra.driver import Dra, OnNode
 
-        asker, specs, reader = made.asker, made.claim_specs, made.claim_reader
+        asker, specs, reader = made.asker, made.cdi_specs, made.claim_reader
         claims = OnNode(node_name(), self._config, self._offer, ledger, asker, attachments, specs, reader, made.leaves)
         dra, claims_due = Dra(claims, self._start.open_claims, self._report), asyncio.Event()
         yield Part("claims", run=partial(dra.run, claims_due), close=dra.close)

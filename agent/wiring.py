@@ -9,7 +9,6 @@ from functools import partial
 from agent.config import Config
 from agent.edits import device_info
 from agent.edits.build import GpuFilesOf
-from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.specs import Specs
 from agent.edits.unit_specs import UnitSpecs
 from agent.hardware.lldp import Neighbour
@@ -65,7 +64,7 @@ class Parts:
         self.settled.subscribe(self.holders.complete)
         specs = Specs(ledger, at_start.cdi_dir)
         unit_specs = UnitSpecs(ledger, specs, self.settled)
-        self.claim_specs = ClaimSpecs(specs, at_start.cdi_dir)
+        self.cdi_specs = specs
         by_cdi = Latest(at_start.cdi_names)
         """Whether early units are handed out by CDI names."""
 
@@ -85,7 +84,7 @@ class Parts:
         self.leaves: Latest[Mapping[str, Neighbour]] = Latest({})
         """Adapter → the switch port at the other end, as far as somebody listens."""
         rail_files = RailFiles(at_start.cdi_dir, offer, self.asker, self.leaves)
-        facts = FactsWriter(config, node, specs, self.claim_specs, rail_files, allocator.verbs_nodes)
+        facts = FactsWriter(config, node, specs, rail_files, allocator.verbs_nodes)
         held = HeldDevices(config, node, self.asker, offer, self.holders, self.claim_reader)
         places = Settings(
             busy_seconds,
@@ -103,9 +102,9 @@ class Parts:
         # what heals
         replay = partial(Spool(at_start.spool_dir).replay, self.server.answer)
         outside = Outside(held, offer, self.runtime, replay, ledger, report)
-        lost = LostBooks(ledger, specs, self.claim_specs, outside)
+        lost = LostBooks(ledger, specs, outside)
         grants = Grants(ledger, specs, node.scans, outside, self.settled)
-        claims = Claims(ledger, self.claim_specs, outside, self.claim_reader)
+        claims = Claims(ledger, specs, outside, self.claim_reader)
         units = Units(config, ledger, unit_specs, by_cdi, outside, self.settled)
         self.specs = SpecWatch(at_start.cdi_dir, lambda: [*specs.rewrite(), *facts.rewrite()], report)
         holds = (lost, grants, claims, units)

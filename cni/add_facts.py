@@ -32,7 +32,7 @@ from agent.edits.add_facts import (
     without_facts,
 )
 from agent.edits.cdi import SpecFiles
-from agent.edits.claim_specs import ClaimSpecs, requests_with_files
+from agent.edits.claim_metadata import requests_with_files
 from agent.edits.specs import Specs, file_of
 from agent.errors import AgentError, HardwareError
 from agent.hardware.lldp import Neighbour
@@ -139,14 +139,12 @@ class FactsWriter:
         config: Latest[Config],
         node: Node,
         specs: Specs,
-        claim_specs: ClaimSpecs,
         files: RailFiles,
         verbs_nodes: Mapping[str, str],
     ) -> None:
         self.config = config
         self._node = node
         self._specs = specs
-        self._claim_specs = claim_specs
         self._files = files
         self.verbs_nodes = verbs_nodes
         """Device → the verbs node that its container gets, as far as its grant said."""
@@ -196,7 +194,7 @@ class FactsWriter:
             claim = self._node.ledger.claim(uid)
             if claim is not None and requests_with_files(claim):
                 with self._writing:
-                    self._claim_specs.add_networks(uid, self._networks(claim, rows, result))
+                    self._specs.metadata.add_networks(uid, self._networks(claim, rows, result))
 
     def _networks(
         self, claim: Claim, rows: Sequence[Attachment], result: Mapping[str, Any]

@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from agent.edits.cdi import SpecFiles, text_of
+from agent.edits.claim_metadata import CLAIM, ClaimMetadata
 from agent.errors import Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef, Spec
 from agent.model.unit_id import cdi_kind
 
-UNIT, SLOT, CLAIM, POOL = "unit-", "slot-", "claim-", "pool-"
+UNIT, SLOT, POOL = "unit-", "slot-", "pool-"
 """How the names of files begin. A slot's is its ID."""
 KIND_OF_CLAIMS = "claim"
 _WHOSE = "who holds this"
@@ -40,8 +41,13 @@ log = logging.getLogger(__name__)
 def file_of(hold: Hold) -> str:
     """Name the file that tells of a hold, as `Specs` names files. All of a claim's are in one."""
     if hold.claim_uid:
-        return f"{CLAIM}{hold.claim_uid}"
+        return file_of_claim(hold.claim_uid)
     return hold.key if hold.is_slot else f"{UNIT}{hold.key}"
+
+
+def file_of_claim(uid: str) -> str:
+    """Name the file that tells of all holds of a claim."""
+    return f"{CLAIM}{uid}"
 
 
 class Specs:
@@ -51,6 +57,8 @@ class Specs:
         self._ledger = ledger
         self._files = SpecFiles(folder, "", _WHOSE)
         self._copies = tuple(SpecFiles(folder, start, _WHOSE, f".{start[:-1]}", 0o600) for start in (SLOT, CLAIM))
+        self.metadata = ClaimMetadata(folder)
+        """Further files of claims, which go with their specs."""
         self.guard = threading.RLock()
         """Held while books and files change together: the last of several who write has seen the newest."""
         self.had_slots = any(hold.is_slot for hold in ledger.holds())
@@ -114,7 +122,7 @@ class Specs:
     def rewrite(self) -> Sequence[str]:
         """Have all files say what the books do, and list those that did not. Raises Unavailable and LedgerError."""
         names = [file_of(hold) for hold in self._ledger.holds() if hold.spec is not None]
-        names += [f"{CLAIM}{claim.ref.uid}" for claim in self._ledger.claims()]
+        names += [file_of_claim(claim.ref.uid) for claim in self._ledger.claims()]
         # All takes long on a full node. So nobody who wants a grant waits for that while there is nothing to do.
         wrong = [name for name in names if not self._is_right(name)]
         return [*(self.sync(wrong) if wrong else ()), *self._write_pools()]
@@ -137,15 +145,31 @@ class Specs:
             return self._sync(names)
 
     def remove(self, name: str) -> None:
-        """Remove a spec, and its copy before. What is not there is removed already. Raises Unavailable."""
+        """Remove a spec, its copy before, and all else of a claim. What is not there is removed already.
+
+        Raises Unavailable.
+        """
         with self.guard:
             if (files := self._copies_of(name)) is not None:
                 files.remove(name)
             self._files.remove(name)
+            if name.startswith(CLAIM):
+                self.metadata.remove(name)
+
+    def tidy(self, start: str) -> Sequence[str]:
+        """Remove the files of units, of slots or of claims that are in no books, and list them. Raises Unavailable."""
+        with self.guard:
+            there = self.names(start)  # before the books: of a new hold the rows come first
+            known = {file_of(hold) for hold in self._ledger.holds() if hold.is_bound or not hold.is_slot}
+            known |= {file_of_claim(claim.ref.uid) for claim in self._ledger.claims()}
+            over = sorted(there - known)
+            for name in over:
+                self.remove(name)
+        return over
 
     def names(self, start: str = "") -> frozenset[str]:
         """List whose files are there. What a killed process has half written is removed."""
-        found = self._files.names().union(*(files.names() for files in self._copies))
+        found = self._files.names().union(self.metadata.names(), *(files.names() for files in self._copies))
         return frozenset(name for name in found if name.startswith(start))
 
     def is_written(self, name: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from agent.config import Resource
 from agent.edits.build import unit_specs
-from agent.edits.specs import UNIT, Specs, file_of
+from agent.edits.specs import UNIT, Specs
 from agent.errors import UnitUnhealthy
 from agent.kubelet.checkpoint import Entry, answer_of
 from agent.ledger import Ledger
@@ -87,13 +87,7 @@ class UnitSpecs:
 
     def tidy(self) -> Sequence[str]:
         """Remove the specs of units that are granted no more; list them. Raises Unavailable and LedgerError."""
-        if not self._settled.value:
-            return ()
-        with self._specs.guard:  # one that is granted anew meanwhile would lose its new spec
-            over = sorted(self._specs.names(UNIT) - {file_of(hold) for hold in self._ledger.holds()})
-            for name in over:
-                self._specs.remove(name)
-        return over
+        return self._specs.tidy(UNIT) if self._settled.value else ()
 
     # -------------------------------------------------------------------------------------------------- one spec
 

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from agent.edits.claim_specs import ClaimSpecs
+from agent.edits.specs import Specs, file_of_claim
 from agent.errors import Refused, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimState
@@ -37,7 +37,7 @@ class Claims:
     def __init__(
         self,
         ledger: Ledger,
-        specs: ClaimSpecs,
+        specs: Specs,
         outside: Outside,
         reader: Latest[ClaimReader | None],
         clock: Callable[[], float] = time.monotonic,
@@ -108,7 +108,7 @@ class Claims:
         if self._ledger.attachments_of_claim(claim):
             self._ledger.set_claim_state(claim.ref.uid, claim.state)
             return
-        self._specs.remove(claim.ref.uid)
+        self._specs.remove(file_of_claim(claim.ref.uid))
         self._ledger.remove_claim(claim.ref.uid)
         self._asked_at.pop(claim.ref.uid, None)
         log.warning("claim %s was still in the books, and nobody has it any more", claim.ref)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 
-from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.specs import SLOT, Specs
+from agent.edits.claim_metadata import CLAIM
+from agent.edits.specs import SLOT, Specs, file_of_claim
 from agent.errors import ClaimConflict, DeviceBusy
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimState, Hold
@@ -22,10 +22,9 @@ class LostBooks:
 
     name = "lost books"
 
-    def __init__(self, ledger: Ledger, specs: Specs, claim_specs: ClaimSpecs, outside: Outside) -> None:
+    def __init__(self, ledger: Ledger, specs: Specs, outside: Outside) -> None:
         self._ledger = ledger
         self._specs = specs
-        self._claim_specs = claim_specs
         self._outside = outside
         self._is_restored = False
         """Whether the books have the holds of this boot: they may have come in place of lost ones.
@@ -65,7 +64,7 @@ class LostBooks:
         uid, known = copy.ref.uid, self._ledger.claim(copy.ref.uid)
         claim = known or self._ledger.prepare_claim(copy)
         # Put back now, or by an agent that was killed.
-        if claim.state is ClaimState.PREPARING and self._claim_specs.is_written(uid):
+        if claim.state is ClaimState.PREPARING and self._specs.is_written(file_of_claim(uid)):
             self._ledger.set_claim_state(uid, ClaimState.PREPARED)
         return known is None
 
@@ -75,13 +74,7 @@ class LostBooks:
         One of an earlier boot would name what may be another's now. That of a claim comes back when kubelet has it
         prepared, which it does before it makes a container.
         """
-        with self._specs.guard:  # of a new one the rows come first
-            strays = self._specs.names(SLOT) - {slot.key for slot in self._ledger.bound_slots()}
-            for name in sorted(strays):
+        for start, reason in ((SLOT, "slot-gone"), (CLAIM, "claim-gone")):
+            for name in self._specs.tidy(start):
                 log.warning("the CDI spec of %s is of no pod, and is removed", name)
-                self._specs.remove(name)
-                self._outside.count("spec-remove", "slot-gone")
-        written = self._claim_specs.uids()  # before the claims: of a new one the rows come first
-        for uid in sorted(written - {claim.ref.uid for claim in self._ledger.claims()}):
-            self._claim_specs.remove(uid)
-            self._outside.count("spec-remove", "claim-gone")
+                self._outside.count("spec-remove", reason)

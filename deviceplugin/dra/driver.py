@@ -24,7 +24,7 @@ from agent.state import Latest, first
 if TYPE_CHECKING:
     from agent.cluster.apiserver import ApiServer
     from agent.config import Config
-    from agent.edits.claim_specs import ClaimSpecs
+    from agent.edits.specs import Specs
     from agent.hardware.lldp import Neighbour
     from agent.kubelet.podresources import AsksKubelet
     from agent.ledger import Ledger
@@ -60,7 +60,7 @@ class OnNode:
     ledger: Ledger
     kubelet: AsksKubelet
     attachments: Attachments
-    claim_specs: ClaimSpecs
+    specs: Specs
     reader: Latest[ClaimReader | None]
     """Set for as long as claims can be read."""
     leaves: Latest[Mapping[str, Neighbour]]
@@ -280,7 +280,7 @@ class Dra:
             Allocations(node.kubelet, objects, name, node.name),
             Planner(node.config, node.offer, catalog, node.ledger, gpus, objects),
             node.ledger,
-            ClaimFiles(node.claim_specs, node.config, catalog, offering.facts),
+            ClaimFiles(node.specs, node.config, catalog, offering.facts),
             DeviceUsers(node.ledger, objects, node.kubelet, node.attachments),
         )
         calls = ClaimService(name, preparer, report.metrics.observe, report.claim_failed)

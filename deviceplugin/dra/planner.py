@@ -16,7 +16,7 @@ from typing import Any
 
 from agent.config import Config, Resource
 from agent.edits.build import edits_by_device, variables_of_container
-from agent.edits.claim_specs import IN_CONTAINERS, metadata_path, mounted
+from agent.edits.claim_metadata import IN_CONTAINERS, metadata_path, mounted
 from agent.edits.specs import KIND_OF_CLAIMS
 from agent.errors import AgentError, ClaimInvalid, DeviceGone, NotYet, UnitUnhealthy
 from agent.ledger import Ledger

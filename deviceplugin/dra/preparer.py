@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent.config import Config
-from agent.edits.claim_specs import API_VERSION, ClaimSpecs, requests_with_files
+from agent.edits.claim_metadata import API_VERSION, requests_with_files
+from agent.edits.specs import Specs, file_of_claim
 from agent.errors import AgentError, ClaimConflict, DeviceBusy, LedgerError, NotYet, Refused, Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import AsksKubelet
@@ -319,7 +320,7 @@ class ClaimFiles:
 
     def __init__(
         self,
-        specs: ClaimSpecs,
+        specs: Specs,
         config: Latest[Config],
         catalog: Latest[tuple[DraDevice, ...]],
         facts: Latest[Facts],
@@ -335,19 +336,19 @@ class ClaimFiles:
 
         Raises Unavailable, also if the `allocation` is needed and the API server did not tell it.
         """
-        is_missing = self._specs.misses_metadata(claim)
+        is_missing = self._specs.metadata.misses(claim)
         if is_missing and allocation is None:
             raise Unavailable(f"the files that tell of claim {claim.ref} are gone, and the API server is away")
         is_new = claim.state is not ClaimState.PREPARED and bool(requests_with_files(claim))
         if allocation is not None and (is_missing or is_new):
             attributes = {(d.request, d.device_name, d.share_id): self._attributes(d) for d in claim.devices}
             for request, document in documents_of(allocation, attributes).items():
-                self._specs.write_metadata(claim.ref.uid, request, document)
-        self._specs.write(claim.ref.uid)
+                self._specs.metadata.write(claim.ref.uid, request, document)
+        self._specs.sync([file_of_claim(claim.ref.uid)])
 
     def remove(self, uid: str) -> None:
         """Remove a claim's files. What is not there is removed already. Raises Unavailable."""
-        self._specs.remove(uid)
+        self._specs.remove(file_of_claim(uid))
 
     def _attributes(self, device: Hold) -> Attributes:
         """Tell what is known of a device; nothing if its resource is offered no more."""

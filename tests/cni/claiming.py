@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 
 from agent.config import Config, Resource
-from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.specs import Specs
+from agent.edits.specs import Specs, file_of_claim
 from agent.errors import Unavailable
 from agent.kubelet.podresources import ClaimedDevice, ContainerDevices, KubeletAsker, PodDevices
 from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef
@@ -83,7 +82,7 @@ class Scene:
         self.kubelet = Kubelet()
         self.reader = Reader()
         specs = Specs(rig.ledger, rig.folder / "cdi")
-        self.specs = ClaimSpecs(specs, rig.folder / "cdi")
+        self.specs = specs
         self.config = Latest(Config(resources=RESOURCES, networks=(RAILS,)))
         node = Node(machine, rig.ledger, Latest(machine.scan()))
         kubelet = cast(KubeletAsker, self.kubelet)
@@ -91,7 +90,7 @@ class Scene:
         offered = {"rdma/vf": tuple(Unit(vf(i), "rdma/vf", "vf", vf(i), HEALTHY, 0) for i in range(3))}
         offer = Latest(Offer(node.scans.value, claimable=offered))
         files = RailFiles(rig.folder / "cdi", offer, kubelet, Latest({}))
-        facts = FactsWriter(self.config, node, specs, self.specs, files, {})
+        facts = FactsWriter(self.config, node, specs, files, {})
         holders = cast(PodsFile, SimpleNamespace(noted=(), is_settled=True))
         self.granted = HeldDevices(self.config, node, kubelet, offer, holders, self.asks)
         rig.attachments.close()
@@ -104,7 +103,7 @@ class Scene:
         ref = ClaimRef(f"uid-{name}", "default", name)
         wanted = Claim(ref, ClaimState.PREPARING, devices, refs, "uid-of-owner" if owned else "")
         claim = self.rig.ledger.prepare_claim(wanted)
-        self.specs.write(ref.uid)
+        self.specs.sync([file_of_claim(ref.uid)])
         self.rig.ledger.set_claim_state(ref.uid, ClaimState.PREPARED)
         return claim
 

@@ -312,7 +312,7 @@ def test_only_the_files_of_the_nic_that_has_others_change_in_the_spec(tmp_path: 
         specs.grant(granted("rdma/rail", {RAIL: NICS}, {RAIL: spec}))
         host = cast(Host, SimpleNamespace(rdma=Devices(mlx5_0=8, mlx5_1=9)))
         node = Node(host, books, Latest(Snapshot()))
-        facts = FactsWriter(Latest(Config()), node, specs, cast(Any, None), cast(Any, None), {})
+        facts = FactsWriter(Latest(Config()), node, specs, cast(Any, None), {})
         for number in (1, 0):
             undo = replace(UNDO, rdma=f"mlx5_{number}", extra={"rdma_index": number})
             row = attach(books, NICS[number], owner(cni_ifname=f"net{number}"), undo=undo)
@@ -333,7 +333,7 @@ def test_an_add_is_no_success_while_a_spec_names_other_files_than_the_books(
         specs = Specs(books, tmp_path / "cdi")
         specs.grant(granted("rdma/vf", {VF: VF}, {VF: spec}))
         node = Node(cast(Host, SimpleNamespace(rdma=Devices(mlx5_1=8))), books, Latest(Snapshot()))
-        facts = FactsWriter(Latest(Config()), node, specs, cast(Any, None), cast(Any, None), {})
+        facts = FactsWriter(Latest(Config()), node, specs, cast(Any, None), {})
         row = attach(books, VF, owner(), undo=replace(UNDO, rdma="mlx5_1", extra={"rdma_index": 1}))
 
         def refuse(*_: object) -> None:

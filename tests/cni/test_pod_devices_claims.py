@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agent.config import CniSettings
-from agent.edits.claim_specs import IN_CONTAINERS, metadata_path, mounted
-from agent.edits.specs import Specs
+from agent.edits.claim_metadata import IN_CONTAINERS, metadata_path, mounted
+from agent.edits.specs import Specs, file_of_claim
 from agent.errors import (
     DeviceBusy,
     HardwareError,
@@ -297,7 +297,7 @@ def test_a_spec_names_the_character_devices_that_the_device_has_in_its_pod(own_n
         scene.start("c1")
         (known,) = rig.ledger.claims()
         assert [device.edits for device in known.devices] == [edits_of(0), edits_of(7)]
-        assert scene.specs.is_written(known.ref.uid)
+        assert scene.specs.is_written(file_of_claim(known.ref.uid))
     with open_books(tmp_path) as books:
         assert books.claims()[0].devices[0].edits == edits_of(0)
 
@@ -416,7 +416,7 @@ def told_of(scene: Scene, claim: str, device: Hold) -> Hold:
     """Have containers get a file about the device, as Prepare writes it."""
     uid, request = f"uid-{claim}", device.request
     requests = [{"name": request, "devices": [{"name": device.device_name, "attributes": {}}]}]
-    scene.specs.write_metadata(uid, request, {"metadata": {"name": claim}, "requests": requests})
+    scene.specs.metadata.write(uid, request, {"metadata": {"name": claim}, "requests": requests})
     path = f"{IN_CONTAINERS}/resourceclaims/{claim}/{request}/nodefabric.io-metadata.json"
     return dataclasses.replace(
         device, spec=Spec("claim", mounted({}, metadata_path(scene.rig.folder / "cdi", uid, request), path))
@@ -479,7 +479,7 @@ def heal(scene: Scene) -> None:
     node = Node(rig.machine, rig.ledger, scans)
     folder = rig.folder
     rig.attachments.finder = Finder(node, scene.granted, netns_folders=(folder,), processes=folder / "no-proc")
-    lost = LostBooks(rig.ledger, Specs(rig.ledger, folder / "cdi"), scene.specs, outside)
+    lost = LostBooks(rig.ledger, Specs(rig.ledger, folder / "cdi"), outside)
     reconciler_of(rig.ledger, rig.attachments, scans, outside, [lost]).heal_attachments()
 
 

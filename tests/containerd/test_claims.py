@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.edits.claim_specs import IN_CONTAINERS
+from agent.edits.claim_metadata import IN_CONTAINERS
 from agent.model.device import Snapshot
 from hack.sim.demo import still_attached
 from hack.sim.machine import SimulatedMachine

@@ -15,8 +15,7 @@ from agent.cluster import slice_plan
 from agent.cluster.apiserver import NODE, SLICE, ApiServer
 from agent.cluster.claim_objects import ClaimObjects
 from agent.cluster.slices import Pool, remove_all
-from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.specs import Specs
+from agent.edits.specs import Specs, file_of_claim
 from agent.errors import Unavailable
 from agent.model.allocation import ClaimRef, PodRef
 from agent.process.conditions import NO_POD_NEEDS
@@ -77,8 +76,8 @@ def test_a_strange_answer_about_a_leftover_claim_ends_no_round_of_healing(tmp_pa
     ):
         prepare(books)
         reader: Latest[Reads | None] = Latest(ClaimObjects(lambda: api, "n"))
-        specs = ClaimSpecs(Specs(books, tmp_path / "cdi"), tmp_path / "cdi")
-        specs.write(UID)
+        specs = Specs(books, tmp_path / "cdi")
+        specs.sync([file_of_claim(UID)])
         scene = Scene(books, others=[Claims(books, specs, Answers(), reader)])
         scene.run_once()
         assert scene.counted == [("lease-return", "owed")], "healers after the claims' have had their turn"

@@ -15,8 +15,7 @@ import pytest
 
 from agent.cluster.apiserver import CLAIM, CONNECT_SECONDS, POD, READ_SECONDS, ApiServer
 from agent.cluster.claim_objects import ClaimObjects
-from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.specs import Specs
+from agent.edits.specs import Specs, file_of_claim
 from agent.errors import Unavailable
 from agent.model.allocation import ClaimRef
 from agent.process.conditions import NO_ADD_NEEDS, NO_POD_NEEDS
@@ -132,9 +131,9 @@ def test_answers_that_trickle_stop_no_healing(tmp_path: Path) -> None:
         asking(tmp_path, answer) as api,
         open_books(tmp_path, clock=lambda: time.time() - NEW_SECONDS - 60) as books,
     ):
-        specs = ClaimSpecs(Specs(books, tmp_path / "cdi"), tmp_path / "cdi")
+        specs = Specs(books, tmp_path / "cdi")
         for number in range(3):
-            specs.write(prepare(books, f"claim-{number}", claimed_vf(f"0000:3b:00.{number}")).ref.uid)
+            specs.sync([file_of_claim(prepare(books, f"claim-{number}", claimed_vf(f"0000:3b:00.{number}")).ref.uid)])
         reader: Latest[Reads | None] = Latest(ClaimObjects(lambda: api, "n"))
         healer = Claims(books, specs, Answers(), reader)
         scene = Scene(books, others=[healer])

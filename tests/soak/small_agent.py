@@ -127,7 +127,7 @@ class SmallAgent:
     def _make_preparer(self) -> Preparer:
         api, kubelet = Api(self.folder), self.parts.asker
         planner = Planner(self._config, self._offer, self._catalog, self.ledger, GpuAsker(kubelet, api), api)
-        files = ClaimFiles(self.parts.claim_specs, self._config, self._catalog, self._facts)
+        files = ClaimFiles(self.parts.cdi_specs, self._config, self._catalog, self._facts)
         users = DeviceUsers(self.ledger, api, kubelet, self.parts.attachments)
         allocations = Allocations(kubelet, api, DRIVER, POOL)
         return Preparer(allocations, planner, self.ledger, files, users, PATIENCE)

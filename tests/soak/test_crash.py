@@ -52,7 +52,7 @@ def test_the_points_of_claims_are_between_each_of_their_steps() -> None:
     assert test.outcome.violations == []
     files = {point.where.partition(":")[0] for point in prepare}
     mine = {f"deviceplugin/dra/{name}.py" for name in ("preparer", "planner", "allocated_claim", "parameters")}
-    assert mine | {"agent/ledger/holds.py", "agent/edits/claim_specs.py"} <= files
+    assert mine | {"agent/ledger/holds.py", "agent/edits/claim_metadata.py"} <= files
     assert {"execute", "rename"} <= {p.where.rpartition(" ")[2] for p in prepare if p.after_change}
     assert {"execute", "unlink"} <= {p.where.rpartition(" ")[2] for p in unprepare if p.after_change}
 

@@ -16,8 +16,7 @@ import pytest
 
 from agent.config import parse
 from agent.edits.build import edits_by_device, helper_variables
-from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.specs import Specs
+from agent.edits.specs import Specs, file_of_claim
 from agent.hardware.machine import Machine
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimRef, ClaimState, PodRef
@@ -52,10 +51,10 @@ class Scene:
         self.snapshot = snapshot
         node = Node(self.machine, self.ledger, Latest(snapshot))
         specs = Specs(self.ledger, folder / "cdi")
-        self.specs = ClaimSpecs(specs, folder / "cdi")
+        self.specs = specs
         files = RailFiles(folder / "cdi", Latest(Offer(snapshot)), cast(Any, SimpleNamespace()), Latest({}))
         tells = cast(Any, Latest(SimpleNamespace(tells=True)))
-        facts = FactsWriter(tells, node, specs, self.specs, files, {})
+        facts = FactsWriter(tells, node, specs, files, {})
         granted: list[GrantedDevice] = []
         self.direct = Direct(
             self.machine, self.ledger, attachments_of(node, FixedDevices(granted), facts=facts), granted
@@ -74,7 +73,7 @@ class Scene:
         edits = edits_by_device(SHARES, [unit], self.snapshot, variables)[pf.address]
         share = claimed("nic", "node", "hca", SHARES.name, "hca", pf.address, pod, exclusive=False, edits=edits)
         self.ledger.prepare_claim(Claim(ref, ClaimState.PREPARING, (share,), (owner,), owner.uid))
-        self.specs.write(ref.uid)
+        self.specs.sync([file_of_claim(ref.uid)])
         self.ledger.set_claim_state(ref.uid, ClaimState.PREPARED)
         ranges = [[{"subnet": "10.99.0.0/24"}]]
         ipam = {"type": "host-local", "dataDir": str(self.folder / "leases"), "ranges": ranges}

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from agent.edits.cdi import SpecFiles, read_spec
-from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.specs import Specs, file_of
 from agent.edits.unit_specs import UnitSpecs
 from agent.errors import Unavailable
@@ -59,7 +58,7 @@ class Rig:
         """Let go of it, as its owners do."""
         if hold.claim_uid:
             self.ledger.set_claim_state(hold.claim_uid, ClaimState.UNPREPARING)
-            ClaimSpecs(self.specs, self.folder).remove(hold.claim_uid)
+            self.specs.remove(file_of(hold))
         elif hold.is_bound:
             self.specs.let_go([hold])
         else:

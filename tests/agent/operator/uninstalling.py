@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
-from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.device_info import FOLDER, GrantedFiles
-from agent.edits.specs import Specs
+from agent.edits.specs import Specs, file_of_claim
 from agent.ledger.database import lock_folder
 from agent.model.allocation import Claim, ClaimRef, ClaimState
 from cni.install import chain
@@ -72,10 +71,10 @@ class Host:
         (self.state / "spool").mkdir()
         with open_books(self.state) as books:
             cdi = self.root / "run/cdi"
-            specs = ClaimSpecs(Specs(books, cdi), cdi)
+            specs = Specs(books, cdi)
             books.prepare_claim(CLAIM)
-            specs.write(CLAIM.ref.uid)
-            specs.write_metadata(CLAIM.ref.uid, "nic", {"metadata": {}})
+            specs.sync([file_of_claim(CLAIM.ref.uid)])
+            specs.metadata.write(CLAIM.ref.uid, "nic", {"metadata": {}})
             books.remove_claim(CLAIM.ref.uid)
             books.grant(granted("rdma/vf", {VF: VF}))
         self.run.mkdir()

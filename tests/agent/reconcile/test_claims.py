@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.edits.claim_specs import ClaimSpecs
-from agent.edits.specs import Specs
+from agent.edits.specs import Specs, file_of_claim
 from agent.errors import Refused, Unavailable
 from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
@@ -54,15 +53,14 @@ class Room:
     def __init__(self, books: Ledger, folder: Path) -> None:
         self.books = books
         self.specs_folder = folder / "cdi"
-        specs = Specs(books, self.specs_folder)
-        self.specs = ClaimSpecs(specs, self.specs_folder)
+        self.specs = specs = Specs(books, self.specs_folder)
         self.snapshot = Latest(Snapshot(boot_id="boot"))
         self.outside = Answers()
         self.reader = Reader()
         self.asks = Latest[ClaimReader | None](self.reader)
         self.now = 0.0
         self.healers = (
-            LostBooks(books, specs, self.specs, self.outside),
+            LostBooks(books, specs, self.outside),
             Grants(books, specs, self.snapshot, self.outside, Latest(False)),
             Claims(books, self.specs, self.outside, self.asks, lambda: self.now),
         )
@@ -70,7 +68,7 @@ class Room:
     def prepare(self, *args: Any, **more: Any) -> Claim:
         """Prepare a claim, with its spec."""
         claim = prepare(self.books, *args, **more)
-        self.specs.write(claim.ref.uid)
+        self.specs.sync([file_of_claim(claim.ref.uid)])
         return claim
 
     def wait(self, seconds: float) -> None:
@@ -104,7 +102,7 @@ def test_a_claim_that_is_gone_or_reserved_for_nobody_is_ended(room: Room, found:
     room.prepare()
     room.reader.says = found
     assert room.heal() == [("claim-unprepare", "orphan")]
-    assert (room.books.claims(), room.specs.uids()) == ((), frozenset())
+    assert (room.books.claims(), room.specs.names()) == ((), frozenset())
     room.books.grant(granted("rdma/vf", {VF: VF}))
 
 
@@ -254,7 +252,7 @@ def test_claims_follow_their_devices_to_new_addresses_and_wait_to_be_prepared(tm
         assert room.heal() == [("claim-move", "renumbered")]
         assert owners(books, moved_to, vf(1), vf(0)) == ["nics", "nobody-knows", None]
         assert {claim.boot_id for claim in books.claims()} == {"boot"}
-        assert room.specs.uids() == frozenset()  # it would name the character devices of then
+        assert room.specs.names() == frozenset()  # it would name the character devices of then
         assert room.heal() == []
 
 
@@ -339,6 +337,6 @@ def test_claims_of_an_earlier_boot_are_not_put_back(tmp_path: Path) -> None:
 
 
 def test_what_tells_containers_of_devices_goes_with_a_claim_that_is_gone(room: Room) -> None:
-    room.specs.write_metadata("uid-of-nobody", "nic", {"metadata": {}})
+    room.specs.metadata.write("uid-of-nobody", "nic", {"metadata": {}})
     assert room.heal() == [("spec-remove", "claim-gone")]
-    assert room.specs.uids() == frozenset()
+    assert room.specs.names() == frozenset()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import Config, Resource
-from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.specs import Specs
 from agent.kubelet import checkpoint
 from agent.kubelet.cri import Sandbox
@@ -84,7 +83,7 @@ class Rig:
     def heal(self, known: View) -> list[tuple[str, str]]:
         """Have a new agent on these books look after slots and specs. List what it did with them."""
         self.binder = self.make()
-        LostBooks(self.ledger, self.specs, ClaimSpecs(self.specs, self.folder / "cdi"), self.outside).heal(known)
+        LostBooks(self.ledger, self.specs, self.outside).heal(known)
         self.grants.heal(known)
         return [done for done in self.outside.counted if done[0].startswith(("slot-", "spec-"))]
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 
 from agent.config import Config, Resource
-from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.specs import Specs
 from agent.errors import Unavailable
 from agent.kubelet.cri import Sandbox
@@ -148,8 +147,7 @@ class Desk:
         self.offer = plain_offer(self.config.resources, snapshot if snapshot is not None else node())
         self.ledger = Ledger.open(folder / "ledger.db", boot_id)
         self.folder = folder / "cdi"
-        self.cdi = Specs(self.ledger, self.folder)
-        self.specs = ClaimSpecs(self.cdi, self.folder)
+        self.specs = Specs(self.ledger, self.folder)
         self.others = Others()
         self.catalog: Latest[tuple[DraDevice, ...]] = Latest(listed(self.offer, self.config))
         self.facts = Latest(Facts(stable_facts(self.offer, StableFacts())))

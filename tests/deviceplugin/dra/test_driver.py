@@ -16,7 +16,6 @@ from agent.cluster.apiserver import ApiServer
 from agent.cluster.claim_objects import attached
 from agent.config import Config, Resource, Topology
 from agent.config.topology import LabelRule, Labels
-from agent.edits.claim_specs import ClaimSpecs
 from agent.edits.specs import Specs
 from agent.errors import ConfigError
 from agent.hardware.lldp import Neighbour
@@ -84,7 +83,7 @@ class Node:
         self.report = report = new_report()
         nobody = Others()
         kubelet, attachments = KubeletStandIn(nobody), cast(Attachments, nobody)
-        specs = ClaimSpecs(Specs(self.ledger, self.cdi_dir), self.cdi_dir)
+        specs = Specs(self.ledger, self.cdi_dir)
         on_node = OnNode(
             "node-1", self.config, self.offer, self.ledger, kubelet, attachments, specs, Latest(None), self.leaves
         )

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agent.config import Config, Dra, Resource
-from agent.edits.claim_specs import metadata_path
+from agent.edits.claim_metadata import metadata_path
+from agent.edits.specs import file_of_claim
 from agent.errors import Unavailable
 from agent.model.allocation import ClaimState
 from deviceplugin.dra.devices import devices_of
@@ -112,7 +113,7 @@ def test_of_a_device_that_was_chosen_late_it_says_what_this_one_is(desks: Desks)
 def test_they_stay_as_the_pod_has_them_when_the_claim_is_prepared_again_and_come_back_if_lost(desk: Desk) -> None:
     device = names(desk)[0]
     prepare(desk, result("nic", device))
-    desk.specs.add_networks(REF.uid, {"nic": {device: {"interfaceName": "net1"}}})
+    desk.specs.metadata.add_networks(REF.uid, {"nic": {device: {"interfaceName": "net1"}}})
     desk.preparer.prepare(REF)
     assert told(desk, "nic")["requests"][0]["devices"][0]["networkData"] == {"interfaceName": "net1"}
 
@@ -128,7 +129,7 @@ def test_they_stay_as_the_pod_has_them_when_the_claim_is_prepared_again_and_come
 def test_killed_before_they_were_written_the_next_prepare_writes_them(desk: Desk) -> None:
     prepare(desk, result("nic", names(desk)[0]))
     desk.ledger.set_claim_state(REF.uid, ClaimState.PREPARING)
-    desk.specs.remove(REF.uid)
+    desk.specs.remove(file_of_claim(REF.uid))
     desk.preparer.prepare(REF)
 
     assert told(desk, "nic")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from agent.config import Config
-from agent.edits.claim_specs import ClaimSpecs
+from agent.edits.specs import Specs, file_of_claim
 from agent.errors import ClaimConflict, ClaimInvalid, DeviceBusy, DeviceGone, NotYet, Unavailable, UnitUnhealthy
 from agent.model.allocation import ClaimRef, ClaimState, Hold, PodRef, Spec
 from agent.model.device import Snapshot
@@ -80,16 +80,16 @@ def test_a_prepared_claim_gets_the_same_answer_and_its_spec_again(desk: Desk) ->
 def test_a_claim_that_the_healer_ends_meanwhile_is_not_said_to_be_prepared(desk: Desk, is_gone: bool) -> None:
     prepared(desk)
 
-    class Meanwhile(ClaimSpecs):
-        def write(self, uid: str) -> None:
-            desk.ledger.set_claim_state(uid, ClaimState.UNPREPARING)
-            desk.specs.remove(uid)
+    class Meanwhile(Specs):
+        def sync(self, names: Iterable[str]) -> Sequence[str]:
+            desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
+            desk.specs.remove(file_of_claim(REF.uid))
             if is_gone:
-                desk.ledger.remove_claim(uid)
-            super().write(uid)
+                desk.ledger.remove_claim(REF.uid)
+            return super().sync(names)
 
     with pytest.raises(NotYet, match="was just ended"):
-        desk.made(PATIENT, specs=Meanwhile(desk.cdi, desk.folder)).prepare(REF)
+        desk.made(PATIENT, specs=Meanwhile(desk.ledger, desk.folder)).prepare(REF)
     assert files(desk) == []
     assert desk.preparer.prepare(REF)
 
@@ -124,7 +124,7 @@ def test_without_the_api_server_a_claim_in_the_books_is_answered_and_another_fai
 def test_rows_of_a_killed_agent_are_taken_up(desk: Desk, desks: Desks) -> None:
     answer = prepared(desk)
     desk.ledger.set_claim_state(REF.uid, ClaimState.PREPARING)
-    desk.specs.remove(REF.uid)
+    desk.specs.remove(file_of_claim(REF.uid))
     again = desks(VF, HCA)
     again.others.is_away = True
     assert again.preparer.prepare(REF) == answer
@@ -139,7 +139,7 @@ def test_what_an_add_finds_out_while_the_claim_is_read_stays_in_the_spec(desk: D
 
     class Meanwhile(Others):
         def get(self, ref: ClaimRef) -> Mapping[str, Any] | None:
-            desk.cdi.change(lambda: {device.key: Spec("claim", edits)})
+            desk.specs.change(lambda: {device.key: Spec("claim", edits)})
             return super().get(ref)
 
     desk.others = Meanwhile(desk.others.claims)
@@ -151,7 +151,7 @@ def test_after_a_reboot_the_rows_are_made_anew(desk: Desk, desks: Desks) -> None
     prepared(desk)
     again = desks(VF, HCA, boot_id="another boot")
     again.others.is_away = True
-    again.specs.remove(REF.uid)  # a reboot empties its folder
+    again.specs.remove(file_of_claim(REF.uid))  # a reboot empties its folder
     with pytest.raises(Unavailable, match="team/two-rails cannot be read"):
         again.preparer.prepare(REF)
     assert files(again) == []
@@ -420,7 +420,7 @@ class Mortal:
 
 
 STEPS = {
-    "prepare": ("prepare_claim", "write", "set_claim_state"),
+    "prepare": ("prepare_claim", "sync", "set_claim_state"),
     "unprepare": ("set_claim_state", "remove", "remove_claim"),
 }
 

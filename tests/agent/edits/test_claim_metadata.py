@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.edits.claim_specs import ClaimSpecs, metadata_path
-from agent.edits.specs import Specs
+from agent.edits.claim_metadata import metadata_path
+from agent.edits.specs import Specs, file_of_claim
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimState, PodRef
 from tests.node import claimed, open_books, prepare
@@ -34,13 +34,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cdi(books: Ledger, folder: Path) -> Specs:
+def specs(books: Ledger, folder: Path) -> Specs:
     return Specs(books, folder)
-
-
-@pytest.fixture
-def specs(cdi: Specs, folder: Path) -> ClaimSpecs:
-    return ClaimSpecs(cdi, folder)
 
 
 @pytest.fixture
@@ -57,52 +52,48 @@ def as_new(claim: Claim) -> Claim:
 
 
 def test_a_claim_has_a_spec_and_a_copy_of_its_rows_until_it_is_removed(
-    specs: ClaimSpecs, claim: Claim, folder: Path
+    specs: Specs, claim: Claim, folder: Path
 ) -> None:
-    assert not specs.is_written(UID)
-    specs.write(UID)
-    assert specs.is_written(UID)
+    assert not specs.is_written(file_of_claim(UID))
+    specs.sync([file_of_claim(UID)])
+    assert specs.is_written(file_of_claim(UID))
     assert there(folder) == {f"nodefabric-claim-{UID}.json", f"nodefabric-claim-{UID}.claim"}
     (folder / "nodefabric-slot-rdma:vf-0-3.json").write_text("{}")
     (folder / f".nodefabric-claim-{UID}.claim.1").write_text("{")  # of a process that was killed
-    assert specs.uids() == {UID}
-    specs.remove(UID)
-    specs.remove(UID)
+    assert specs.names("claim-") == {file_of_claim(UID)}
+    specs.remove(file_of_claim(UID))
+    specs.remove(file_of_claim(UID))
     assert there(folder) == {"nodefabric-slot-rdma:vf-0-3.json"}
 
 
-def test_a_claim_whose_devices_no_container_is_to_name_has_no_spec(
-    books: Ledger, specs: ClaimSpecs, folder: Path
-) -> None:
+def test_a_claim_whose_devices_no_container_is_to_name_has_no_spec(books: Ledger, specs: Specs, folder: Path) -> None:
     prepare(books, "nics", replace(NIC, spec=None))
-    specs.write(UID)  # the runtime would refuse a spec without a device
+    specs.sync([file_of_claim(UID)])  # the runtime would refuse a spec without a device
     assert there(folder) == {f"nodefabric-claim-{UID}.claim"}
-    assert specs.uids() == {UID}
+    assert specs.names("claim-") == {file_of_claim(UID)}
 
 
-def test_the_copy_tells_all_of_the_claim_as_it_is_to_be_prepared_again(
-    books: Ledger, cdi: Specs, specs: ClaimSpecs
-) -> None:
+def test_the_copy_tells_all_of_the_claim_as_it_is_to_be_prepared_again(books: Ledger, specs: Specs) -> None:
     shared = replace(
         NIC, key="shared", share_id="s1", exclusive=False, admin=True, identity="i", network={"mtu": 9000}, ifname="x"
     )
     whole = prepare(books, "nics", NIC, shared, pods=(PodRef("default", "p", "uid-p"),), only_pod="uid-p")
     other = prepare(books, "other", replace(NIC, key="other", devices=("0000:3b:00.3",)))
     for claim in (whole, other):
-        specs.write(claim.ref.uid)
-    assert list(cdi.copies()) == [as_new(whole), as_new(other)]
+        specs.sync([file_of_claim(claim.ref.uid)])
+    assert list(specs.copies()) == [as_new(whole), as_new(other)]
 
 
 def test_a_copy_is_written_again_if_somebody_removes_it_or_the_claim_has_changed(
-    books: Ledger, cdi: Specs, specs: ClaimSpecs, claim: Claim, folder: Path
+    books: Ledger, specs: Specs, claim: Claim, folder: Path
 ) -> None:
-    specs.write(UID)
+    specs.sync([file_of_claim(UID)])
     (folder / f"nodefabric-claim-{UID}.claim").unlink()
-    cdi.rewrite()
-    assert list(cdi.copies()) == [as_new(claim)]
+    specs.rewrite()
+    assert list(specs.copies()) == [as_new(claim)]
     books.set_claim_pods(UID, [PodRef("default", "another", "uid-a")])
-    cdi.rewrite()
-    assert list(cdi.copies()) == [as_new(replace(claim, pods=(PodRef("default", "another", "uid-a"),)))]
+    specs.rewrite()
+    assert list(specs.copies()) == [as_new(replace(claim, pods=(PodRef("default", "another", "uid-a"),)))]
 
 
 def test_a_claim_that_is_ended_or_of_another_boot_gets_neither_copy_nor_spec(
@@ -112,7 +103,7 @@ def test_a_claim_that_is_ended_or_of_another_boot_gets_neither_copy_nor_spec(
 
     def write_all(books: Ledger) -> None:
         specs = Specs(books, folder)
-        ClaimSpecs(specs, folder).write(UID)
+        specs.sync([file_of_claim(UID)])
         assert specs.rewrite() == []
 
     books.set_claim_state(UID, ClaimState.UNPREPARING)
@@ -125,22 +116,20 @@ def test_a_claim_that_is_ended_or_of_another_boot_gets_neither_copy_nor_spec(
 
 
 def test_only_root_reads_the_copy_for_a_network_may_name_what_its_ipam_logs_in_with(
-    books: Ledger, specs: ClaimSpecs, folder: Path
+    books: Ledger, specs: Specs, folder: Path
 ) -> None:
     prepare(books, "nics", replace(NIC, network={"ipam": {"password": "x"}}))
-    specs.write(UID)
+    specs.sync([file_of_claim(UID)])
     modes = {path.suffix: path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert modes == {".json": 0o644, ".claim": 0o600}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"ref": {"uid": 1}}', '{"ref": {"colour": "red"}}'])
-def test_a_copy_that_is_not_understood_is_passed_over(
-    cdi: Specs, specs: ClaimSpecs, claim: Claim, folder: Path, text: str
-) -> None:
-    specs.write(claim.ref.uid)
+def test_a_copy_that_is_not_understood_is_passed_over(specs: Specs, claim: Claim, folder: Path, text: str) -> None:
+    specs.sync([file_of_claim(claim.ref.uid)])
     for other in ("claim-aaa.claim", "slot-rdma:vf-0-3.slot"):
         (folder / f"nodefabric-{other}").write_text(text)
-    assert list(cdi.copies()) == [as_new(claim)]
+    assert list(specs.copies()) == [as_new(claim)]
 
 
 DOCUMENT: dict[str, Any] = {
@@ -155,27 +144,27 @@ def devices(path: Path) -> dict[str, Any]:
     return {device["name"]: device.get("networkData") for device in request["devices"]}
 
 
-def test_a_device_is_told_of_in_a_new_file_with_a_higher_number(specs: ClaimSpecs, folder: Path) -> None:
-    specs.write_metadata(UID, "nic", DOCUMENT)
+def test_a_device_is_told_of_in_a_new_file_with_a_higher_number(specs: Specs, folder: Path) -> None:
+    specs.metadata.write(UID, "nic", DOCUMENT)
     path = metadata_path(folder, UID, "nic")
     assert json.loads(path.read_text()) == {**DOCUMENT, "metadata": {"uid": UID, "generation": 1}}
     assert path.stat().st_mode & 0o777 == 0o644  # containers have users of their own
     with path.open() as opened:  # as a container that has it already
-        specs.add_networks(UID, {"nic": {"vf-1": NETWORK}})
+        specs.metadata.add_networks(UID, {"nic": {"vf-1": NETWORK}})
         assert json.load(opened)["metadata"]["generation"] == 1
     assert devices(path) == {"vf-1": NETWORK, "vf-2": None}
-    specs.add_networks(UID, {"nic": {"vf-1": {}}})
+    specs.metadata.add_networks(UID, {"nic": {"vf-1": {}}})
     assert devices(path) == {"vf-1": None, "vf-2": None}
-    specs.write_metadata(UID, "nic", DOCUMENT)
+    specs.metadata.write(UID, "nic", DOCUMENT)
     assert json.loads(path.read_text())["metadata"]["generation"] == 4
     assert list(folder.iterdir()) == [path]
 
 
-def test_they_go_with_the_spec_of_their_claim_and_those_of_others_stay(specs: ClaimSpecs) -> None:
-    specs.write_metadata(UID, "nic", DOCUMENT)
-    specs.write_metadata(UID, "rail", DOCUMENT)
-    specs.write_metadata(f"{UID}2", "nic", DOCUMENT)
-    assert specs.uids() == {UID, f"{UID}2"}
-    specs.remove(UID)
-    specs.remove(UID)
-    assert specs.uids() == {f"{UID}2"}
+def test_they_go_with_the_spec_of_their_claim_and_those_of_others_stay(specs: Specs) -> None:
+    specs.metadata.write(UID, "nic", DOCUMENT)
+    specs.metadata.write(UID, "rail", DOCUMENT)
+    specs.metadata.write(f"{UID}2", "nic", DOCUMENT)
+    assert specs.names() == {file_of_claim(UID), file_of_claim(f"{UID}2")}
+    specs.remove(file_of_claim(UID))
+    specs.remove(file_of_claim(UID))
+    assert specs.names() == {file_of_claim(f"{UID}2")}

@@ -1,4 +1,4 @@
-"""The files of DRA claims: CDI spec and copy (`agent.edits.specs`), and what tells containers of their devices.
+"""What tells containers of the devices of their DRA claims.
 
 Files that describe the devices of a claim to containers (KEP-5304), one for each request, lie beside the spec, with
 another suffix so that no runtime takes them for specs. A container gets the file bound into it, and keeps the one that
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from agent.edits.cdi import OWN_PREFIX, SpecFiles
-from agent.edits.specs import CLAIM, Specs
 from agent.errors import Unavailable
 from agent.model.allocation import Claim
 
+CLAIM = "claim-"
+"""How the names of claims' files begin."""
 API_VERSION = "metadata.resource.k8s.io/v1alpha1"
 IN_CONTAINERS = "/var/run/kubernetes.io/dra-device-attributes"
 """Where containers look for them, whatever the driver."""
@@ -49,37 +50,23 @@ def requests_with_files(claim: Claim) -> frozenset[str]:
     )
 
 
-class ClaimSpecs:
-    """What of each claim is on disk, `nodefabric-claim-<uid>.*`. Methods block, briefly."""
+class ClaimMetadata:
+    """Keeps these files, `nodefabric-claim-<uid>.<request>.metadata`. Methods block, briefly."""
 
-    def __init__(self, specs: Specs, folder: Path) -> None:
-        self._specs = specs
+    def __init__(self, folder: Path) -> None:
         self._metadata = SpecFiles(folder, CLAIM, "a pod of this claim", SUFFIX)
-        """What tells containers of their devices, for claims that are to have it."""
 
-    def write(self, uid: str) -> None:
-        """Have copy and spec of a claim say what the books do. Raises Unavailable."""
-        self._specs.sync([_name(uid)])
+    def names(self) -> frozenset[str]:
+        """List the claims that have a file, as their CDI specs are called."""
+        return frozenset(name.partition(".")[0] for name in self._metadata.names())
 
-    def remove(self, uid: str) -> None:
-        """Remove the spec of a claim, and its files. What is not there is removed already. Raises Unavailable."""
-        self._specs.remove(_name(uid))
+    def remove(self, claim: str) -> None:
+        """Remove the files of a claim, called as its CDI spec. Raises Unavailable."""
         for name in self._metadata.names():
-            if name.partition(".")[0] == _name(uid):
+            if name.partition(".")[0] == claim:
                 self._metadata.remove(name)
 
-    def is_written(self, uid: str) -> bool:
-        """Tell whether the spec of a claim says what the books do."""
-        return self._specs.is_written(_name(uid))
-
-    def uids(self) -> frozenset[str]:
-        """List the claims that have a spec or file of ours. What a killed process has half written is removed."""
-        names = self._specs.names(CLAIM) | self._metadata.names()
-        return frozenset(name.removeprefix(CLAIM).partition(".")[0] for name in names)
-
-    # ------------------------------------------------------------------------------------------ files for containers
-
-    def write_metadata(self, uid: str, request: str, document: Mapping[str, Any]) -> None:
+    def write(self, uid: str, request: str, document: Mapping[str, Any]) -> None:
         """Write the file of a request, in place of an earlier one. Raises Unavailable."""
         with _NUMBERING:
             self._replace(f"{_name(uid)}.{request}", document)
@@ -104,7 +91,7 @@ class ClaimSpecs:
                         device |= {"networkData": told} if (told := of_devices[device["name"]]) else {}
                 self._replace(name, document)
 
-    def misses_metadata(self, claim: Claim) -> bool:
+    def misses(self, claim: Claim) -> bool:
         """Tell whether a file is not there that a container of the claim is to have."""
         names = (f"{_name(claim.ref.uid)}.{request}" for request in requests_with_files(claim))
         return not all(map(self._metadata.is_there, names))
