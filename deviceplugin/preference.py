@@ -77,7 +77,7 @@ class Preference:
         self, offer: Offer, resource_name: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> tuple[str, ...]:
         self._occupancy.free(resource_name, set(available).difference(must_include))
-        layout = offer.layouts.get(resource_name) or Layout(offer.distances)
+        layout = offer.layouts.get(resource_name) or Layout(offer.distances, {})
         resource = offer.resources.get(resource_name)
         if resource is None or resource.kind == "rail":
             return choose(layout, available, must_include, size)

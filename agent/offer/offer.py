@@ -13,7 +13,7 @@ from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
 from agent.model.health import Health
 from agent.model.vf_identity import Rail, RailKey
 from agent.offer.selection import Overlap
-from agent.placement import Distances, Layout, Option
+from agent.placement import Distances, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,10 @@ class Offer:
         """Resource name → where its units are."""
         found = {}
         for name, mine in self.units.items():
-            options = (Option(u.unit_id, u.gpu or u.place) for u in mine if not u.is_counted)
+            devices = {u.unit_id: u.gpu or u.place for u in mine if not u.is_counted}
             resource = self.resources.get(name)
             spread, bonded = (resource.spread, resource.bonded) if resource is not None else (True, False)
-            found[name] = Layout(self.distances, options, spread=spread, bonded=bonded)
+            found[name] = Layout(self.distances, devices, spread=spread, bonded=bonded)
         return MappingProxyType(found)
 
     @cached_property

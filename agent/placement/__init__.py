@@ -18,14 +18,13 @@ from __future__ import annotations
 from agent.placement.distances import Distances
 from agent.placement.gpu_sets import choose_sets
 from agent.placement.gpus import choose_gpus, choose_pairs
-from agent.placement.layout import Layout, Option, choose
+from agent.placement.layout import Layout, choose
 from agent.placement.nics import Group, for_pairs, match_groups, match_nics
 
 __all__ = [
     "Distances",
     "Group",
     "Layout",
-    "Option",
     "choose",
     "choose_gpus",
     "choose_pairs",

@@ -4,40 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from agent.placement.distances import Distances
 from agent.placement.gpus import choose_gpus
 from agent.placement.nics import NOTHING, match_ports
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A unit that may be chosen."""
-
-    unit_id: str
-    device: str
-    """PCI address, or the UUID of the GPU or MIG device. Empty for a slot: its device is chosen later."""
-
-
 class Layout:
     """Where all units of one resource are. Made once per snapshot, so that a choice is quick."""
 
     def __init__(
-        self, distances: Distances, options: Iterable[Option] = (), *, spread: bool = True, bonded: bool = False
+        self, distances: Distances, devices: Mapping[str, str], *, spread: bool = True, bonded: bool = False
     ) -> None:
-        """Without `spread` one adapter is filled before another. Of `bonded` ones pairs are made, over two adapters."""
+        """Unit ID → PCI address, or UUID of a GPU or MIG device; empty for a slot, whose device is chosen later.
+
+        Without `spread` one adapter is filled before another. Of `bonded` ones pairs are made, over two adapters.
+        """
         self.spread, self.bonded = spread, bonded
         self.distances = distances
-        ordered = sorted(options, key=self._order)
-        self.rank = {option.unit_id: rank for rank, option in enumerate(ordered)}
+        self.device = devices
+        self.rank = {unit: rank for rank, unit in enumerate(sorted(devices, key=self._order))}
         """Natural order: `…-2` before `…-10`, VF index order before text order."""
-        self.adapter = {option.unit_id: self.distances.port(option.device) for option in ordered}
+        self.adapter = {unit: distances.port(devices[unit]) for unit in self.rank}
         """Where a unit's bandwidth comes from: the PF behind a VF, a GPU, else the device itself."""
-        self.device = {option.unit_id: option.device for option in ordered}
-        self._units_of = Counter(self.device.values())
+        self._units_of = Counter(devices.values())
         self.offered = Counter(self.adapter.values())
-        self.of_gpus = bool(ordered) and all(self.distances.gpu(option.device) for option in ordered)
+        self.of_gpus = bool(devices) and all(map(distances.gpu, devices.values()))
         """The units are GPUs, or parts of GPUs."""
 
     def gpu_name(self, unit_id: str) -> str:
@@ -50,10 +42,10 @@ class Layout:
         free = Counter(self.adapter[unit] for unit in available if unit in self.adapter)
         return {adapter: offered - free[adapter] for adapter, offered in self.offered.items()}
 
-    def _order(self, option: Option) -> tuple[str, int, str, int, str]:
-        place, index, _ = self.distances.order(option.device)
-        head, _, tail = option.unit_id.rpartition("-")
-        return place, index, head, int(tail) if tail.isdecimal() else -1, option.unit_id
+    def _order(self, unit: str) -> tuple[str, int, str, int, str]:
+        place, index, _ = self.distances.order(self.device[unit])
+        head, _, tail = unit.rpartition("-")
+        return place, index, head, int(tail) if tail.isdecimal() else -1, unit
 
 
 def choose(

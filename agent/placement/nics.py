@@ -151,9 +151,7 @@ def spans(
     """
     ports = sorted(port for port, units in room.items() if units > 0)
     rows, idle = _rows([Group((NO_NUMA_NODE,) * count, tuple(map(distances.port, gpus))) for gpus, count in groups])
-    localities = [
-        [distances.between(row.place, port) if row.place else Locality.SELF for port in ports] for row in rows
-    ]
+    localities = _localities(distances, rows, ports)
     far = [[distances.span(row.place, port) if row.place else 0 for port in ports] for row in rows]
     units = [[0] * min(room[port], len(rows)) for port in ports]
     found = _solve(rows, idle, localities, far, units)
@@ -181,9 +179,7 @@ def _match(
         [_RAIL * rails[port] + _ALL * sum(distances.between(gpu, port) for gpu in gpus) for port in ports]
         for gpus in few
     ]
-    localities = [
-        [distances.between(row.place, port) if row.place else Locality.SELF for port in ports] for row in rows
-    ]
+    localities = _localities(distances, rows, ports)
     costs = [
         [
             extra[row.group][c]
@@ -219,6 +215,10 @@ def _rows(groups: Sequence[Group]) -> tuple[list[Row], list[int]]:
         rows += [Row(number, gpu, optional=True) for gpu in gpus] if rest else []
         idle.append(len(gpus) - rest if rest else 0)
     return rows, idle
+
+
+def _localities(distances: Distances, rows: Sequence[Row], ports: Sequence[str]) -> list[list[Locality]]:
+    return [[distances.between(row.place, port) if row.place else Locality.SELF for port in ports] for row in rows]
 
 
 def _solve(

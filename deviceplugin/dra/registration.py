@@ -25,7 +25,7 @@ from agent.process.backoff import Backoff
 from agent.process.sockets import identity
 from agent.state import Latest, first
 from deviceplugin.dra.services import Catalog, ClaimService, HealthService
-from deviceplugin.registration import CHANNEL_OPTIONS, keep_serving, serve
+from deviceplugin.registration import CHANNEL_OPTIONS, RETRY, keep_serving, serve
 from deviceplugin.server import Context
 from proto.pluginregistration.v1 import api_pb2, api_pb2_grpc
 
@@ -38,7 +38,6 @@ SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MOST_REQUEST),
     ("grpc.max_send_message_length", MOST_ANSWER),
 )
-RETRY = Backoff(first=0.2, longest=10.0)
 TYPE = "DRAPlugin"
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """Short names of the services. The first that kubelet knows serves claims; it skips those that it does not know."""

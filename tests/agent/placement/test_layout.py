@@ -12,34 +12,30 @@ from agent.config import Resource
 from agent.model.device import Snapshot
 from agent.model.locality import Locality
 from agent.offer.units import plain_offer, with_profiles
-from agent.placement import Distances, Layout, Option, choose
+from agent.placement import Distances, Layout, choose
 from tests.node import gpu_uuid, node
 
 
-def vfs(snapshot: Snapshot) -> list[Option]:
-    return [Option(d.address, d.address) for d in snapshot.devices if d.is_vf]
+def vfs(snapshot: Snapshot) -> dict[str, str]:
+    return {d.address: d.address for d in snapshot.devices if d.is_vf}
 
 
-def shares(snapshot: Snapshot, count: int = 12) -> list[Option]:
-    return [Option(f"hca-{d.address}-{n}", d.address) for d in snapshot.devices if d.is_pf for n in range(count)]
+def shares(snapshot: Snapshot, count: int = 12) -> dict[str, str]:
+    return {f"hca-{d.address}-{n}": d.address for d in snapshot.devices if d.is_pf for n in range(count)}
 
 
-def gpus(snapshot: Snapshot) -> list[Option]:
-    return [Option(g.uuid, g.uuid) for g in snapshot.gpus]
-
-
-def ids(options: list[Option]) -> list[str]:
-    return [o.unit_id for o in options]
+def gpus(snapshot: Snapshot) -> dict[str, str]:
+    return {g.uuid: g.uuid for g in snapshot.gpus}
 
 
 def test_without_spread_one_adapter_is_filled_before_another() -> None:
     snapshot = node()
     options = vfs(snapshot)
     filled, spread = Layout(Distances(snapshot), options, spread=False), Layout(Distances(snapshot), options)
-    adapters = [filled.adapter[unit] for unit in choose(filled, ids(options), (), 5)]
+    adapters = [filled.adapter[unit] for unit in choose(filled, list(options), (), 5)]
     assert Counter(adapters) == {"0000:12:00.0": 4, "0000:22:00.0": 1}
-    assert len({spread.adapter[unit] for unit in choose(spread, ids(options), (), 4)}) == 4
-    free = [i for i in ids(options) if i not in ("0000:32:00.1", "0000:32:00.2")]
+    assert len({spread.adapter[unit] for unit in choose(spread, list(options), (), 4)}) == 4
+    free = [i for i in options if i not in ("0000:32:00.1", "0000:32:00.2")]
     assert choose(filled, free, (), 2) == ("0000:32:00.3", "0000:32:00.4")
     # The pod's GPU goes first, however full another adapter is.
     assert choose(filled, free, (), 2, (gpu_uuid(1),)) == ("0000:22:00.1", "0000:22:00.2")
@@ -52,18 +48,18 @@ def test_vfs_that_are_joined_in_pairs_are_half_of_each_pf_at_most() -> None:
     options = vfs(snapshot)
     plain, bonded = Layout(Distances(snapshot), options), Layout(Distances(snapshot), options, bonded=True)
     for size, near in ((2, ()), (2, (gpu_uuid(1),)), (4, (gpu_uuid(1),)), (4, (gpu_uuid(0), gpu_uuid(2)))):
-        adapters = Counter(bonded.adapter[unit] for unit in choose(bonded, ids(options), (), size, near))
+        adapters = Counter(bonded.adapter[unit] for unit in choose(bonded, list(options), (), size, near))
         assert adapters.total() == size
         assert max(adapters.values()) <= size // 2
-    assert {plain.adapter[unit] for unit in choose(plain, ids(options), (), 2, (gpu_uuid(1),))} == {"0000:22:00.0"}
-    with_it = choose(bonded, ids(options), ("0000:22:00.1",), 2, (gpu_uuid(1),))
+    assert {plain.adapter[unit] for unit in choose(plain, list(options), (), 2, (gpu_uuid(1),))} == {"0000:22:00.0"}
+    with_it = choose(bonded, list(options), ("0000:22:00.1",), 2, (gpu_uuid(1),))
     assert [bonded.adapter[unit] for unit in with_it][1] != "0000:22:00.0"
 
 
 def test_shares_spread_over_the_hcas_by_load() -> None:
     snapshot = node()
     options = shares(snapshot)
-    free = ids(options)
+    free = list(options)
     taken: Counter[str] = Counter()
     for _ in range(10):
         (unit,) = choose(Layout(Distances(snapshot), options), free, (), 1)
@@ -81,16 +77,16 @@ def test_shares_are_taken_in_natural_order() -> None:
 def test_on_an_h100_host_every_pair_of_gpu_and_nic_shares_a_switch(node_snapshot: Callable[[str], Snapshot]) -> None:
     snapshot = node_snapshot("h100-8gpu")
     nics, boards = Layout(Distances(snapshot), vfs(snapshot)), Layout(Distances(snapshot), gpus(snapshot))
-    free = ids(vfs(snapshot))
+    free = list(vfs(snapshot))
     for gpu in snapshot.gpus:
         (vf,) = choose(nics, free, (), 1, (gpu.uuid,))
         free.remove(vf)
         assert nics.distances.distance(vf, gpu.uuid) is Locality.PIX
-        assert choose(boards, ids(gpus(snapshot)), (), 1, (vf,)) == (gpu.uuid,)
+        assert choose(boards, list(gpus(snapshot)), (), 1, (vf,)) == (gpu.uuid,)
 
 
 SNAPSHOT = node()
-EVERYTHING = [*vfs(SNAPSHOT), *shares(SNAPSHOT, 3), *gpus(SNAPSHOT)]
+EVERYTHING = vfs(SNAPSHOT) | shares(SNAPSHOT, 3) | gpus(SNAPSHOT)
 
 
 LAYOUT = Layout(Distances(SNAPSHOT), EVERYTHING)
@@ -99,14 +95,14 @@ LAYOUT = Layout(Distances(SNAPSHOT), EVERYTHING)
 @settings(deadline=None)
 @given(data=st.data())
 def test_an_answer_is_complete_valid_and_independent_of_order(data: st.DataObject) -> None:
-    available = data.draw(st.lists(st.sampled_from([*ids(EVERYTHING), "unknown-1", "x"]), unique=True))
+    available = data.draw(st.lists(st.sampled_from([*EVERYTHING, "unknown-1", "x"]), unique=True))
     must = data.draw(st.lists(st.sampled_from(available), unique=True, max_size=3)) if available else []
     size = data.draw(st.integers(len(must), len(available) + 2))
     near = data.draw(st.lists(st.sampled_from([gpu_uuid(1), "0000:12:00.1", "GPU-unknown"]), max_size=3))
     found = choose(LAYOUT, available, must, size, near)
     assert len(found) == len(set(found)) == min(size, len(available))
     assert set(must) <= set(found) <= set(available)
-    known = [i for i in available if i in ids(EVERYTHING)]
+    known = [i for i in available if i in EVERYTHING]
     mixed = data.draw(st.permutations(known))
     must_known = [i for i in must if i in known]
     assert choose(LAYOUT, mixed, must_known, min(size, len(known)), near) == choose(
@@ -119,7 +115,7 @@ NAME = "nvidia.com/gpu"
 
 def layout(snapshot: Snapshot, resource: Resource, name: str = NAME) -> Layout:
     units = plain_offer(with_profiles([resource], snapshot, ()), snapshot).offered[name]
-    return Layout(Distances(snapshot), (Option(unit.unit_id, unit.device) for unit in units))
+    return Layout(Distances(snapshot), {unit.unit_id: unit.device for unit in units})
 
 
 def test_pods_that_come_one_by_one_are_spread_evenly() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.hardware import recorded
-from agent.placement import Distances, Layout, Option, choose, choose_gpus, choose_pairs, match_nics
+from agent.placement import Distances, Layout, choose, choose_gpus, choose_pairs, match_nics
 from measure.alignment.scenarios import Scenario, scenarios
 from measure.alignment.stream import SIZES
 from measure.figures import Figures, quantile
@@ -34,9 +34,9 @@ def on(scenario: Scenario, choices: int) -> Figures:
 
 
 def _of(scenario: Scenario, choices: int) -> Figures:
-    nics = Layout(Distances(scenario.snapshot), (Option(device, device) for device in scenario.devices))
+    nics = Layout(Distances(scenario.snapshot), {device: device for device in scenario.devices})
     distances = nics.distances
-    gpus = Layout(distances, (Option(uuid, uuid) for uuid in distances.gpus))
+    gpus = Layout(distances, {uuid: uuid for uuid in distances.gpus})
     most = min(len(distances.gpus), len(scenario.devices))
     sizes = [size for size in SIZES if size <= most]
     chance = random.Random(11)
