@@ -152,7 +152,7 @@ def test_a_node_that_offers_nothing_to_claims_loads_no_driver_opens_no_socket_an
     loaded = {line.rpartition("|")[2].strip() for line in stage.log("agent").splitlines() if "import time:" in line}
     assert "agent.main" in loaded
     of_claims = {name for name in loaded if name.startswith(("deviceplugin.dra.", "proto.dra", "proto.pluginreg"))}
-    assert of_claims == {"deviceplugin.dra.dra"}
+    assert of_claims == {"deviceplugin.dra.driver"}
     assert loaded.isdisjoint({"agent.cluster.slices", "agent.cluster.claim_objects"})
     assert [
         path for name in ("plugins", "plugins_registry") for path in (stage.folder / "kubelet" / name).iterdir()
