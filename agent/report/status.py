@@ -15,7 +15,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http.client import HTTPException
 from types import MappingProxyType
 from typing import Any
@@ -41,7 +41,7 @@ from agent.process import sockets
 from agent.process.conditions import NO_POD_NEEDS
 from agent.report import chart
 from agent.report.events import Event
-from agent.report.facts import DriverState, Facts, Held, held
+from agent.report.facts import DriverState, Facts, Held
 
 NOTHING: Mapping[str, Any] = MappingProxyType(dict.fromkeys(("tree", "gpus", "nics", "rails"), ()))
 """The hardware of a node that nobody has looked at."""
@@ -101,8 +101,8 @@ def build(
         "attachments": [_attachment(row) for row in facts.attachments],
         **_of_claims(facts.driver, facts.claims, holders),
         **_held_back(facts.quarantines, facts.owed_leases),
-        "problems": [{"path": problem.path, "text": problem.text} for problem in facts.snapshot.problems],
-        "events": [_event(event) for event in events],
+        "problems": [asdict(problem) for problem in facts.snapshot.problems],
+        "events": [asdict(event) for event in events],
     }
 
 
@@ -111,27 +111,17 @@ def without_agent(found: Books, *, node: str, version: str, problem: str) -> dic
 
     What the hardware is like, and so the resources, only a running agent knows.
     """
-    holders = held(found.holds, found.claims, found.attachments)
-    return {
-        "format": FORMAT,
-        "node": node,
-        "version": version,
-        "ready": False,
-        "obstacles": {"agent": problem},
-        "resources": [],
-        "reasons": {},
-        "hardware": dict(NOTHING),
-        "offers": [],
-        "notOffered": [],
-        "slots": [],
-        "held": [_held(each) for each in holders],
-        "grants": [_hold(hold) for hold in found.holds],
-        "attachments": [_attachment(row) for row in found.attachments],
-        **_of_claims(None, found.claims, holders),
-        **_held_back(found.quarantines, found.owed_leases),
-        "problems": [],
-        "events": [],
-    }
+    facts = Facts(
+        Snapshot(),
+        holds=found.holds,
+        attachments=found.attachments,
+        quarantines=found.quarantines,
+        owed_leases=found.owed_leases,
+        claims=found.claims,
+    )
+    document = build(facts, node=node, version=version, kinds={}, conditions={"agent": problem})
+    del document["snapshot"]
+    return document | {"hardware": dict(NOTHING)}
 
 
 @dataclass(slots=True)
@@ -267,18 +257,6 @@ def _attachment(row: Attachment) -> dict[str, Any]:
         "state": row.state.value,
         "since": row.since,
         **({"rdmaDevice": told["name"], "gidIndex": told["gid_index"]} if (told := row.request.get(NOTED)) else {}),
-    }
-
-
-def _event(event: Event) -> dict[str, Any]:
-    return {
-        "number": event.number,
-        "at": event.at,
-        "kind": event.kind,
-        "subject": event.subject,
-        "text": event.text,
-        "warning": event.warning,
-        "count": event.count,
     }
 
 
