@@ -53,7 +53,6 @@ class Ground:
     """Looks for what the host has to pass GPUs by. Blocks."""
     files_seconds: float = FILES_SECONDS
     """Between two looks at files that others write."""
-    clock: Callable[[], float] = time.monotonic
 
 
 class DevicePlugins:
@@ -170,9 +169,9 @@ class DevicePlugins:
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         """Post new lists whenever the snapshot, the books or the configuration ask for them."""
-        snapshot, looked_at = self._ground.snapshot.value, self._ground.clock()
+        snapshot, looked_at = self._ground.snapshot.value, time.monotonic()
         self.allocator.gpu_files = await asyncio.to_thread(self._ground.gpu_files)
-        offers = Offers(self._ground.health, self._ground.clock, await asyncio.to_thread(self._known_rails))
+        offers = Offers(self._ground.health, time.monotonic, await asyncio.to_thread(self._known_rails))
         books = Reading()
         while True:
             self._books_changed.clear()
@@ -192,7 +191,7 @@ class DevicePlugins:
             files_due = self._seconds_to_files(snapshot, looked_at)
             newer = await self._next(config, snapshot, offers.seconds_to_look(), files_due)
             if newer is not snapshot or self._seconds_to_files(snapshot, looked_at) == 0:
-                looked_at = self._ground.clock()
+                looked_at = time.monotonic()
                 self.allocator.gpu_files = await asyncio.to_thread(self._ground.gpu_files)
                 snapshot = newer
 
@@ -200,7 +199,7 @@ class DevicePlugins:
         """Return in how many seconds a look at the GPUs' files is due; None if nobody is granted GPUs here."""
         if not snapshot.gpus or all(resource.kind not in ("gpu", "rail") for resource in self._resources):
             return None
-        return max(0.0, looked_at + self._ground.files_seconds - self._ground.clock())
+        return max(0.0, looked_at + self._ground.files_seconds - time.monotonic())
 
     def _make(
         self,

@@ -132,7 +132,7 @@ def plugins_on(config: Latest[Config], ground: Ground, *, observe: Observe = uno
     specs = Specs(ground.ledger, config.value.cdi_dir)
     units = UnitSpecs(ground.ledger, specs, Latest(True))
     records = GrantRecords(ground.ledger, files, offer, specs, units)
-    allocator = Allocator(offer, records.grant, ground.ledger.pod_of, ground.clock)
+    allocator = Allocator(offer, records.grant, ground.ledger.pod_of)
     return DevicePlugins(config, ground, allocator, records, observe, QUICK)
 
 

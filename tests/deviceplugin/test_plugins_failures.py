@@ -33,6 +33,7 @@ async def plugin_stub(rig: Rig, resource: str):  # type: ignore[no-untyped-def]
     ("unit_id", "code", "text"),
     [
         ("0000:99:00.1", grpc.StatusCode.NOT_FOUND, "UnknownUnit: 0000:99:00.1 is not among the 16 units"),
+        ("hca-b83fd20300a00001-2", grpc.StatusCode.NOT_FOUND, "UnknownUnit: .* is not among the 16 units that rdma/vf"),
         ("0000:12:00.1", grpc.StatusCode.FAILED_PRECONDITION, "UnitUnhealthy: .* is in quarantine"),
     ],
 )
@@ -43,9 +44,10 @@ async def test_an_impossible_allocation_is_told_apart(
         await asyncio.to_thread(r.ledger.quarantine, "0000:12:00.1", "vlan could not be reset")
         await until(lambda: r.allocatable()["rdma/vf"] == 15)
         async with plugin_stub(r, "rdma/vf") as stub:
-            request = api_pb2.ContainerAllocateRequest(devices_ids=[unit_id])
+            requests = [api_pb2.ContainerAllocateRequest(devices_ids=[each]) for each in ("0000:22:00.1", unit_id)]
             with pytest.raises(grpc.aio.AioRpcError) as failure:
-                await stub.Allocate(api_pb2.AllocateRequest(container_requests=[request]))
+                await stub.Allocate(api_pb2.AllocateRequest(container_requests=requests))
+        assert r.ledger.holds() == ()
         assert failure.value.code() is code
         assert re.match(text, failure.value.details() or "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,13 @@ def test_a_claim_that_nobody_knows_is_unprepared_and_a_stray_spec_goes(desk: Des
     assert files(desk) == []
 
 
-def test_a_device_in_a_living_sandbox_keeps_its_claim(desk: Desk) -> None:
-    prepared(desk)
-    row = desk.attach(FIRST, POD, REF.uid)
+@pytest.mark.parametrize(
+    ("of", "row_of"),
+    [(result("nic", "vf-0"), FIRST), (result("rdma", "hca-0", shareID="s"), "0000:12:00.0/sandbox-1/net1")],
+)
+def test_a_device_or_share_in_a_living_sandbox_keeps_its_claim(desk: Desk, of: Any, row_of: str) -> None:
+    prepared(desk, of)
+    row = desk.attach(row_of, POD, REF.uid)
     for _ in range(2):
         with pytest.raises(DeviceBusy, match="in sandbox sandbox-1 of pod team/trainer, which lives"):
             desk.preparer.unprepare(REF)
@@ -54,13 +59,6 @@ def test_a_device_that_no_add_brought_in_stays_with_a_sandbox_that_lives(desk: D
     desk.others.sandboxes = (Sandbox("s-1", POD, ready=False), Sandbox("s-2", replace(POD, uid="another"), ready=True))
     desk.preparer.unprepare(REF)
     assert (desk.ledger.claims(), files(desk)) == ((), [])
-
-
-def test_a_share_in_a_living_sandbox_keeps_its_claim(desk: Desk) -> None:
-    prepared(desk, result("rdma", "hca-0", shareID="s"))
-    desk.attach("0000:12:00.0/sandbox-1/net1", POD, REF.uid)
-    with pytest.raises(DeviceBusy, match="in sandbox sandbox-1"):
-        desk.preparer.unprepare(REF)
 
 
 def test_a_device_on_its_way_back_is_home_when_unprepare_answers(desks: Desks) -> None:
