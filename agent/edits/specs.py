@@ -56,7 +56,7 @@ class Specs:
     def __init__(self, ledger: Ledger, folder: Path) -> None:
         self._ledger = ledger
         self._files = SpecFiles(folder, "", _WHOSE)
-        self._copies = tuple(SpecFiles(folder, start, _WHOSE, f".{start[:-1]}", 0o600) for start in (SLOT, CLAIM))
+        self._copies = {start: SpecFiles(folder, start, _WHOSE, f".{start[:-1]}", 0o600) for start in (SLOT, CLAIM)}
         self.metadata = ClaimMetadata(folder)
         """Further files of claims, which go with their specs."""
         self.guard = threading.RLock()
@@ -169,8 +169,9 @@ class Specs:
 
     def names(self, start: str = "") -> frozenset[str]:
         """List whose files are there. What a killed process has half written is removed."""
-        found = self._files.names().union(self.metadata.names(), *(files.names() for files in self._copies))
-        return frozenset(name for name in found if name.startswith(start))
+        found = [self._files.names(), *(files.names() for of, files in self._copies.items() if of.startswith(start))]
+        found += [self.metadata.names()] if CLAIM.startswith(start) else []
+        return frozenset(name for names in found for name in names if name.startswith(start))
 
     def is_written(self, name: str) -> bool:
         """Tell whether a spec says what the books do."""
@@ -180,7 +181,7 @@ class Specs:
 
     def copies(self) -> Sequence[Claim | Hold]:
         """Read the slots and claims as the books had them last, claims as *preparing*."""
-        found = (_read(files, name) for files in self._copies for name in sorted(files.names()))
+        found = (_read(files, name) for files in self._copies.values() for name in sorted(files.names()))
         return [row for row in found if row is not None]
 
     # ---------------------------------------------------------------------------------------------------- one file
@@ -226,8 +227,7 @@ class Specs:
         return files is None or files.says(name, partial(_copy_of, row), _to_copy(row))
 
     def _copies_of(self, name: str) -> SpecFiles | None:
-        of_slots, of_claims = self._copies
-        return of_slots if name.startswith(SLOT) else of_claims if name.startswith(CLAIM) else None
+        return next((files for start, files in self._copies.items() if name.startswith(start)), None)
 
     def _row(self, name: str) -> Claim | Hold | None:
         """Return what the books say of a name; None if its files are to stay as they are.
