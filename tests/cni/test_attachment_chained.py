@@ -32,9 +32,9 @@ def test_a_pod_without_our_devices_passes_through_unchanged(rig: Rig) -> None:
     rig.delete("c1", None, ifname="eth0")
 
 
-def test_all_vfs_of_a_pod_enter_it_under_free_names(rig: Rig) -> None:
-    pod = rig.pod()
-    grant(rig, 0, 2, network={"mtu": 1400, "ipam": rig.ipam()})
+def test_all_vfs_of_a_pod_enter_it_under_free_names_and_one_del_brings_them_back(rig: Rig) -> None:
+    pod, before, joined = rig.pod(), [rig.found(i) for i in range(3)], {"mtu": 1400, "vlan": 7, "ipam": rig.ipam()}
+    grant(rig, 0, 2, network=joined)
     previous = {**PREVIOUS, "interfaces": [*PREVIOUS["interfaces"], {"name": "net1"}]}
     answer = rig.add("c1", pod, ifname="eth0", prevResult=previous)
     assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "net1", "net2", "net3"]
@@ -50,7 +50,12 @@ def test_all_vfs_of_a_pod_enter_it_under_free_names(rig: Rig) -> None:
         link = rig.link(pod, name)
         assert (link.device, link.mac, link.mtu, link.up) == (vf(index), mac_of(index), 1400, True)
     assert len(rig.leases()) == 4
+    grant(rig, 2, 0, network=joined)
+    assert rig.add("c1", pod, ifname="eth0", prevResult=previous) == answer
     rig.check("c1", pod, ifname="eth0")
+    rig.delete("c1", pod, ifname="eth0")
+    rig.await_back(0, 2)
+    assert ([rig.found(i) for i in range(3)], rig.leases()) == (before, [])
 
 
 def test_a_vf_for_vfio_stays_and_the_others_enter(own_network: None, tmp_path: Path) -> None:
@@ -61,25 +66,6 @@ def test_a_vf_for_vfio_stays_and_the_others_enter(own_network: None, tmp_path: P
         answer = rig.add("c1", rig.pod(), ifname="eth0", prevResult=PREVIOUS)
         assert [row.device for row in rig.ledger.attachments()] == [vf(1)]
         assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "net1"]
-
-
-def test_the_same_add_again_answers_the_same_in_any_order_of_grants(rig: Rig) -> None:
-    pod = rig.pod()
-    grant(rig, 0, 1)
-    first = rig.add("c1", pod, ifname="eth0", prevResult=PREVIOUS)
-    grant(rig, 1, 0)
-    assert rig.add("c1", pod, ifname="eth0", prevResult=PREVIOUS) == first
-
-
-def test_one_del_brings_all_vfs_back(rig: Rig) -> None:
-    pod = rig.pod()
-    before = [rig.found(i) for i in range(3)]
-    grant(rig, 0, 1, 2, network={"vlan": 7, "ipam": rig.ipam()})
-    rig.add("c1", pod, ifname="eth0", prevResult=PREVIOUS)
-    rig.delete("c1", pod, ifname="eth0")
-    rig.await_back(0, 1, 2)
-    assert [rig.found(i) for i in range(3)] == before
-    assert rig.leases() == []
 
 
 def test_a_second_vf_that_fails_undoes_the_first(rig: Rig) -> None:

@@ -20,7 +20,6 @@ from agent.errors import (
     HardwareError,
     IpamFailed,
     LedgerError,
-    NetlinkFailed,
     RequestInvalid,
     Unavailable,
 )
@@ -47,42 +46,26 @@ def leaves_no_trace(rig: Rig, pod: Path) -> Iterator[None]:
     assert rig.ledger.owed_leases() == ()
 
 
-def test_a_failing_ipam_plugin_undoes_the_add(rig: Rig) -> None:
-    pod = rig.pod()
-    ipam = rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; [ $CNI_COMMAND = DEL ]")
-    with leaves_no_trace(rig, pod), pytest.raises(IpamFailed, match="ADD failed"):
-        rig.add("c1", pod, ipam=ipam, **ASKED)
-    assert (rig.folder / "calls").read_text() == "ADD\nDEL\n"
-
-
-def test_an_ipam_plugin_that_is_missing_undoes_the_add_and_is_owed_nothing(rig: Rig) -> None:
-    pod, before = rig.pod(), rig.found()
-    with pytest.raises(IpamFailed, match="is not in CNI_PATH"):
-        rig.add("c1", pod, ipam={"type": "absent"}, **ASKED)
-    assert rig.found() == before
-    assert rig.ledger.attachments() == ()
-    assert rig.ledger.owed_leases() == ()
-
-
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "more", "error", "called"),
     [
-        stub_answer("10.0.0.2/24", routes=[{"dst": "10.7.0.0/16", "gw": "192.168.99.1"}]),  # not reachable
-        stub_answer("10.0.0.2/24", "10.0.0.255/33"),
-        "",
+        ("false", {}, "ADD failed", ["ADD", "DEL"]),
+        ("", {"ipam": {"type": "absent"}}, "is not in CNI_PATH", []),
+        ("", {}, None, ["ADD", "DEL"]),
+        (stub_answer("10.0.0.2/24", routes=[{"dst": "10.7.0.0/16", "gw": "192.168.99.1"}]), {}, None, ["ADD", "DEL"]),
+        (stub_answer("10.0.0.2/24", "10.0.0.255/33"), {}, None, ["ADD", "DEL"]),
+        (stub_answer("fd00::2/64"), {"mtu": 68}, None, ["ADD", "DEL"]),
     ],
+    ids=["plugin fails", "no plugin", "no answer", "gateway", "address", "mtu"],
 )
-def test_addresses_that_the_kernel_refuses_undo_the_add(rig: Rig, answer: str) -> None:
-    pod = rig.pod()
-    with leaves_no_trace(rig, pod), pytest.raises((NetlinkFailed, IpamFailed)):
-        rig.add("c1", pod, ipam=rig.stub_ipam(answer), **ASKED)
-
-
-def test_an_mtu_that_the_driver_refuses_undoes_the_add(rig: Rig) -> None:
-    pod = rig.pod()
-    rig.run_in(pod, "true")
-    with leaves_no_trace(rig, pod), pytest.raises(HardwareError):
-        rig.add("c1", pod, **{**ASKED, "mtu": 68, "ipam": rig.stub_ipam(stub_answer("fd00::2/64"))})
+def test_what_plugin_kernel_or_driver_refuse_undoes_the_add(
+    rig: Rig, answer: str, more: dict[str, Any], error: str | None, called: list[str]
+) -> None:
+    pod, calls = rig.pod(), rig.folder / "calls"
+    ipam = rig.stub_ipam(f"echo $CNI_COMMAND >>{calls}; [ $CNI_COMMAND = DEL ] && exit; {answer}")
+    with leaves_no_trace(rig, pod), pytest.raises((HardwareError, IpamFailed), match=error):
+        rig.add("c1", pod, **{**ASKED, "ipam": ipam, **more})
+    assert (calls.read_text().split() if calls.exists() else []) == called
 
 
 def test_a_vf_that_vanishes_meanwhile_leaves_no_row_and_no_lease(rig: Rig) -> None:

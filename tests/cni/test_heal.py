@@ -152,7 +152,3 @@ def test_nothing_is_taken_from_a_pod_that_lives_or_may_live() -> None:
         may_live = row.namespace_lives or row.away or (not row.tells and row.pod_known is not False)
         assert (condition(row) is None) == may_live, row
         assert condition(row) in (None, OWNER_GONE)
-
-
-def test_a_device_that_is_back_in_the_host_is_nobodys_whatever_kubelet_says() -> None:
-    assert condition(RowFacts(True, ATTACHED, False, False, True, True)) == OWNER_GONE

@@ -206,8 +206,8 @@ def test_each_error_has_its_code(door: Door, error: Exception, code: int | None,
     for command, expected in codes.items():
         status, document = door.ask(command, NEWEST)
         assert status == 1
-        assert (document["code"], document["details"], document["cniVersion"]) == (expected, reason, "1.1.0")
-        assert str(error) in document["msg"]
+        assert str(error) in document.pop("msg")
+        assert document == {"code": expected, "details": reason, "cniVersion": "1.1.0"}
     door.attachments.does = lambda call: {}
     assert door.ask("ADD") == (0, {"cniVersion": "1.0.0"})
 
@@ -291,13 +291,6 @@ def test_bytes_that_are_not_text_harm_nobody(door: Door) -> None:
     answer = frames.decode_answer(door.knock(b"NFC1" + struct.pack(">I", len(body)) + body))
     assert json.loads(answer.stdout)["code"] == 4
     assert door.ask("ADD")[0] == 0
-
-
-def test_an_answer_is_a_frame_of_our_protocol(door: Door) -> None:
-    received = door.knock(frames.encode_request(Request({"CNI_COMMAND": "nonsense"}, b"")))
-    answer = frames.decode_answer(received)
-    assert answer == Answer(1, answer.stdout)
-    assert set(json.loads(answer.stdout)) == {"cniVersion", "code", "msg", "details"}
 
 
 TEXTS = st.one_of(

@@ -94,13 +94,6 @@ def test_an_add_that_nobody_waits_for_any_more_is_not_carried_out_and_a_del_is(
     door.server.close()
 
 
-def test_a_request_with_two_descriptors_is_hung_up_on(door: Door) -> None:
-    frame = frames.encode_request(Request({**ENV, "CNI_COMMAND": "ADD"}, json.dumps(CONF).encode()))
-    with open("/proc/self/ns/net") as file:
-        assert door.knock(frame, file.fileno(), file.fileno()) == b""
-    assert door.attachments.calls == []
-
-
 def test_descriptors_are_closed_when_a_request_is_done(door: Door) -> None:
     door.ask("ADD")
     before = len(os.listdir("/proc/self/fd"))
