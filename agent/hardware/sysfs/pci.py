@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from posixpath import basename
 from agent.errors import HardwareError
 from agent.hardware.sysfs.netdev import read_netdev
 from agent.hardware.sysfs.rdma import CharDevices, absent_rdma_device, read_rdma_device
-from agent.hardware.sysfs.read import Attributes, shown
+from agent.hardware.sysfs.read import Attributes
 from agent.model.device import (
     NO_NUMA_NODE,
     PciDevice,
@@ -65,7 +64,8 @@ class Classes:
     rdma: Names
     char_devices: CharDevices
     absent: Names
-    """RDMA devices that are in pods."""
+    """RDMA devices that are in pods: each namespace has a class infiniband of its own, but there is one
+    infiniband_verbs for all (drivers/infiniband/core: device.c, ib_class; uverbs_main.c, uverbs_class)."""
     vdpa: Mapping[str, VdpaDevice]
 
     def has(self, address: str) -> bool:
@@ -95,33 +95,6 @@ def function_below(read: Attributes, folder: str, name: str, is_own: IsOwn = all
             if address is not None and not is_own(name):
                 return None
     return address
-
-
-def names_by_function(read: Attributes, folder: str, is_own: IsOwn = all_own) -> Names:
-    """Group the entries of a class folder by the PCI function they hang on."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for name in read.names(folder):
-        address = function_below(read, folder, name, is_own)
-        if address is not None:
-            found[address].append(name)
-    return found
-
-
-def absent_rdma(read: Attributes, char_devices: CharDevices) -> Names:
-    """Group the RDMA devices that moved into other namespaces by the PCI function they hang on.
-
-    Each namespace has a class infiniband of its own, but there is one infiniband_verbs for all
-    (drivers/infiniband/core: device.c, ib_class; uverbs_main.c, uverbs_class).
-    """
-    here = set(map(shown, read.names(INFINIBAND)))
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for name, devices in char_devices.items():
-        verbs = next((basename(d.path) for d in devices if d.kind == "uverbs"), None)
-        if name not in here and verbs is not None:
-            address = function_in(read.link(f"{VERBS}/{verbs}"))
-            if address is not None:
-                found[address].append(name)
-    return found
 
 
 def read_vdpa_devices(read: Attributes) -> Mapping[str, VdpaDevice]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_interface
@@ -20,19 +19,6 @@ _LINK_LAYER = {"InfiniBand": LinkLayer.INFINIBAND, "Ethernet": LinkLayer.ETHERNE
 
 KINDS = ("uverbs", "umad", "issm")
 CharDevices = Mapping[str, tuple[CharDevice, ...]]
-
-
-def read_char_devices(read: Attributes) -> CharDevices:
-    """List the character devices of all RDMA devices, by RDMA device name."""
-    found: defaultdict[str, list[CharDevice]] = defaultdict(list)
-    for folder, names in (
-        ("/sys/class/infiniband_verbs", read.names("/sys/class/infiniband_verbs")),
-        ("/sys/class/infiniband_mad", read.names("/sys/class/infiniband_mad")),
-    ):
-        for name in names:
-            if (device := read_char_device(read, folder, name)) is not None:
-                found[device[0]].append(device[1])
-    return {ibdev: in_order(devices) for ibdev, devices in found.items()}
 
 
 def read_char_device(read: Attributes, folder: str, name: str) -> tuple[str, CharDevice] | None:

@@ -1,8 +1,8 @@
 """The scan: PCI devices with their interfaces, RDMA devices and NUMA nodes, from /sys and /proc.
 
-`scan` puts the other subsystems' readings onto the PCI tree. `rescan` reads again what changed since a snapshot, and
-only that: the folders of all classes are listed each time, so what came, went or was renamed is found whether an event
-named it or not; attributes are read of those functions alone that events named, or on which something came or went.
+`rescan` reads again what changed since a snapshot, and only that: the folders of all classes are listed each time, so
+what came, went or was renamed is found whether an event named it or not; attributes are read of those functions alone
+that events named, or on which something came or went. `scan` does that where nothing is known: all functions came.
 After a quiet moment the result is what a full scan would give, but for what has no events: NUMA nodes and their
 hugepages, boot ID, GPUs, RDMA's mode. What NVML knows of GPUs is `nvml`'s business. The root may be a node file's
 folder instead of `/`.
@@ -31,11 +31,9 @@ from agent.hardware.sysfs.pci import (
     Classes,
     IsOwn,
     Names,
-    absent_rdma,
     all_own,
     function_below,
     function_in,
-    names_by_function,
     read_function,
     read_vdpa_devices,
     vhost_net_present,
@@ -45,7 +43,6 @@ from agent.hardware.sysfs.rdma import (
     in_order,
     rdma_cm_present,
     read_char_device,
-    read_char_devices,
 )
 from agent.hardware.sysfs.read import Attributes, shown
 from agent.model.change import Change
@@ -72,37 +69,14 @@ def scan(root: Path, is_own: IsOwn = all_own) -> Snapshot:
     to read with: all that is there would seem to be gone.
     """
     read = Attributes(root)
-    char_devices = read_char_devices(read)
-    classes = Classes(
-        netdevs=names_by_function(read, NET),
-        rdma=names_by_function(read, INFINIBAND, is_own),
-        char_devices=char_devices,
-        absent=absent_rdma(read, char_devices),
-        vdpa=read_vdpa_devices(read),
-    )
-    devices: dict[str, PciDevice] = {}
-    vf_indices: dict[str, int] = {}
-    for address in read.names(PCI_DEVICES):
-        device = read_function(read, address, classes, vf_indices) if is_pci_address(address) else None
-        if device is not None:
-            devices[address] = device
-    for address, index in vf_indices.items():
-        if address in devices:
-            devices[address] = replace(devices[address], vf_index=index)
-    default_routes = read_default_routes(read)
-    accelerators = read_accelerators(read, devices.values())
-    found = Snapshot(
-        devices=tuple(devices.values()),
-        accelerators=accelerators,
+    found = _Look(read, Snapshot(), Change(bus=True), is_own).snapshot()
+    found = replace(
+        found,
         numa_nodes=read_numa_nodes(read),
-        rdma_cm=rdma_cm_present(read),
-        vhost_net=vhost_net_present(read),
-        default_routes=default_routes,
-        only_ways=needed_ways(read, default_routes),
         boot_id=read.text("/proc/sys/kernel/random/boot_id") or "",
         machine=" ".join(filter(None, (read.text(f"{_DMI}/{name}") for name in ("sys_vendor", "product_name")))),
         places=known_places(
-            (gpu.pci_address for gpu in accelerators), (d.address for d in devices.values() if len(d.path) == 2)
+            (gpu.pci_address for gpu in found.accelerators), (d.address for d in found.devices if len(d.path) == 2)
         ),
         problems=read.problems,
     )
@@ -181,7 +155,7 @@ class _Entries:
 
 
 class _Look:
-    """One small scan."""
+    """A look at what may be another than an older snapshot says."""
 
     def __init__(self, read: Attributes, old: Snapshot, change: Change, is_own: IsOwn) -> None:
         self._read = read
@@ -237,7 +211,8 @@ class _Look:
 
     def _settle(self) -> None:
         """Find all functions that must be read, until none draws in another."""
-        looked_for_pf: set[str] = set()
+        # Where all are read, a VF draws in none.
+        looked_for_pf: set[str] = set(self._affected) if self._affected == set(self._listed or ()) else set()
         while True:
             more = {address for entries in self._classes for address in entries.settle(self._affected)}
             for address in self._affected - looked_for_pf:
