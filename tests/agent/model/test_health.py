@@ -44,10 +44,6 @@ def test_every_reason_has_a_sentence_of_its_own() -> None:
     assert all(text_of(reason.value) == reason.text for reason in Reason)
 
 
-def test_only_links_and_ports_are_waited_for() -> None:
-    assert {r for r in Reason if r.tempo is Tempo.SETTLED} == {Reason.LINK_DOWN, Reason.PORT_DOWN}
-
-
 def test_a_word_that_is_none_of_ours_has_no_sentence() -> None:
     assert (text_of("Tired"), tempo_of("Tired")) == ("", Tempo.AT_ONCE)
 

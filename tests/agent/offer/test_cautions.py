@@ -24,15 +24,6 @@ def told(snapshot: Snapshot, text: str, known: Sequence[Rail] = ()) -> list[str]
     return [str(caution) for caution in cautions(config, offer)]
 
 
-def test_a_listed_rail_that_no_adapter_is_and_one_that_is_listed_twice(node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot("h100-8gpu")
-    here = "here are " + ", ".join(f"ens{number}f0np0" for number in range(1, 9))
-    assert told(snapshot, 'topology: {rails: [ens1f0np0, ens2f0np0, gone0, "0000:18:00.0"]}') == [
-        f"topology.rails[2]: no adapter here is called gone0: plug the adapter in, or correct its name; {here}",
-        "topology.rails[3]: 0000:18:00.0 is the adapter that ens1f0np0 (rail 0) is: name each adapter once",
-    ]
-
-
 PLANES = split(node(vfs=0))
 OWN_NUMBERS = tuple(Rail(n, d.address, "", "") for n, d in enumerate(d for d in PLANES.devices if d.rdma_devices))
 HCAS = "resources: [{name: rdma/hca, kind: hca%s}]\n"
