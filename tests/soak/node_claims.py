@@ -107,7 +107,12 @@ class NodeClaims:
         """Have kubelet know no pod."""
         replace(Cluster.read(self.folder), by_claim={}).write(self.folder)
 
-    def api_is_away(self, away: bool) -> None:
+    @property
+    def api_is_away(self) -> bool:
+        """Whether the API server answers nobody."""
+        return (self.folder / API_AWAY).exists()
+
+    def have_api_away(self, away: bool) -> None:
         """Have the API server answer nobody, or everybody."""
         path = self.folder / API_AWAY
         path.touch() if away else path.unlink(missing_ok=True)
