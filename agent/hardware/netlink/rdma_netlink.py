@@ -36,7 +36,7 @@ WAIT_SECONDS = 20.0
 """How long a device waits for another's step. A driver that hangs in one must not hold up every other pod for ever."""
 NETLINK_RDMA = 20
 RDMA_NL_NLDEV = 5
-CMD_GET, CMD_SET, CMD_PORT_GET, CMD_SYS_GET, CMD_SYS_SET, CMD_GET_CHARDEV = 1, 2, 5, 6, 7, 15
+CMD_GET, CMD_SET, CMD_PORT_GET, CMD_SYS_GET, CMD_GET_CHARDEV = 1, 2, 5, 6, 15
 DEV_INDEX, DEV_NAME, PORT_INDEX, NODE_GUID, NETDEV_INDEX = 1, 2, 3, 6, 50
 NETNS_MODE, NET_NS_FD, CHARDEV_TYPE, CHARDEV_NAME = 66, 68, 69, 70
 MODES = ("exclusive", "shared")  # RDMA_NLDEV_SYS_ATTR_NETNS_MODE: 0 exclusive, 1 shared
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 def encode(command: int, flags: int, *attached: tuple[int, int | str]) -> bytes:
-    """Make a request. A number becomes 32 bits, but the mode, which has 8; a text ends with a zero."""
+    """Make a request. A number becomes 32 bits; a text ends with a zero."""
     body = b"".join(_attribute(kind, value) for kind, value in attached)
     return request(RDMA_NL_NLDEV << 10 | command, flags, body)
 
@@ -74,11 +74,7 @@ def decode_device(found: Attributes) -> RdmaLink:
 
 
 def _attribute(kind: int, value: int | str) -> bytes:
-    if isinstance(value, str):
-        payload = value.encode() + b"\0"
-    else:
-        payload = struct.pack("=B" if kind == NETNS_MODE else "=I", value)
-    return attribute(kind, payload)
+    return attribute(kind, value.encode() + b"\0" if isinstance(value, str) else struct.pack("=I", value))
 
 
 def _number(found: Attributes, kind: int) -> int:
