@@ -95,8 +95,25 @@ def families(facts: Facts) -> Iterator[Metric]:
     yield from claim_families(facts.driver, facts.claims, facts.attachments)
     if facts.exporter_names:
         yield _pod_devices(facts)
+    kinds = {(kind,): count for kind, count in device_kinds(facts.snapshot).items()}
+    yield _gauge("nodefabric_devices", "What the last scan found, by kind.", kinds, "kind")
     yield _gauge("nodefabric_scan_duration_milliseconds", "Time the last scan took.", facts.scan_milliseconds)
     yield _gauge("nodefabric_scan_problems", "Things the last scan could not read.", len(facts.snapshot.problems))
+
+
+def device_kinds(snapshot: Snapshot) -> dict[str, int]:
+    """Count the devices by kind: PCI functions (pf, vf, nic), RDMA devices and GPUs."""
+    kinds = dict.fromkeys(("gpu", "nic", "pf", "rdma", "vf"), 0)
+    for device in snapshot.devices:
+        if device.is_vf:
+            kinds["vf"] += 1
+        elif device.is_pf:
+            kinds["pf"] += 1
+        elif device.is_network:
+            kinds["nic"] += 1
+        kinds["rdma"] += len(device.rdma_devices)
+    kinds["gpu"] = len(snapshot.all_gpus)
+    return kinds
 
 
 def _unit_families(facts: Facts) -> Iterator[Metric]:
@@ -230,8 +247,9 @@ def _driver_families(driver: DriverState) -> Iterator[Metric]:
 
 
 def gpu_families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Build the series of GPUs."""
+    """Build the series of GPUs and of their MIG slices."""
     gpus = snapshot.all_gpus
+    memory = {(gpu.uuid, "", ""): gpu.memory_bytes for gpu in gpus}
     yield _gauge(
         "nodefabric_gpu_monitor_available",
         "0 if the NVIDIA driver's library does not answer: series of GPUs are then as last seen.",
@@ -245,6 +263,18 @@ def gpu_families(snapshot: Snapshot) -> Iterator[Metric]:
             for g in gpus
         },
         *("gpu", "device", "name", "index", "mig", "fabric_clique"),
+    )
+    yield _gauge(
+        "nodefabric_gpu_memory_bytes",
+        "Memory of a GPU or of a MIG slice.",
+        memory | {(gpu.uuid, mig.uuid, mig.profile): mig.memory_bytes for gpu in gpus for mig in gpu.mig_devices},
+        *("gpu", "mig_device", "profile"),
+    )
+    yield _gauge(
+        "nodefabric_gpu_nvlink_peers",
+        "GPUs of this node that the GPU reaches by NVLink or xGMI.",
+        {(gpu.uuid,): len(gpu.nvlinks) for gpu in gpus},
+        "gpu",
     )
     yield _gauge(
         "nodefabric_gpu_ailment",

@@ -159,6 +159,10 @@ SHARE = {
         (FACTS, "sriov_kubepoddevice", exporters(VF0, "rdma/vf"), None),
         (EXPORTER, "sriov_kubepoddevice", exporters(VF0, "rdma/vf"), 1),
         (FORMER, "allocation_info", allocation(VF0, VF0, "rdma/vf"), 1),
+        *(
+            (FACTS, "devices", {"kind": kind}, count)
+            for kind, count in (("gpu", 1), ("nic", 1), ("pf", 1), ("rdma", 0), ("vf", 2))
+        ),
         (FACTS, "attachments", {"state": "attached"}, 1),
         (FACTS, "attachments", {"state": "attaching"}, 0),
         (FACTS, "quarantined_devices", {"reason": "ResetFailed"}, 1),
@@ -178,6 +182,8 @@ SHARE = {
             },
             1,
         ),
+        (HOST, "gpu_memory_bytes", {"gpu": "GPU-1", "mig_device": "MIG-1", "profile": "1g.10gb"}, 10 << 30),
+        (HOST, "gpu_nvlink_peers", {"gpu": "GPU-1"}, 1),
         (HOST, "gpu_ailment", {"gpu": "GPU-1", "reason": "GpuLost"}, 1),
         (HOST, "gpu_monitor_available", {}, 1),
         (HUNG, "gpu_monitor_available", {}, 0),
