@@ -70,7 +70,11 @@ class Adopter:
         ever was. Raises nothing but LedgerError.
         """
         self.is_due = False
-        adopted = self._adopt_all([(kind, file) for kind in sriov_state.KINDS for file in self._files(kind)])
+        try:
+            adopted = self._adopt_all([(kind, file) for kind in sriov_state.KINDS for file in self._files(kind)])
+        except BaseException:  # the books cannot be written, say, and what comes behind that file has no row yet
+            self.is_due = True
+            raise
         self._logged = {name for name in self._logged if os.path.lexists(name)}
         return adopted
 

@@ -12,9 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from agent.errors import LedgerError
 from agent.hardware import netns as namespaces
 from agent.model.allocation import AttachmentState, Owner, PodRef
 from agent.state import Latest
@@ -84,6 +86,19 @@ def test_a_del_that_comes_while_an_old_program_is_at_work_is_made_up_for(rig: Ri
     assert rig.ledger.attachments() == ()
     assert rig.attachments.adopter.is_due  # the reconciler asks again
     os.close(descriptor)
+    assert adopt(rig) == (vf(0),)
+    assert not rig.attachments.adopter.is_due
+
+
+def test_what_could_not_be_written_down_is_adopted_later(
+    rig: Rig, old: OldSriov, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old.add(rig.pod())
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.ledger, "adopt", Mock(side_effect=LedgerError("disk full")))
+        with pytest.raises(LedgerError):
+            adopt(rig)
+    assert rig.attachments.adopter.is_due
     assert adopt(rig) == (vf(0),)
     assert not rig.attachments.adopter.is_due
 
