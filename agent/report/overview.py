@@ -21,7 +21,7 @@ from agent.offer.offer import Offer, Units
 from agent.process.conditions import Conditions
 from agent.report import status
 from agent.report.events import Events
-from agent.report.facts import Facts
+from agent.report.facts import Facts, held
 from agent.report.report import Report
 from agent.report.status import CachedStatus, Served
 from agent.state import Latest
@@ -165,5 +165,7 @@ class NodeFacts:
         return left_out(self.config.value.resources, self.offer.value)
 
     def counters(self, host: Host) -> Counters:
-        """Read what adapters count, with the VFs that pods have."""
-        return host.counters(self.snapshot.value, frozenset(each.device for each in self.read().held))
+        """Read what adapters count, with the VFs that pods have. The ledger's file need not be readable."""
+        ledger = self._ledger.value
+        every = held(ledger.holds(), ledger.claims(), ledger.attachments()) if ledger is not None else ()
+        return host.counters(self.snapshot.value, frozenset(each.device for each in every))

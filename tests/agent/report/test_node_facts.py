@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock
+
+import pytest
 
 from agent.config import Config, Resource
+from agent.errors import LedgerError
 from agent.hardware.host import Host
 from agent.inventory import Inventory
 from agent.kubelet.podresources import (
@@ -76,7 +80,9 @@ def test_each_offered_resource_has_a_kind_also_one_of_slices_that_are_gone() -> 
     assert node.facts.kinds() == {"rdma/vf": "vf", "nvidia.com/mig-1g.10gb": "gpu", "rdma/former": "nic"}
 
 
-def test_counters_are_read_with_what_was_granted_and_what_is_in_pods(tmp_path: Path) -> None:
+def test_counters_are_read_with_what_was_granted_and_what_is_in_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[frozenset[str]] = []
 
     class Counting:
@@ -90,6 +96,10 @@ def test_counters_are_read_with_what_was_granted_and_what_is_in_pods(tmp_path: P
         books.grant(granted("rdma/vf", {OTHER: OTHER}))
         attach(books, VF, owner())
         node.facts.counters(host)
+        monkeypatch.setattr(books, "_read", Mock(side_effect=LedgerError("input/output error")))
+        with pytest.raises(LedgerError):
+            node.facts.read()
+        node.facts.counters(host)
         node.ledger.set(None)
         node.facts.counters(host)
-    assert asked == [{VF, OTHER}, frozenset()]
+    assert asked == [{VF, OTHER}, {VF, OTHER}, frozenset()]
