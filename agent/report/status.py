@@ -26,6 +26,7 @@ from agent.errors import Unavailable
 from agent.ledger.database import Books
 from agent.model.allocation import (
     Attachment,
+    AttachmentState,
     Claim,
     Hold,
     OwedLease,
@@ -371,7 +372,9 @@ def _of_claims(driver: DriverState | None, claims: Sequence[Claim], holders: Ite
             ],
         }
     if driver is not None or claims:
-        states = {each.hold.key: each.state for each in holders if each.hold is not None and each.hold.claim_uid}
+        # Several pods may have a part of one adapter: that one still has it comes before another's being on its way.
+        ordered = sorted(holders, key=lambda each: each.state == AttachmentState.ATTACHED)
+        states = {each.hold.key: each.state for each in ordered if each.hold is not None and each.hold.claim_uid}
         found["claims"] = [_claim(claim, states) for claim in claims]
     return found
 

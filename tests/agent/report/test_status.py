@@ -20,7 +20,7 @@ from agent.report.events import Events
 from agent.report.facts import DriverState, Facts
 from tests.agent.ledger.test_claims import claim, of_share, of_vf
 from tests.agent.report.status_facts import DRIVER, FACTS, LEFT_OUT, OTHER, ROW, document, offered, slot
-from tests.node import POD, VF, unit_hold
+from tests.node import POD, VF, owner, unit_hold
 
 
 def test_the_document_tells_who_holds_what_and_what_is_wrong() -> None:
@@ -279,6 +279,16 @@ def test_a_claim_on_its_way_back_says_so_though_its_device_is_still_in_the_pod()
     row = replace(ROW, claim_uid="uid-c", state=AttachmentState.DETACHING)
     (told,) = document(Facts(Snapshot(), claims=(leaving,), attachments=(row,)))["claims"]
     assert told["devices"][0]["state"] == "unpreparing"
+
+
+def test_a_claims_adapter_is_attached_as_long_as_any_pod_has_a_part_of_it() -> None:
+    prepared = replace(claim("c", of_share()), state=ClaimState.PREPARED)
+    adapter = prepared.devices[0].device
+    first, second = (replace(ROW, device=f"{adapter}/c{n}/net1", claim_uid="uid-c") for n in (1, 2))
+    leaving = replace(second, attachment_id=2, owner=owner("c2", "eth0"), state=AttachmentState.DETACHING)
+    for rows in ((first, leaving), (leaving, first)):
+        (told,) = document(Facts(Snapshot(), claims=(prepared,), attachments=rows))["claims"]
+        assert told["devices"][0]["state"] == "attached"
 
 
 def test_a_device_that_a_claim_has_counts_as_granted() -> None:
