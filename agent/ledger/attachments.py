@@ -67,7 +67,9 @@ class AttachmentBook(HoldBook):
             self._refuse_others_claim(device, owner.pod)
             self._insert(columns)
             hold = self._holds.get(unit_id)
-            named = [replace(hold, pod=owner.pod)] if hold is not None and hold.pod != owner.pod else []
+            # A slot that another sandbox has by now stays that one's: this ADD took long.
+            is_its = hold is not None and hold.container_id in ("", owner.container_id)
+            named = [replace(hold, pod=owner.pod)] if hold is not None and is_its and hold.pod != owner.pod else []
             rows.update(self._db, "holds", "key", map(rows.pod_of_hold, named))
             return named
 

@@ -10,7 +10,7 @@ import pytest
 from agent.errors import ClaimConflict, DeviceBusy
 from agent.ledger import database
 from agent.model.allocation import Claim, ClaimRef, ClaimState, Spec
-from tests.node import POD, VF, bound_slot, claimed, granted, open_books
+from tests.node import POD, VF, attach, bound_slot, claimed, granted, open_books, owner
 
 OTHER_VF = "0000:3b:00.3"
 SLOT = "slot-rdma:vf-0-0"
@@ -63,6 +63,17 @@ def test_a_slot_bound_anew_is_not_unbound_by_its_former_owner(tmp_path: Path) ->
         assert books.unbind([new]) == ()
         assert books.bound_slots() == ()
         assert [(hold.devices, hold.spec, hold.pod) for hold in books.holds()] == [((), None, replace(POD, uid=""))]
+
+
+def test_a_slot_bound_anew_is_not_named_as_its_former_owners_by_an_add_that_took_long(tmp_path: Path) -> None:
+    other = replace(POD, name="other", uid="other")
+    with open_books(tmp_path) as books:
+        books.grant(granted("rdma/vf", UNBOUND))
+        books.bind_slots([BOUND])
+        books.bind_slots([replace(BOUND, pod=other, container_id="c2", devices=(OTHER_VF,))])
+        attach(books, OTHER_VF, owner("c2", "eth0", other), unit_id=SLOT)
+        attach(books, VF, owner("c1", "eth0"), unit_id=SLOT)
+        assert [hold.pod for hold in books.holds()] == [other]
 
 
 def test_slots_are_listed_as_they_were_bound_also_after_a_restart(tmp_path: Path) -> None:
