@@ -146,10 +146,12 @@ def _unit_families(facts: Facts) -> Iterator[Metric]:
 def _allocations(facts: Facts) -> Iterator[tuple[str, ...]]:
     """List which pod has which unit, whether a resource still offers it or not, and which device without one."""
     offered = {unit.unit_id: unit for units in facts.units.values() for unit in units}
+    granted = {device for hold in facts.holds for device in hold.devices}
     for each in facts.held:
         unit_id = each.hold.key if each.hold is not None and not each.hold.claim_uid else ""
         device = each.row.parent if each.row is not None and each.hold is not None else each.device
-        if unit_id or is_pci_address(device):
+        # Of what is granted anew before its former pod has let it go two series would fit a join on the device.
+        if unit_id or (is_pci_address(device) and device not in granted):
             unit = offered.get(unit_id)
             numa_node = unit.numa_node if unit is not None else _numa_node(facts.snapshot, device)
             for pod in each.pods:

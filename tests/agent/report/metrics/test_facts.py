@@ -219,6 +219,14 @@ def test_a_device_that_cni_brought_in_without_a_unit_is_told_with_its_pod() -> N
     assert (told.labels["device"], told.labels["pod"], told.labels["unit"]) == (VF0, "trainer-0", "")
 
 
+def test_a_granted_device_that_is_still_on_its_way_back_is_joined_with_its_new_pod_alone() -> None:
+    row = attachment(VF0, AttachmentState.DETACHING)
+    former = replace(row, owner=replace(row.owner, pod=replace(POD, name="former", uid="former")))
+    registry = metrics_of(replace(FACTS, attachments=(former,)))
+    (family,) = [f for f in registry.collect() if f.name == "nodefabric_allocation_info"]
+    assert [s.labels["pod"] for s in family.samples if s.labels["device"] == VF0] == ["trainer-0"]
+
+
 def test_a_broken_ledger_leaves_out_the_facts_and_nothing_else() -> None:
     def broken() -> Facts:
         raise LedgerError("disk full")
