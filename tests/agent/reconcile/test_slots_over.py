@@ -9,6 +9,7 @@ import pytest
 
 from agent.kubelet.checkpoint import Entry
 from agent.kubelet.cri import Sandbox
+from agent.kubelet.podresources import HeldUnit
 from agent.model.allocation import Hold
 from agent.reconcile.grants import SANDBOX_SECONDS, is_over
 from agent.reconcile.view import View
@@ -16,8 +17,10 @@ from tests.node import POD, VF, attach, bound_slot, open_books, owner
 
 BOUND = bound_slot("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "worker", "c1", "net1", POD, {}, "boot", since=10.0)
 REBUILT = replace(BOUND, container_id="")
+NAMELESS = replace(REBUILT, pod=None)
 LATER = BOUND.bound_at + SANDBOX_SECONDS + 1
 ANOTHERS = "uid of another"
+NOWHERE = "it has another slot"
 MINE, OTHERS, NOBODY = {(POD.namespace, POD.name)}, {("kube-system", "kube-proxy-gpu-7")}, set[tuple[str, str]]()
 
 
@@ -40,10 +43,16 @@ MINE, OTHERS, NOBODY = {(POD.namespace, POD.name)}, {("kube-system", "kube-proxy
         # Nobody answers; or it was bound since they were asked.
         (BOUND, None, None, LATER, ANOTHERS, False),
         (BOUND, OTHERS, None, BOUND.bound_at, ANOTHERS, False),
-        # Its sandbox is not known, so it ends with its pod; or its pod is not known yet.
+        # Its sandbox is not known, so it ends with its pod.
         (REBUILT, MINE, {"c2"}, LATER, ANOTHERS, False),
         (REBUILT, OTHERS, {"c2"}, LATER, ANOTHERS, True),
-        (replace(REBUILT, pod=None), MINE, {"c2"}, LATER, ANOTHERS, False),
+        # Its pod is not, either, so it ends once kubelet counts the slot to nobody.
+        (NAMELESS, MINE, {"c2"}, LATER, ANOTHERS, False),
+        (NAMELESS, OTHERS, None, LATER, NOWHERE, True),
+        (NAMELESS, NOBODY, None, LATER, NOWHERE, False),
+        (NAMELESS, OTHERS, None, LATER, None, False),
+        (NAMELESS, OTHERS, None, BOUND.bound_at, NOWHERE, False),
+        (replace(BOUND, pod=None), OTHERS, {"c1"}, LATER, NOWHERE, False),
     ],
 )
 def test_it_is_over_once_nobody_can_use_it(
@@ -55,8 +64,15 @@ def test_it_is_over_once_nobody_can_use_it(
     expected: bool,
 ) -> None:
     running = None if sandboxes is None else [Sandbox(sandbox, POD, ready=True) for sandbox in sandboxes]
-    entries = None if noted is None else [Entry(noted, "worker", "rdma/vf", (slot.key,))]
+    unit = slot.key if noted != NOWHERE else "slot-rdma:vf-0-1"
+    entries = None if noted is None else [Entry(noted, "worker", "rdma/vf", (unit,))]
     assert is_over(slot, View(asked_at, None, pods, running), (), entries) is expected
+
+
+def test_one_of_an_unknown_pod_lives_while_kubelet_counts_the_slot_to_any() -> None:
+    held = [HeldUnit(POD, "rdma/vf", BOUND.key, "worker")]
+    assert not is_over(NAMELESS, View(LATER, held, MINE), (), ())
+    assert is_over(NAMELESS, View(LATER, [], MINE), (), ())
 
 
 def test_it_lives_as_long_as_its_attachment(tmp_path: Path) -> None:
