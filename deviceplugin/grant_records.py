@@ -65,9 +65,11 @@ class GrantRecords:
 
     def renew(self, offer: Offer, resources: Sequence[Resource]) -> None:
         """Have the CDI specs say what the hardware of an offer is. Raises LedgerError, and Unavailable."""
-        self._specs.keep_pools(pool_specs(resources, offer.units, offer.snapshot))
-        if offer.snapshot.generation:  # the first one may be of nothing
-            self._units.renew(offer, resources)
+        try:
+            self._specs.keep_pools(pool_specs(resources, offer.units, offer.snapshot))
+        finally:  # no unit waits for that: the file that its spec names may be another device's by now
+            if offer.snapshot.generation:  # the first one may be of nothing
+                self._units.renew(offer, resources)
 
     def keep(self) -> None:
         """Have files of what is granted or still in a pod, and of nothing else.

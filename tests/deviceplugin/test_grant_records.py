@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import Resource
+from agent.config import Flags, Resource, parse
+from agent.edits.device_info import GrantedFiles
+from agent.errors import Unavailable
+from agent.offer.units import plain_offer
+from agent.state import Latest
+from deviceplugin.grant_records import GrantRecords
 from hack.sim.pods import Container
+from tests.agent.edits import unit_specs_rig as units
 from tests.awaiting import until
 from tests.deviceplugin.desk import GPU, HCA
 from tests.deviceplugin.rig import rig
-from tests.node import attach, owner
+from tests.node import attach, node, owner
 
 POD = Container("main", (("rdma/vf", 1),))
 
@@ -77,3 +83,19 @@ async def test_a_bonds_row_makes_no_folders(short_folder: Path) -> None:
         (short_folder / "devinfo/dp" / before[0]).unlink()
         await until(lambda: names(short_folder) != [])
         assert names(short_folder) == before
+
+
+def test_a_pools_spec_that_cannot_be_written_leaves_no_unit_with_the_files_of_another_device(tmp_path: Path) -> None:
+    pool = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"], "isRdma": True}}
+    resources = (units.HCA, *parse(json.dumps({"resourceList": [pool]}), "x", Flags(use_cdi=True)).resources)
+    snapshot = units.with_vf_rdma(node(), "0000:12:00.1")
+    later = units.permuted(snapshot)
+    with units.opened(tmp_path) as r:
+        r.grant(snapshot, units.HCA, share := "hca-b83fd20300a00001-0")
+        offer = plain_offer(resources, later)
+        records = GrantRecords(r.ledger, GrantedFiles(tmp_path), Latest(offer), r.specs, r.units)
+        (r.folder / "nodefabric-pool-intel.com_net-pci.json").mkdir()  # in the way
+        with pytest.raises(Unavailable, match="pool"):
+            records.renew(offer, resources)
+        (verbs,) = later.by_address["0000:22:00.0"].rdma_devices[0].char_device("uverbs")
+        assert verbs.path in r.files(share)
