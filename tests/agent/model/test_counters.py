@@ -18,11 +18,6 @@ def count(received: int, transmitted: int, *, traffic: str = "rdma", port: int =
     return PortCount("0000:3b:00.0", "mlx5_0", port, traffic, received, transmitted, SPEED)
 
 
-def test_the_rate_is_what_passed_over_the_time() -> None:
-    (found,) = rates([count(100, 200)], [count(1100, 4200)], 2.0)
-    assert (found.received, found.transmitted) == (500, 2000)
-
-
 def test_counters_that_were_set_back_and_ports_that_are_new_have_no_rate() -> None:
     assert rates([count(100, 200)], [count(50, 300)], 1.0) == ()
     assert rates([], [count(50, 300)], 1.0) == ()
@@ -31,8 +26,8 @@ def test_counters_that_were_set_back_and_ports_that_are_new_have_no_rate() -> No
 
 def test_the_load_is_the_busier_direction_of_all_traffic_of_the_busiest_port() -> None:
     before = [count(0, 0), count(0, 0, traffic="netdev"), count(0, 0, port=2)]
-    now = [count(int(SPEED / 4), 0), count(int(SPEED / 4), 0, traffic="netdev"), count(0, int(SPEED / 8), port=2)]
-    assert loads(rates(before, now, 1.0)) == {"mlx5_0": 50.0}
+    now = [count(int(SPEED / 2), 0), count(int(SPEED / 2), 0, traffic="netdev"), count(0, int(SPEED / 4), port=2)]
+    assert loads(rates(before, now, 2.0)) == {"mlx5_0": 50.0}
 
 
 def test_a_port_without_a_speed_has_no_load() -> None:

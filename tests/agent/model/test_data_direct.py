@@ -42,16 +42,6 @@ def test_two_functions_of_one_adapter_are_not_chosen_between() -> None:
     assert {"0000:03:00.0", "0002:03:00.0"} <= found.unknown
 
 
-def test_a_pf_is_near_the_gpu_beside_its_function_and_stays_on_its_own_numa_node() -> None:
-    shown = tuple(Gpu(gpu.address, number, None, gpu.address, "GB300", 0) for number, gpu in enumerate(GPUS))
-    ids = IDS | {STORAGE.address: ""}
-    near = Distances(Snapshot(devices=DEVICES, accelerators=shown, adapter_ids=tuple(sorted(ids.items()))))
-    assert near.distance("0000:03:00.0", "0009:06:00.0") is Locality.PIX
-    assert near.distance("0002:03:00.0", "0008:06:00.0") is Locality.PIX
-    assert near.distance("0000:03:00.0", "0008:06:00.0") > Locality.PHB
-    assert near.numa_node("0000:03:00.0") == 0
-
-
 def test_of_a_pf_whose_function_is_not_known_only_the_numa_node_counts() -> None:
     shown = tuple(Gpu(gpu.address, number, None, gpu.address, "GB300", 0) for number, gpu in enumerate(GPUS))
     near = Distances(Snapshot(devices=DEVICES, accelerators=shown))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.model.device import Gpu, MigDevice, Snapshot
-from agent.model.gpu_ids import GpuIds, fields
+from agent.model.gpu_ids import GpuIds
 from agent.placement import Distances
 
 A, B = "GPU-5c3a9f60-0000-4b4b-8c8c-000000000000", "GPU-5c3a9f60-1111-4b4b-8c8c-000000000001"
@@ -91,8 +91,3 @@ def test_a_gpu_whose_id_says_nothing_is_somewhere_on_its_numa_node() -> None:
     told = {gaudi: 1, disk: 0, ("nvidia.com/gpu", "0"): 1}
     found = DISTANCES.gpus_of([gaudi, ("habana.ai/gaudi", "AN24009999"), disk, ("nvidia.com/gpu", "0")], (), told)
     assert found == (A, "numa:1"), "a known one is where it is, and what is no GPU's draws nothing near"
-
-
-def test_the_groups_that_a_name_is_made_of_are_known() -> None:
-    assert fields("accel{n}") == {"n"}
-    assert fields("{bus}:{slot}.0") == {"bus", "slot"}

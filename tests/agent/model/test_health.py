@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from agent.model.device import LinkLayer, Netdev, PciDevice, RdmaDevice, RdmaPort, Snapshot
-from agent.model.device_health import HealthPolicy, judge_missing, judge_nic
-from agent.model.health import HEALTHY, Health, Reason, Tempo, tempo_of, text_of
+from agent.model.device_health import HealthPolicy, judge_nic
+from agent.model.health import HEALTHY, Health, Tempo, tempo_of, text_of
 from tests.node import pci
 
 PF, VF = "0000:3b:00.0", "0000:3b:00.1"
@@ -35,13 +35,6 @@ def judged(
 
 
 VF_OF_IT = function(VF, physfn=PF)
-
-
-def test_every_reason_has_a_sentence_of_its_own() -> None:
-    texts = [reason.text for reason in Reason]
-    assert len(set(texts)) == len(texts)
-    assert all(text and text[0].islower() and not text.endswith(".") for text in texts)
-    assert all(text_of(reason.value) == reason.text for reason in Reason)
 
 
 def test_a_word_that_is_none_of_ours_has_no_sentence() -> None:
@@ -110,22 +103,3 @@ def test_all_vfs_of_a_pf_share_one_view_of_its_link() -> None:
     terms = HealthPolicy(lasting)
     assert [judge_nic(d, snapshot, quarantined=None, policy=terms) for d in snapshot.devices] == [HEALTHY] * 3
     assert asked == [(PF, "LinkDown"), (f"{PF} uplink", "LinkDown"), (f"{PF} uplink", "LinkDown")]
-
-
-@pytest.mark.parametrize(
-    ("now", "rdma_devices", "drivers", "reason"),
-    [
-        (None, (), (), "DeviceGone"),
-        (function(VF, driver=None), (), (), "NoDriver"),
-        (function(VF, driver="vfio-pci"), (), ("mlx5_core",), "WrongDriver"),
-        (function(VF), ("mlx5_0",), (), "NoRdmaDevice"),
-        (function(VF, rdma_devices=(rdma("ACTIVE"),)), ("mlx5_0",), ("mlx5_core",), None),
-        (function(VF), (), (), None),
-    ],
-)
-def test_a_device_that_left_its_resource_has_a_reason(
-    now: PciDevice | None, rdma_devices: tuple[str, ...], drivers: tuple[str, ...], reason: str | None
-) -> None:
-    snapshot = Snapshot(devices=(now,) if now is not None else ())
-    found = judge_missing(VF, rdma_devices, drivers, snapshot)
-    assert (found.reason if found is not None else None) == reason

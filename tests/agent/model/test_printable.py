@@ -29,14 +29,10 @@ from agent.model.printable import (
 )
 
 
-@pytest.mark.parametrize("text", ["", "plain", "Zürich – ▲", "a  b", "back\\slash\\n"])
-def test_text_is_shown_as_it_is(text: str) -> None:
-    assert one_line(text) == text
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
+        *((plain, plain) for plain in ("", "plain", "Zürich – ▲", "a  b", "back\\slash\\n")),
         ("two\nlines", "two\\nlines"),
         ("\r\x1b[2Jx", "\\r\\x1b[2Jx"),
         ("\x85\u2028\u2029", "\\x85\\u2028\\u2029"),

@@ -127,15 +127,12 @@ def test_udevs_database_is_read(tmp_path: Path) -> None:
     assert udev_properties(tmp_path, 8) == {}
 
 
-def test_siblings_that_do_not_agree_tell_nothing() -> None:
+def test_siblings_that_do_not_agree_or_whose_names_were_made_up_of_a_place_tell_nothing() -> None:
     snapshot = tiny_snapshot(4, names={0: "a0", 2: "b2"}, in_pods=[3])
     assert name_by_siblings(snapshot.by_address[vf(1)], snapshot) is None
     assert name_by_siblings(snapshot.by_address[vf(3)], tiny_snapshot(4, names={0: "a", 1: "a", 2: "a"})) is None
-
-
-def test_a_name_that_was_made_up_of_a_place_tells_nothing_about_others() -> None:
-    snapshot = tiny_snapshot(3, names={0: "vf00003b002", 1: "dev7", 2: "eth4"})
-    assert name_by_siblings(snapshot.by_address[vf(1)], snapshot) is None
+    made_up = tiny_snapshot(3, names={0: "vf00003b002", 1: "dev7", 2: "eth4"})
+    assert name_by_siblings(made_up.by_address[vf(1)], made_up) is None
 
 
 def test_an_adapter_is_known_by_its_card_wherever_it_is() -> None:

@@ -30,9 +30,3 @@ def test_one_text_stands_for_the_same_ids(text: str, expected: str) -> None:
 def test_what_is_no_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^"):
         vlan_ids.parse(text)
-
-
-def test_ids_and_ranges_are_the_same_set() -> None:
-    assert vlan_ids.ids([(1, 3), (3, 4)]) == {1, 2, 3, 4}
-    assert vlan_ids.ranges_of([4, 2, 1, 9, 3]) == ((1, 4), (9, 9))
-    assert vlan_ids.spelled([]) == ""

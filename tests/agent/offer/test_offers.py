@@ -106,9 +106,16 @@ def test_a_device_that_is_gone_stays_listed_though_slices_of_a_gpu_make_another_
         (RailNic("vf"), replace(SMALL, gpus=SMALL.gpus[1:]), "DeviceGone"),
         (RailNic("vf"), replace(SMALL, gpus=()), "DeviceGone"),
         (RailNic("vf", Select(drivers=("mlx5_core",))), change(SMALL, VF, driver="vfio-pci"), "WrongDriver"),
+        (RailNic("vf", Select(drivers=("mlx5_core",))), change(SMALL, VF, driver=None), "NoDriver"),
         (RailNic("hca", shares=1), change(SMALL, PF, rdma_devices=()), "NoRdmaDevice"),
     ],
-    ids=["its GPU is gone", "the GPU driver is gone", "its VF has another driver", "its HCA is no HCA any more"],
+    ids=[
+        "its GPU is gone",
+        "the GPU driver is gone",
+        "its VF has another driver",
+        "its VF has no driver",
+        "its HCA is no HCA any more",
+    ],
 )
 def test_a_rail_that_has_lost_a_half_is_listed_with_the_reason(nic: RailNic, later: Snapshot, reason: str) -> None:
     made, rails = Offers(HealthHistory(), time.monotonic), (Resource("rdma/rail", "rail", nic=nic),)
