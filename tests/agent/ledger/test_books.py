@@ -43,15 +43,6 @@ def test_granting_a_unit_again_begins_a_new_life_without_an_owner(tmp_path: Path
     )
 
 
-def test_holds_are_found_by_device(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.grant(granted("rdma/vf", {"u1": VF}))
-        books.grant(granted("rdma/hca", {"u2": "0000:3b:00.0"}))
-        assert books.resource_held(VF) == "rdma/vf"
-        assert books.resource_held("0000:3b:00.7") is None
-        assert [hold.key for hold in books.holds_on(VF)] == ["u1"]
-
-
 def test_no_read_waits_for_a_write_that_is_under_way(tmp_path: Path) -> None:
     writing, done = threading.Event(), threading.Event()
 
@@ -94,17 +85,6 @@ def test_an_attachment_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert (row.owner, row.undo, row.request) == (who, undo, {"name": "ü", "x": [1, None]})
     assert (row.state, row.result, row.ifname) == (AttachmentState.ATTACHED, {"cniVersion": "1.0.0"}, "net1")
     assert (row.boot_id, row.netns_path, row.resource_name) == ("boot", "/proc/1/ns/net", "rdma/vf")
-
-
-def test_attachments_are_found_by_owner_and_by_device(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        one = attach(books, VF, owner("c1", "eth0"))
-        two = attach(books, "0000:3b:00.3", owner("c1", "eth0"))
-        attach(books, "0000:3b:00.4", owner("c1", "net2"))
-        assert books.attachments_of("c1", "eth0") == (one, two)
-        assert books.attachments_of("c2", "eth0") == ()
-        assert books.attachment_on(VF) == one
-        assert books.attachment_on("0000:3b:00.7") is None
 
 
 def test_a_device_is_attached_once_at_most_however_many_try(tmp_path: Path) -> None:
@@ -224,15 +204,6 @@ def test_listeners_hear_of_each_change_and_of_no_failure(tmp_path: Path) -> None
             attach(books, VF, owner("c2"))
         books.holds()
     assert heard == ["change"]
-
-
-def test_a_closed_ledger_says_so_and_may_be_closed_again(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.close()
-        with pytest.raises(LedgerError, match="is closed"):
-            books.holds()
-        with pytest.raises(LedgerError, match="is closed"):
-            books.quarantine(VF, "reason")
 
 
 def test_nothing_is_left_open_or_beside_the_file_after_a_close(tmp_path: Path) -> None:

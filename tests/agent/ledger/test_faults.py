@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.resources
 import os
 import signal
 import sqlite3
@@ -147,21 +146,6 @@ def test_books_of_a_newer_version_are_refused_and_left_alone(tmp_path: Path) -> 
     with pytest.raises(LedgerError, match=r"written by a newer nodefabric \(format \d+, this one knows \d+\)"):
         Ledger.open(tmp_path / "ledger.db", "boot")
     assert [p.name for p in tmp_path.iterdir()] == ["ledger.db"]
-
-
-def test_the_schema_carries_the_version_that_the_code_expects(tmp_path: Path) -> None:
-    with open_books(tmp_path):
-        pass
-    with sqlite3.connect(tmp_path / "ledger.db") as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (ledger.SCHEMA_VERSION,)
-        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        found = {row[0] for row in db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' AND sql NOT NULL")}
-    db.close()
-    schema = importlib.resources.files("agent.ledger").joinpath("schema.sql").read_text()
-    ours = {statement for statement in found if "sqlite_sequence" not in statement}
-    assert all(statement in schema for statement in ours)
-    assert all("STRICT" in statement for statement in ours)
-    assert len(ours) == schema.count("CREATE TABLE")
 
 
 def test_a_failed_creation_leaves_a_file_that_can_be_opened_later(tmp_path: Path) -> None:

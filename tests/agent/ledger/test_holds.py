@@ -148,8 +148,9 @@ def claim(device: str) -> Claim:
 
 def test_each_nic_of_a_rail_is_found_with_its_grant_also_after_a_restart(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        books.grant(granted("rdma/rail", {RAIL: NICS}, {RAIL: SPEC}))
+        books.grant(granted("rdma/rail", {RAIL: NICS}))
         books.bind([RAIL], POD)
+        books.set_specs({RAIL: SPEC})
     for boot in ("boot-1", "boot-2"):
         with open_books(tmp_path, boot) as books:
             (hold,) = books.holds()
@@ -182,11 +183,3 @@ def test_a_rail_that_moves_has_its_new_nics_alone(tmp_path: Path) -> None:
         assert [len(books.holds_on(nic)) for nic in (*NICS, OTHER)] == [0, 1, 0, 1]
     with open_books(tmp_path) as books:
         assert books.holds()[0].devices == (NICS[1], OTHER)
-
-
-def test_naming_the_pod_and_saying_specs_leaves_all_nics_in_the_file(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.grant(granted("rdma/rail", {RAIL: NICS}, {RAIL: SPEC}))
-        books.bind([RAIL], POD)
-        books.set_specs({RAIL: SPEC})
-    assert database.read_books(tmp_path / "ledger.db").holds[0].devices == NICS

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import ClaimConflict, LedgerError
-from agent.ledger import SCHEMA_VERSION, Ledger, schema
+from agent.ledger import Ledger, schema
 from agent.ledger.database import read_books
 from agent.model.allocation import (
     AttachmentState,
@@ -301,10 +301,6 @@ def test_rails_of_before_planes_keep_their_numbers_as_those_that_resources_take(
         books.keep_rails(planes)
     with open_books(tmp_path) as books:
         assert books.rails() == planes
-
-
-def test_every_earlier_format_has_a_step_to_the_next() -> None:
-    assert list(schema.STEPS) == list(range(1, SCHEMA_VERSION))
 
 
 def test_a_step_that_fails_changes_nothing_and_is_taken_later(tmp_path: Path) -> None:
