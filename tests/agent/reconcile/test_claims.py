@@ -334,9 +334,3 @@ def test_claims_of_an_earlier_boot_are_not_put_back(tmp_path: Path) -> None:
     with open_books(tmp_path, "boot-2") as books:
         assert Room(books, tmp_path).heal(View()) == [("spec-remove", "claim-gone")]
         assert books.claims() == ()
-
-
-def test_what_tells_containers_of_devices_goes_with_a_claim_that_is_gone(room: Room) -> None:
-    room.specs.metadata.write("uid-of-nobody", "nic", {"metadata": {}})
-    assert room.heal() == [("spec-remove", "claim-gone")]
-    assert room.specs.names() == frozenset()

@@ -86,13 +86,6 @@ async def test_a_call_that_meets_damage_ends_the_agent_before_the_next_round(sce
     assert ended.group_contains(LedgerDamaged, match="the file is gone")
 
 
-def test_leases_are_no_part_of_what_the_start_waits_for(scene: Scene) -> None:
-    scene.reconciler.heal_attachments()
-    assert scene.hands.asked_for_leases == 0
-    scene.run_once()
-    assert scene.counted == [("lease-return", "owed")]
-
-
 def test_a_device_leaves_quarantine_once_its_attachment_is_gone(scene: Scene) -> None:
     row = attach(scene.books, VF, owner())
     scene.hands.errors[VF] = HardwareError("stuck")

@@ -19,15 +19,6 @@ from tests.cni.tiny_node import tiny_snapshot
 from tests.node import POD, VF, attach, bound_slot, granted, open_books, owner, prepare
 
 
-def test_a_grant_that_no_pod_claims_is_released_when_it_is_old(scene: Scene) -> None:
-    scene.books.grant(granted("rdma/vf", {VF: VF}))
-    scene.run_once()
-    assert [hold.key for hold in scene.books.holds()] == [VF]
-    scene.now += UNCLAIMED_SECONDS + 1
-    scene.run_once()
-    assert scene.books.holds() == ()
-
-
 def test_a_grant_that_is_new_to_kubelets_word_stays_however_long_healing_took(scene: Scene) -> None:
     def meanwhile() -> None:
         scene.books.grant(granted("rdma/vf", {VF: VF}))
@@ -87,19 +78,6 @@ def test_a_kubelet_that_does_not_answer_frees_nothing(scene: Scene) -> None:
     scene.run_once()
     assert [hold.key for hold in scene.books.holds()] == [VF]
     assert not scene.settled.value
-
-
-def test_a_unit_that_a_pod_claims_is_taken_over_once_it_is_offered(scene: Scene) -> None:
-    scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
-    scene.offered = None
-    scene.run_once()
-    assert scene.books.holds() == ()
-    assert not scene.settled.value
-    scene.offered = {VF: (VF,)}
-    scene.run_once()
-    (hold,) = scene.books.holds()
-    assert (hold.device, hold.pod) == (VF, POD)
-    assert scene.settled.value
 
 
 def test_a_unit_whose_device_a_claim_has_is_not_taken_over_and_keeps_no_other_from_it(scene: Scene) -> None:

@@ -22,18 +22,6 @@ def test_a_vf_that_cannot_be_put_back_keeps_no_other_from_it(scene: Scene) -> No
     assert [devices for devices, *_ in scene.hands.looked_for] == [(vf(2),)]
 
 
-def test_natural_names_are_learnt_of_vfs_in_the_host_and_forgotten_with_them(scene: Scene) -> None:
-    scene.snapshot = tiny_snapshot(2)
-    scene.run_once()
-    assert [(k.device, k.netdev, k.boot_id) for k in scene.books.known_devices()] == [
-        (VF, "ens1f0v0", "boot"),
-        (OTHER_VF, "ens1f0v1", "boot"),
-    ]
-    scene.snapshot = tiny_snapshot(1)
-    scene.run_once()
-    assert [k.device for k in scene.books.known_devices()] == [VF]
-
-
 def test_a_vf_that_has_no_interface_and_no_row_is_looked_for_with_all_that_is_known(scene: Scene) -> None:
     scene.snapshot = tiny_snapshot(2, in_pods=[0])
     scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
