@@ -13,7 +13,6 @@ from agent.edits.build import (
     build,
     gpu_edits,
     helper_variables,
-    pcidevice_name,
     variables_of_container,
 )
 from agent.edits.cdi import ContainerEdits, DeviceNode
@@ -109,10 +108,6 @@ def test_an_hca_without_uverbs_is_refused_with_the_remedy() -> None:
     )
     with pytest.raises(UnitUnhealthy, match="load the module ib_uverbs"):
         build(HCA, some(HCA, snapshot, 0), snapshot, NOTHING)
-
-
-def test_the_variable_is_upper_case_without_dots_slashes_and_hyphens() -> None:
-    assert pcidevice_name("intel.com/vf-rdma_1") == "PCIDEVICE_INTEL_COM_VF_RDMA_1"
 
 
 @pytest.mark.parametrize(

@@ -51,21 +51,6 @@ def as_new(claim: Claim) -> Claim:
     return replace(claim, state=ClaimState.PREPARING, since=0.0)
 
 
-def test_a_claim_has_a_spec_and_a_copy_of_its_rows_until_it_is_removed(
-    specs: Specs, claim: Claim, folder: Path
-) -> None:
-    assert not specs.is_written(file_of_claim(UID))
-    specs.sync([file_of_claim(UID)])
-    assert specs.is_written(file_of_claim(UID))
-    assert there(folder) == {f"nodefabric-claim-{UID}.json", f"nodefabric-claim-{UID}.claim"}
-    (folder / "nodefabric-slot-rdma:vf-0-3.json").write_text("{}")
-    (folder / f".nodefabric-claim-{UID}.claim.1").write_text("{")  # of a process that was killed
-    assert specs.names("claim-") == {file_of_claim(UID)}
-    specs.remove(file_of_claim(UID))
-    specs.remove(file_of_claim(UID))
-    assert there(folder) == {"nodefabric-slot-rdma:vf-0-3.json"}
-
-
 def test_a_claim_whose_devices_no_container_is_to_name_has_no_spec(books: Ledger, specs: Specs, folder: Path) -> None:
     prepare(books, "nics", replace(NIC, spec=None))
     specs.sync([file_of_claim(UID)])  # the runtime would refuse a spec without a device
@@ -164,7 +149,7 @@ def test_they_go_with_the_spec_of_their_claim_and_those_of_others_stay(specs: Sp
     specs.metadata.write(UID, "nic", DOCUMENT)
     specs.metadata.write(UID, "rail", DOCUMENT)
     specs.metadata.write(f"{UID}2", "nic", DOCUMENT)
-    assert specs.names() == {file_of_claim(UID), file_of_claim(f"{UID}2")}
+    assert specs.names("claim-") == {file_of_claim(UID), file_of_claim(f"{UID}2")}
     specs.remove(file_of_claim(UID))
     specs.remove(file_of_claim(UID))
     assert specs.names() == {file_of_claim(f"{UID}2")}

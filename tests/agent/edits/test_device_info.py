@@ -32,14 +32,6 @@ def files(tmp_path: Path) -> GrantedFiles:
     return GrantedFiles(tmp_path / "devinfo")
 
 
-def test_a_vf_is_described_with_its_adapter() -> None:
-    assert describe(tiny_snapshot(3), VF) == {
-        "type": "pci",
-        "version": "1.1.0",
-        "pci": {"pci-address": VF, "pf-pci-address": PF},
-    }
-
-
 def test_rdma_devices_and_the_representor_are_told() -> None:
     snapshot = tiny_snapshot(3)
     rdma = tuple(RdmaDevice(name, "CA", "", "", (), ()) for name in ("mlx5_4", "mlx5_5"))

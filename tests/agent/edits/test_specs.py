@@ -219,6 +219,7 @@ def test_specs_do_not_see_each_other_nor_those_of_others(rig: Rig) -> None:
 
 def test_what_a_killed_process_left_half_written_is_no_spec_and_goes(rig: Rig) -> None:
     halves = [rig.folder / f".nodefabric-{name}.json.{pid}" for name in NAMES for pid in (1, os.getpid())]
+    halves.append(rig.folder / f".nodefabric-{NAMES[2]}.claim.1")
     for half in halves:  # in a container all processes are 1
         half.write_text("{")
     assert rig.specs.names() == frozenset()

@@ -44,13 +44,6 @@ def specs_on(rig: Rig, device: str) -> dict[str, Spec]:
     return {hold.key: hold.spec for hold in rig.ledger.holds_on(device) if hold.spec is not None}
 
 
-def test_variables_name_all_devices_of_the_container_in_each_spec(rig: Rig) -> None:
-    assert rig.grant(node(), HCA, SHARE, OTHER) == (f"nodefabric.io/hca={SHARE}", f"nodefabric.io/hca={OTHER}")
-    assert rig.said(SHARE)["env"] == rig.said(OTHER)["env"] == ["NCCL_IB_HCA==mlx5_1,mlx5_2"]
-    for unit, number in ((SHARE, 1), (OTHER, 2)):
-        assert rig.files(unit) == [f"/dev/infiniband/uverbs{number}", "/dev/infiniband/rdma_cm"]
-
-
 def test_names_mean_the_same_devices_after_all_numbers_have_changed(rig: Rig) -> None:
     snapshot = with_vf_rdma(node(), VF_UNIT, "0000:12:00.2")
     rig.grant(snapshot, HCA, SHARE, OTHER)
