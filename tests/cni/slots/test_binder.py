@@ -20,7 +20,6 @@ from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDe
 from agent.model.allocation import Undo
 from agent.model.locality import Locality
 from agent.reconcile.grants import UNCLAIMED_SECONDS, Release, decide
-from agent.reconcile.view import View
 from proto.deviceplugin.v1beta1 import api_pb2
 from tests.cni.slots.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot, stock_of
 from tests.deviceplugin.dra.nodes import recorded_node
@@ -241,15 +240,6 @@ def test_a_spec_that_cannot_be_written_leaves_nothing_bound(rig: Rig) -> None:
 
 
 # -------------------------------------------------------------------------------- what no call asks for any more, and
-
-
-def test_a_spec_of_nobodys_goes(rig: Rig) -> None:
-    rig.grant(POD, slot(0))
-    rig.bind(call("c1"))
-    (rig.folder / f"cdi/nodefabric-{slot(1)}.json").write_text("nobody's")
-    assert rig.heal(View(time.time())) == [("spec-remove", "slot-gone")]
-    assert rig.heal(rig.known()) == []
-    assert rig.specs.names() == {slot(0)}
 
 
 def test_a_resource_that_is_configured_no_more_is_named_with_what_helps(rig: Rig) -> None:

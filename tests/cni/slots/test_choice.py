@@ -80,10 +80,6 @@ def test_more_slots_than_gpus_are_shared_out_among_the_gpus() -> None:
     assert nearest == [Locality.PIX] * 4
 
 
-def test_too_few_devices_are_told() -> None:
-    assert choose(DISTANCES, [wish("a", "0-0", "0-1", gpus=(0, 1))], [vf(0)], {}) is None
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_other_choice_has_nearer_pairs(data: st.DataObject) -> None:
