@@ -18,10 +18,10 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agent.edits.cdi import SpecFiles, text_of
 from agent.edits.claim_metadata import CLAIM, ClaimMetadata
@@ -268,28 +268,45 @@ def _read(files: SpecFiles, name: str) -> Claim | Hold | None:
     try:
         document = json.loads(files.read(name))
         return _claim(document) if name.startswith(CLAIM) else _hold(document)
-    except (OSError, ValueError, KeyError, TypeError) as error:  # of another version, maybe
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # of another version, maybe
         log.error("%s says nothing of a hold: %s", files.path(name), error)
         return None
 
 
 def _claim(document: Mapping[str, Any]) -> Claim:
     parts = {
-        "ref": ClaimRef(**document["ref"]),
+        "ref": _checked(ClaimRef(**document["ref"])),
         "state": ClaimState(document["state"]),
         "devices": tuple(_hold(each) for each in document["devices"]),
-        "pods": tuple(PodRef(**pod) for pod in document["pods"]),
+        "pods": tuple(_checked(PodRef(**pod)) for pod in document["pods"]),
     }
-    return Claim(**{**document, **parts})
+    return _checked(Claim(**{**document, **parts}))
 
 
 def _hold(document: Mapping[str, Any]) -> Hold:
+    spec = Spec.from_document(document["spec"])
     parts = {
         "devices": tuple(document["devices"]),
-        "spec": Spec.from_document(document["spec"]),
-        "pod": PodRef(**document["pod"]) if document["pod"] is not None else None,
+        "spec": _checked(spec) if spec is not None else None,
+        "pod": _checked(PodRef(**document["pod"])) if document["pod"] is not None else None,
     }
-    return Hold(**{**document, **parts})
+    return _checked(Hold(**{**document, **parts}))
+
+
+_KINDS: Mapping[object, type | tuple[type, ...]] = {"str": str, "float": (float, int), "int": int, "bool": bool}
+"""How the types of fields are written → what they may hold."""
+Row = TypeVar("Row", Claim, ClaimRef, Hold, PodRef, Spec)
+
+
+def _checked(row: Row) -> Row:
+    """Return a row that was read if the books would take it, or raise TypeError."""
+    for each in fields(row):
+        value = getattr(row, each.name)
+        kind = _KINDS.get(each.type, Mapping if str(each.type).startswith("Mapping") else object)
+        are_texts = each.type != "tuple[str, ...]" or all(isinstance(text, str) for text in value)
+        if not (isinstance(value, kind) and are_texts):
+            raise TypeError(f"{each.name} is {value!r}")
+    return row
 
 
 def _text(said: Sequence[tuple[str, Spec]]) -> str:

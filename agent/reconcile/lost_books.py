@@ -9,7 +9,7 @@ import logging
 
 from agent.edits.claim_metadata import CLAIM
 from agent.edits.specs import SLOT, Specs, file_of_claim
-from agent.errors import ClaimConflict, DeviceBusy
+from agent.errors import ClaimConflict, DeviceBusy, LedgerError
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimState, Hold
 from agent.reconcile.view import Outside, View
@@ -35,12 +35,22 @@ class LostBooks:
     def heal(self, view: View) -> None:
         """Look at all copies, once, then at all specs. Raises LedgerError, and Unavailable for a spec that stays."""
         if not self._is_restored:
-            with self._specs.guard:
-                for copy in self._specs.copies():
-                    if copy.boot_id == self._ledger.boot_id:
-                        self._put_back(copy)
+            self._restore()
             self._is_restored = True
         self._tidy()
+
+    def _restore(self) -> None:
+        """Put back what can be. What the books did not take keeps nothing else from it, and is tried again."""
+        refused: LedgerError | None = None
+        with self._specs.guard:
+            for copy in self._specs.copies():
+                try:
+                    if copy.boot_id == self._ledger.boot_id:
+                        self._put_back(copy)
+                except LedgerError as error:
+                    refused = error
+        if refused is not None:
+            raise refused
 
     def _put_back(self, copy: Claim | Hold) -> None:
         name = f"claim {copy.ref}" if isinstance(copy, Claim) else f"slot {copy.key} of pod {copy.pod}"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from agent.errors import DeviceBusy
+from agent.errors import DeviceBusy, LedgerError
 from agent.kubelet.cri import Sandbox
 from agent.ledger import Ledger
+from agent.model.allocation import Hold
+from agent.reconcile.lost_books import LostBooks
 from tests.cni.slots.binding import OTHER, POD, Rig, call, slot, snapshot_with_rdma, stock_of
 from tests.node import claimed_vf, open_books, prepare
 
@@ -114,3 +117,49 @@ def test_slots_of_an_earlier_boot_are_not_put_back(loss: Loss, tmp_path: Path) -
         assert rig.heal(rig.known([RUNS])) == [("spec-remove", "slot-gone")]
         assert rig.ledger.bound_slots() == ()
         assert rig.specs.names() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("devices", [{}]),
+        ("key", None),
+        ("bound_at", "yesterday"),
+        ("network", None),
+        ("spec", {"kind": "vf", "edits": [1]}),
+        ("pod", {"namespace": "default", "name": None}),
+    ],
+)
+def test_a_copy_that_is_damaged_keeps_no_other_slot_from_its_device(loss: Loss, field: str, value: object) -> None:
+    rig = loss.rig
+    rig.grant(POD, slot(0), slot(1))
+    before = rig.bind(call("c1"))
+    copy = rig.folder / f"cdi/nodefabric-{slot(0)}.slot"
+    copy.write_text(json.dumps({**json.loads(copy.read_text()), field: value}))
+    rig = loss.lose_books()
+    assert rig.heal(rig.known([RUNS])) == [PUT_BACK, ("spec-remove", "slot-gone")]
+    assert {hold.key: hold.device for hold in rig.ledger.bound_slots()} == {slot(1): before[slot(1)]}
+
+
+def test_what_cannot_be_written_into_the_books_keeps_no_other_slot_from_its_device_and_is_tried_again(
+    loss: Loss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = loss.rig
+    rig.grant(POD, slot(0), slot(1))
+    before = rig.bind(call("c1"))
+    rig = loss.lose_books()
+    bind, refused = rig.ledger.bind_slots, [slot(0)]
+
+    def refusing(slots: Sequence[Hold]) -> tuple[Hold, ...]:
+        if slots[0].key in refused:
+            raise LedgerError("its disk is full")
+        return bind(slots)
+
+    monkeypatch.setattr(rig.ledger, "bind_slots", refusing)
+    healer = LostBooks(rig.ledger, rig.specs, rig.outside)
+    with pytest.raises(LedgerError, match="full"):
+        healer.heal(rig.known([RUNS]))
+    assert [hold.key for hold in rig.ledger.bound_slots()] == [slot(1)]
+    refused.clear()
+    healer.heal(rig.known([RUNS]))
+    assert {hold.key: hold.device for hold in rig.ledger.bound_slots()} == before
