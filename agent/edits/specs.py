@@ -173,6 +173,10 @@ class Specs:
         found += [self.metadata.names()] if CLAIM.startswith(start) else []
         return frozenset(name for names in found for name in names if name.startswith(start))
 
+    def is_there(self, name: str) -> bool:
+        """Tell whether there is a spec, whatever it says."""
+        return self._files.is_there(name)
+
     def is_written(self, name: str) -> bool:
         """Tell whether a spec says what the books do."""
         row = self._row(name)

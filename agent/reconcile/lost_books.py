@@ -5,11 +5,12 @@ Units need no copies: kubelet tells of them again (`agent.reconcile.grants`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from agent.edits.claim_metadata import CLAIM
 from agent.edits.specs import SLOT, Specs, file_of_claim
-from agent.errors import ClaimConflict, DeviceBusy, LedgerError
+from agent.errors import ClaimConflict, DeviceBusy, LedgerError, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimState, Hold
 from agent.reconcile.view import Outside, View
@@ -72,10 +73,13 @@ class LostBooks:
 
     def _put_claim_back(self, copy: Claim) -> bool:
         uid, known = copy.ref.uid, self._ledger.claim(copy.ref.uid)
-        claim = known or self._ledger.prepare_claim(copy)
-        # Put back now, or by an agent that was killed.
-        if claim.state is ClaimState.PREPARING and self._specs.is_written(file_of_claim(uid)):
-            self._ledger.set_claim_state(uid, ClaimState.PREPARED)
+        claim, name = known or self._ledger.prepare_claim(copy), file_of_claim(uid)
+        # Put back now, or by an agent that was killed. Another version may have spelled the spec otherwise.
+        if claim.state is ClaimState.PREPARING and self._specs.is_there(name):
+            with contextlib.suppress(Unavailable):  # which is told when all specs are looked at
+                self._specs.sync([name])
+            if self._specs.is_written(name):
+                self._ledger.set_claim_state(uid, ClaimState.PREPARED)
         return known is None
 
     def _tidy(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -316,6 +317,19 @@ def test_claims_of_lost_books_are_put_back_though_the_agent_was_killed_before(
         Room(books, tmp_path).heal(View())
         (found,) = books.claims()
         assert (found.devices, found.state) == (lost.devices, ClaimState.PREPARED)
+
+
+def test_a_claim_of_lost_books_is_prepared_though_another_version_has_spelled_its_spec(tmp_path: Path) -> None:
+    with open_books(tmp_path) as books:
+        Room(books, tmp_path).prepare()
+    spec = tmp_path / "cdi/nodefabric-claim-uid-nics.json"
+    text = spec.read_text()
+    spec.write_text(json.dumps(json.loads(text), indent=1))
+    (tmp_path / "ledger.db").unlink()
+    with open_books(tmp_path) as books:
+        Room(books, tmp_path).heal(View())  # kubelet has it prepared no more in this boot
+        assert [claim.state for claim in books.claims()] == [ClaimState.PREPARED]
+    assert spec.read_text() == text
 
 
 def test_a_claim_whose_spec_is_not_whole_is_not_taken_for_prepared(room: Room) -> None:
