@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.kubelet.podresources import HeldUnit
 from agent.model.allocation import PodRef
 from agent.reconcile.grants import ENDED_SECONDS, EndedPods
-from tests.agent.reconcile.scene import OTHER_VF, Scene
+from tests.agent.reconcile.scene import Scene
 from tests.awaiting import until
 from tests.node import POD, VF, granted, open_books
 
@@ -39,21 +39,6 @@ def end(scene: Scene, pod: PodRef) -> None:
     scene.now += 1
 
 
-def test_a_grant_is_free_soon_after_its_pods_end(scene: Scene) -> None:
-    scene.books.grant(granted("rdma/vf", {VF: VF, OTHER_VF: OTHER_VF}))
-    scene.books.bind([VF], POD)
-    scene.books.bind([OTHER_VF], NEXT)
-    scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
-
-    async def work() -> None:
-        end(scene, POD)
-        scene.held_units = []
-        await until(lambda: [hold.key for hold in scene.books.holds()] == [OTHER_VF])
-
-    reconciling(scene, work)
-    assert ("grant-release", "unclaimed") in scene.counted
-
-
 def test_kubelet_is_asked_again_while_it_still_lists_the_pod(scene: Scene) -> None:
     scene.books.grant(granted("rdma/vf", {VF: VF}))
     scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
@@ -76,6 +61,7 @@ def test_kubelet_is_asked_again_while_it_still_lists_the_pod(scene: Scene) -> No
         await until(lambda: not scene.books.holds())
 
     reconciling(scene, work)
+    assert ("grant-release", "unclaimed") in scene.counted
 
 
 def test_pods_are_asked_about_a_few_times_and_those_without_grants_once(tmp_path: Path) -> None:
