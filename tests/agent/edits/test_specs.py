@@ -245,17 +245,6 @@ def test_a_spec_that_cannot_be_written_keeps_none_from_being_removed(rig: Rig) -
     assert not rig.path(SLOT).exists()
 
 
-def test_a_slot_has_a_copy_of_its_row_that_is_written_again_if_it_is_gone_as_after_an_update(rig: Rig) -> None:
-    rig.write(SLOT)
-    copy = rig.folder / f"nodefabric-{SLOT.key}.slot"
-    assert copy.stat().st_mode & 0o777 == 0o600
-    copy.unlink()
-    assert not rig.specs.rewrite()  # no container waits for it
-    assert list(rig.specs.copies()) == list(rig.ledger.bound_slots())
-    rig.end(SLOT)
-    assert list(rig.folder.iterdir()) == []
-
-
 def test_specs_of_pools_are_exactly_those_that_are_wanted(rig: Rig) -> None:
     texts, stray = {"pool-a": "a", "pool-b": "b"}, rig.folder / "nodefabric-pool-old.json"
     stray.write_text("{}")
