@@ -42,13 +42,6 @@ def test_an_unknown_name_is_answered_with_those_there_are() -> None:
         recorded.find("../../../etc/passwd")
 
 
-def test_a_tree_is_laid_out_with_files_folders_and_links(tmp_path: Path) -> None:
-    tree = {"sys": {"class": {"net": {"eth0": ["../../devices/eth0"]}}, "devices": {"eth0": {"mtu": "1500\n"}}}}
-    recorded.unpack(Node("node", "", tree), tmp_path)
-    assert (tmp_path / "sys/class/net/eth0/mtu").read_text() == "1500\n"
-    assert (tmp_path / "sys/class/net/eth0").is_symlink()
-
-
 def test_a_full_disk_is_named_with_the_remedy(own_network: None, tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(tmp_path)], check=True)
     tree = {"sys": {str(number): "x" * 4096 for number in range(4)}}

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -53,6 +54,12 @@ def test_an_empty_root_has_nothing_and_no_problems(tmp_path: Path) -> None:
     assert scan(tmp_path) == Snapshot()
 
 
+@pytest.mark.parametrize("name", recorded.names())
+def test_a_modelled_node_is_scanned_without_a_problem(name: str, node_snapshot: Snapshots) -> None:
+    assert node_snapshot(name).problems == ()
+    assert UUID(node_snapshot(name).boot_id)
+
+
 def test_a_pf_is_read_with_all_its_facts(node_snapshot: Snapshots) -> None:
     pf = node_snapshot("h100-8gpu").by_address["0000:18:00.0"]
     assert pf.path == ("pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:18:00.0")
@@ -82,16 +89,6 @@ def test_a_pf_is_read_with_all_its_facts(node_snapshot: Snapshots) -> None:
         CharDevice("uverbs", "/dev/infiniband/uverbs0"),
         CharDevice("umad", "/dev/infiniband/umad0", 1),
     )
-
-
-def test_a_vf_knows_its_pf_and_its_index(node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot("h100-8gpu")
-    vf = snapshot.by_address["0000:18:01.0"]
-    assert (vf.physfn, vf.vf_index) == ("0000:18:00.0", 7)
-    assert vf.netdev is not None
-    assert (vf.netdev.name, vf.netdev.carrier, vf.netdev.speed_mbps) == ("ens1f0v7", None, None)
-    assert [r.name for r in vf.rdma_devices] == ["mlx5_15"]
-    assert snapshot.parent(vf) is snapshot.by_address["0000:18:00.0"]
 
 
 def test_numa_nodes_have_cpus_memory_hugepages_and_distances(node_snapshot: Snapshots) -> None:

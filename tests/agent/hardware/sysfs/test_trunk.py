@@ -63,20 +63,6 @@ def test_what_is_not_wanted_goes_first_and_what_is_missing_comes_last(tmp_path: 
     assert trunk.read(tmp_path, PF, 0) == "6"
 
 
-@pytest.mark.parametrize("wanted", ["1-4094", "1000-2000"])
-def test_a_list_that_the_driver_cannot_show_whole_is_set_and_emptied_all_the_same(tmp_path: Path, wanted: str) -> None:
-    driver, path = made(tmp_path, "mlx5_core"), trunk.path_of(tmp_path, PF, 0)
-    change(tmp_path, driver, wanted)
-    first, last = map(int, wanted.split("-"))
-    assert driver.list_in(path) == set(range(first, last + 1))
-    assert trunk.read(tmp_path, PF, 0) is None
-    assert trunk.problem(tmp_path, PF, 0) == (
-        f"{path} has more VLANs than the driver can show, so they could not be put back: empty it"
-    )
-    change(tmp_path, driver, "")
-    assert (driver.list_in(path), trunk.read(tmp_path, PF, 0)) == (frozenset(), "")
-
-
 def test_of_a_list_that_cannot_be_shown_whole_what_is_shown_must_be_right(tmp_path: Path) -> None:
     driver = made(tmp_path, "mlx5_core")
     change(tmp_path, driver, "1000-2000")
@@ -95,14 +81,6 @@ def test_what_a_driver_does_not_do_is_told_with_what_is_instead(tmp_path: Path, 
         HardwareError, match=f"VF 0 of ens1f0: trunk was set to '{wanted}' without an error but is {found}"
     ):
         change(tmp_path, driver, wanted)
-
-
-def test_what_the_driver_refuses_is_told_with_the_file(tmp_path: Path) -> None:
-    driver = made(tmp_path, "mlx5_core")
-    driver.tag = lambda: 7
-    path = trunk.path_of(tmp_path, PF, 0)
-    with pytest.raises(HardwareError, match=f'the driver refuses "add 5 5" in {path}: Operation not permitted'):
-        change(tmp_path, driver, "5")
 
 
 def test_a_driver_without_a_list_is_named_with_what_helps(tmp_path: Path) -> None:
