@@ -42,14 +42,6 @@ def test_claims_find_each_vf_and_kubelet_counts_none_of_them() -> None:
     assert set(offer.offered) == {"nvidia.com/gpu", "rdma/vf"}
 
 
-def test_the_shares_of_an_hca_are_one_unit_for_claims() -> None:
-    offer = plain_offer([HCA], node(rails=2))
-    assert [(u.unit_id, u.device, u.rdma_devices) for u in offer.claimable["rdma/hca"]] == [
-        ("hca-b83fd20300a00000", PF, ("mlx5_0",)),
-        ("hca-b83fd20300a00001", "0000:22:00.0", ("mlx5_1",)),
-    ]
-
-
 def test_what_claims_find_is_ours_for_cni_and_metrics_too() -> None:
     offer = plain_offer([VF], node(rails=1, vfs=2))
     assert offer.network_devices == {FIRST: "rdma/vf", "0000:12:00.2": "rdma/vf"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from agent.model.allocation import Claim, ClaimRef, ClaimState, Undo
 from agent.model.device import MigDevice, Snapshot
 from agent.model.health import HEALTHY, Health, Reason, unhealthy
 from agent.model.unit_id import slot_id
-from agent.offer.offer import HealthChange, Offer, Unit, health_changes
+from agent.offer.offer import HealthChange, Unit, health_changes
 from agent.offer.offer import Units as UnitsByName
 from agent.offer.offers import Offers, differs_in_pods_only, read
 from agent.offer.units import Reading, with_profiles
@@ -156,29 +155,13 @@ def test_a_slice_in_use_is_withheld_under_any_name_but_its_own(resource: Resourc
     assert {unit.unit_id: unit.health.reason for units in offer.units.values() for unit in units} == listed
 
 
-WITH_SLOTS = (Resource("rdma/vf", "vf", binding="late"), Resource("nvidia.com/gpu", "gpu"))
-SNAPSHOT = node(rails=4, vfs=4)
-VFS = [device.address for device in SNAPSHOT.devices if device.is_vf]
-SLOT = slot_id("rdma/vf", 0, 0)
-
-
-def slot_offers() -> Offers:
-    return Offers(HealthHistory(), lambda: 0.0)
-
-
-def made(maker: Offers, held: Mapping[str, str]) -> Offer:
-    return maker.make(WITH_SLOTS, SNAPSHOT, Reading(slots=held))
-
-
 def test_kubelet_is_told_nothing_where_nothing_changes_for_it() -> None:
-    maker, units = slot_offers(), Units(())
-    for held, version in (
-        ({}, 1),
-        ({SLOT: VFS[0]}, 1),
-        ({SLOT: VFS[-1]}, 2),
-    ):
-        offer = made(maker, held)
-        post(units, offer.units["rdma/vf"])
+    maker, units, snapshot = offers(), Units(()), node(rails=4, vfs=4)
+    late = Resource("rdma/vf", "vf", binding="late")
+    slot, (first, *_, last) = slot_id(late.name, 0, 0), [d.address for d in snapshot.devices if d.is_vf]
+    for held, version in (({}, 1), ({slot: first}, 1), ({slot: last}, 2)):
+        offer = maker.make((late,), snapshot, Reading(slots=held))
+        post(units, offer.units[late.name])
         assert units.version == version
 
 

@@ -119,17 +119,6 @@ def test_one_more_card_gets_the_next_number_once_the_numbers_are_final(taken: tu
     assert numbers(numbered(whole, known=known, taken=taken, is_new=is_new)) == expected
 
 
-def test_a_storage_adapter_is_no_rail_in_place_of_one_that_is_away() -> None:
-    whole = with_storage(node(vfs=1))
-    known = numbered(whole)
-    for gone in PFS:
-        reloading = change(whole, gone, netdevs=(), rdma_devices=())
-        for away in (without(whole, gone), reloading):
-            assert "0000:02:00.0" not in numbers(numbered(away, known=known))
-            assert numbers(numbered(away, known=known)) == numbers(known)
-            assert numbers(numbered(whole, known=numbered(away, known=known))) == numbers(known)
-
-
 def test_offers_have_the_numbers_of_the_books(tmp_path: Path) -> None:
     whole = node(vfs=1)
     with open_books(tmp_path) as books:
@@ -367,15 +356,6 @@ def test_numbers_stay_over_a_boot_in_which_storage_is_there_before_the_vfs(
         rails = numbered(booted, known=rails, taken=[STORAGE, *(pf for pf in PFS[:vfs] if pf not in away)])
         assert numbers(rails) == numbers(known)
     assert numbered(FAR_STORAGE, known=rails, taken=[STORAGE, *PFS]) == known
-
-
-def test_a_number_is_free_only_when_its_card_is_gone() -> None:
-    known = numbered(XE9680, taken=PFS[:3])
-    fewer = numbered(XE9680, known=known, taken=PFS[1:3])
-    assert fewer == known
-    assert numbers(numbered(XE9680, known=fewer, taken=PFS[1:])) == BY_PORT
-    gone = numbered(without(XE9680, PFS[0]), known=fewer, taken=PFS[1:])
-    assert numbers(gone) == {PFS[3]: 0, PFS[1]: 1, PFS[2]: 2}
 
 
 def test_a_plane_whose_vfs_come_first_is_of_the_rail_of_the_others() -> None:

@@ -231,14 +231,6 @@ def test_a_nic_that_a_granted_rail_keeps_is_in_no_other_rail() -> None:
     }  # whose second share is left
 
 
-def test_the_nic_of_a_granted_rail_whose_gpu_is_lost_goes_to_no_other_gpu() -> None:
-    snapshot = node(rails=2, vfs=1)
-    near = pairs(RAIL, snapshot)
-    lost = without(replace(snapshot, gpus=snapshot.gpus[1:]), near[gpu_uuid(1)])
-    assert pairs(RAIL, lost) == {gpu_uuid(1): near[gpu_uuid(0)]}
-    assert pairs(RAIL, lost, **{f"rail-{gpu_uuid(0)}": near[gpu_uuid(0)]}) == {}
-
-
 def test_a_granted_rail_keeps_its_nic_when_hardware_comes_or_goes() -> None:
     snapshot = node(rails=2, vfs=2)
     (first, second) = (snapshot.devices[1].address, snapshot.devices[2].address)

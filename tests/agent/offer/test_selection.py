@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.config import PfSelector, RailNic, Resource, Select, SharedPool, SriovPool, parse_pf
-from agent.edits.build import build
-from agent.model.device import CharDevice, LinkLayer, PciDevice, RdmaDevice, RdmaPort, Snapshot, VdpaDevice
+from agent.model.device import CharDevice, LinkLayer, RdmaDevice, RdmaPort, Snapshot, VdpaDevice
 from agent.offer.selection import (
     ACCELERATOR_CLASS,
     Assignment,
@@ -116,24 +114,6 @@ def test_the_first_alternative_that_takes_a_device_counts() -> None:
     assert alternative(Select(is_rdma=True), 0).is_rdma
 
 
-def files_with(snapshot: Snapshot, select: Select, device: PciDevice | None = None) -> list[tuple[str, str]]:
-    """List the files that a container gets with the first VF, with their paths in the host."""
-    resource = Resource("rdma/vf", "vf", select)
-    units = plain_offer([resource], snapshot).offered["rdma/vf"]
-    return [(node.path, node.host_path) for node in build(resource, units[:1], snapshot).devices]
-
-
-def test_uio_and_vdpa_devices_come_with_their_files() -> None:
-    uio = change(node(rails=1, vfs=2), "0000:12:00.1", driver="uio_pci_generic", uio="uio3")
-    assert files_with(uio, Select()) == [("/dev/uio3", "")]
-    assert files_with(MADE, Select(vdpa_type="vhost")) == [("/dev/vhost-vdpa-0", "")]
-
-
-def test_a_vfio_group_without_an_iommu_has_another_name_in_the_host() -> None:
-    vfio = change(node(rails=1, vfs=2), "0000:12:00.1", driver="vfio-pci", iommu_group=7, noiommu=True)
-    assert files_with(vfio, Select()) == [("/dev/vfio/vfio", ""), ("/dev/vfio/7", "/dev/vfio/noiommu-7")]
-
-
 def test_an_accelerator_is_told_from_adapters_and_from_what_has_left_the_node() -> None:
     snapshot = change(node(rails=1, vfs=1), "0000:12:00.1", pci_class=ACCELERATOR_CLASS << 16)
     assert may_be_nic("0000:12:00.0", snapshot)
@@ -152,11 +132,6 @@ def devices(found: Assignment, name: str) -> list[str]:
     return [taken.candidate.label for taken in found.taken[name]]
 
 
-def whole(snapshot: Snapshot, address: str, **more: object) -> Snapshot:
-    """Take a PF's VFs away, so that it can be given out whole."""
-    return change(snapshot, address, vfs=(), sriov_totalvfs=8, **more)
-
-
 def test_the_first_resource_has_the_device_and_the_second_is_told() -> None:
     found = assign([vfs("a/all"), vfs("a/some", "rail0#1")], node(rails=1, vfs=3))
     assert devices(found, "a/all") == ["0000:12:00.1", "0000:12:00.2", "0000:12:00.3"]
@@ -164,13 +139,8 @@ def test_the_first_resource_has_the_device_and_the_second_is_told() -> None:
     assert [(o.device, o.owner, o.loser) for o in found.overlaps] == [("0000:12:00.2", "a/all", "a/some")]
 
 
-def test_an_hca_and_the_vfs_of_its_port_are_different_devices() -> None:
-    found = assign([Resource("a/hca", "hca"), vfs("a/vf")], node(rails=1))
-    assert found.overlaps == ()
-
-
 def test_an_hca_and_its_adapter_as_a_whole_are_one_device() -> None:
-    snapshot = whole(node(rails=1, vfs=0), "0000:12:00.0")
+    snapshot = change(node(rails=1, vfs=0), "0000:12:00.0", vfs=())
     for kinds in (("hca", "nic"), ("nic", "hca")):
         found = assign([Resource(f"a/{kind}", kind) for kind in kinds], snapshot)
         assert [len(taken) for taken in found.taken.values()] == [1, 0]
@@ -185,40 +155,13 @@ def test_a_rail_takes_its_gpu_and_its_nic() -> None:
     assert [(o.owner, o.loser) for o in found.overlaps] == [("a/rail", "a/gpu")] + [("a/rail", "a/vf")] * 2
 
 
-def test_a_whole_adapter_is_offered_only_if_the_host_can_spare_it() -> None:
-    snapshot = whole(node(rails=4, vfs=0), "0000:12:00.0")
-    enslaved = replace(snapshot.by_address["0000:22:00.0"].netdevs[0], is_enslaved=True)
-    snapshot = whole(snapshot, "0000:22:00.0", netdevs=(enslaved,))
-    snapshot = replace(whole(snapshot, "0000:32:00.0"), only_ways=frozenset({"rail2"}))
-    snapshot = change(snapshot, "0000:42:00.0", vfs=("0000:42:00.1",))
-    assert devices(assign([Resource("a/nic", "nic")], snapshot), "a/nic") == ["0000:12:00.0"]
-
-
-def test_adapters_with_one_advertised_route_each_are_offered(node_snapshot: Callable[[str], Snapshot]) -> None:
-    """OCI: a router advertises a default route to each RDMA adapter; the host lives by the IPv4 route of eth0."""
-    snapshot = node_snapshot("oci-h100-8gpu")
-    nics = Resource("a/nic", "nic")
-    offered = devices(assign([nics], snapshot), "a/nic")
-    advertised = {route.netdev for route in snapshot.default_routes if route.advertised}
-    all_nics = {d.address: {n.name for n in d.netdevs} for d in snapshot.devices if d.netdevs}
-    assert len(advertised) >= 8
-    assert set(offered) == {address for address, names in all_nics.items() if names != {"eth0"}}
-    assert {address for address, names in all_nics.items() if names & advertised} <= set(offered)
-
-
-def test_a_vf_that_alone_carries_the_hosts_default_route_is_not_offered() -> None:
-    snapshot = node(rails=1, vfs=3)
-    name = snapshot.by_address["0000:12:00.2"].netdevs[0].name
-    snapshot = replace(snapshot, only_ways=frozenset({name}))
-    assert devices(assign([vfs("rdma/vf")], snapshot), "rdma/vf") == ["0000:12:00.1", "0000:12:00.3"]
-
-
-def test_a_vf_that_is_a_port_of_the_hosts_bond_is_not_offered() -> None:
-    """ADD would refuse it to each pod that kubelet gives it to."""
+def test_vfs_that_carry_the_hosts_default_route_or_are_ports_of_its_bond_are_not_offered() -> None:
+    """ADD would refuse them to each pod that kubelet gives them to."""
     snapshot = node(rails=1, vfs=3)
     port = replace(snapshot.by_address["0000:12:00.2"].netdevs[0], is_enslaved=True)
     snapshot = change(snapshot, "0000:12:00.2", netdevs=(port,))
-    assert devices(assign([vfs("rdma/vf")], snapshot), "rdma/vf") == ["0000:12:00.1", "0000:12:00.3"]
+    snapshot = replace(snapshot, only_ways=frozenset({snapshot.by_address["0000:12:00.3"].netdevs[0].name}))
+    assert devices(assign([vfs("rdma/vf")], snapshot), "rdma/vf") == ["0000:12:00.1"]
 
 
 def test_pools_of_another_project_share_out_in_order_and_that_is_no_mistake() -> None:

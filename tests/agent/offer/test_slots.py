@@ -49,13 +49,6 @@ def test_a_bound_slot_is_as_healthy_as_its_device() -> None:
         assert shown(units) == [("0-0", not reason), ("0-1", True)]
 
 
-def test_a_device_bound_to_a_slot_of_another_numa_node_moves_a_slot_there() -> None:
-    slot = slot_id(LATE.name, 0, 0)
-    held = {slot: device(2, node=1).device}
-    units = list_slots(LATE, [device(0), device(1), device(2, node=1), device(3, node=1)], held)
-    assert shown(units) == [("0-0", True), ("0-1", True), ("0-2", True), ("1-0", True)]
-
-
 def test_fewer_slots_than_devices_are_shared_out_to_numa_nodes() -> None:
     devices = [device(n) for n in range(4)] + [device(n, node=1) for n in range(2)]
     for slots, shares in ((3, {0: 2, 1: 1}), (4, {0: 3, 1: 1}), (5, {0: 3, 1: 2}), (1, {0: 1})):

@@ -12,10 +12,10 @@ from agent.errors import ConfigError
 from agent.model.device import LinkLayer, Snapshot
 from agent.model.unit_id import MAX_UNIT_ID
 from agent.offer.explanation import explain_all
-from agent.offer.offer import Offer, Unit
+from agent.offer.offer import Unit
 from agent.offer.selection import check_overlaps
 from agent.offer.units import plain_offer
-from tests.node import change, gpu_uuid, netdev, node, rdma
+from tests.node import change, node, rdma
 
 HCA = Resource("rdma/hca", "hca", shares=3)
 VF = Resource("rdma/vf", "vf")
@@ -58,33 +58,16 @@ def test_hcas_with_the_same_guid_are_named_by_their_pci_addresses() -> None:
     }
 
 
-def test_vfs_are_no_hcas() -> None:
-    snapshot = change(node(rails=1), "0000:12:00.1", rdma_devices=(rdma(7, "1111:2222:3333:4444"),))
-    assert {u.rdma_devices for u in units(HCA, snapshot)} == {("mlx5_0",)}
-    assert next(u for u in units(VF, snapshot) if u.device == "0000:12:00.1").rdma_devices == ("mlx5_7",)
-
-
 def test_an_hca_cannot_be_shared_where_rdma_devices_belong_to_one_namespace_each() -> None:
     snapshot = replace(node(rails=1), rdma_exclusive=True)
     assert {u.health.reason for u in units(HCA, snapshot)} == {"ExclusiveRdma"}
     assert all(u.health.healthy for u in units(VF, snapshot))
 
 
-def test_an_hca_whose_rdma_device_is_in_a_pod_is_none() -> None:
-    snapshot = change(node(rails=1), "0000:12:00.0", rdma_devices=(replace(rdma(0, ""), ports=(), absent=True),))
-    assert units(HCA, snapshot) == ()
-
-
 def test_an_hca_without_uverbs_is_unhealthy() -> None:
     bare = replace(rdma(0, "b83f:d203:00a0:0000"), char_devices=())
     snapshot = change(node(rails=1), "0000:12:00.0", rdma_devices=(bare,))
     assert {u.health.reason for u in units(HCA, snapshot)} == {"NoCharDevice"}
-
-
-def test_vf_and_gpu_units_are_named_by_address_and_uuid() -> None:
-    assert [u.unit_id for u in units(VF, node(rails=1, vfs=2))] == ["0000:12:00.1", "0000:12:00.2"]
-    assert [u.unit_id for u in units(GPU, node(rails=2))] == [gpu_uuid(0), gpu_uuid(1)]
-    assert [u.numa_node for u in units(GPU, node(rails=2))] == [0, 1]
 
 
 def test_a_vf_stays_selected_while_its_interface_sits_in_a_pod() -> None:
@@ -111,13 +94,6 @@ def test_link_layer_is_told_by_the_pci_class_when_nothing_else_does() -> None:
         snapshot = change(snapshot, address, netdevs=(), rdma_devices=(), pci_class=0x020700)
     assert devices(vf(link_layers=(LinkLayer.INFINIBAND,)), snapshot)
     assert devices(vf(link_layers=(LinkLayer.ETHERNET,)), snapshot) == []
-
-
-def test_a_vf_follows_its_pf_link_and_a_link_nobody_brought_up_is_no_fault() -> None:
-    down = change(node(rails=1), "0000:12:00.0", netdevs=(netdev("rail0", carrier=False),), rdma_devices=())
-    assert {u.health.reason for u in units(VF, down)} == {"LinkDown"}
-    unused = change(node(rails=1), "0000:12:00.0", netdevs=(netdev("rail0", carrier=None),), rdma_devices=())
-    assert all(u.health.healthy for u in units(VF, unused))
 
 
 def test_a_quarantined_device_is_unhealthy_and_still_listed() -> None:
@@ -169,34 +145,20 @@ def test_unit_ids_are_unique_over_all_resources_and_short_enough(
     assert max(map(len, ids)) <= MAX_UNIT_ID
 
 
-def offer_of(snapshot: Snapshot, *resources: Resource) -> Offer:
-    return plain_offer(resources, snapshot)
-
-
-def offered(snapshot: Snapshot, *resources: Resource) -> set[tuple[str, str]]:
-    return set(offer_of(snapshot, *resources).adapters)
-
-
-def test_the_adapters_of_slots_and_of_shared_pools_are_all_that_stand_behind_them() -> None:
-    snapshot = node(rails=2)
-    pfs = {"0000:12:00.0", "0000:22:00.0"}
-    assert offered(snapshot, replace(VF, binding="late")) == {("rdma/vf", pf) for pf in pfs}
-    pool = replace(HCA, compat=SharedPool(hca_max=5))
-    assert offered(snapshot, pool) == {("rdma/hca", pf) for pf in pfs}
-
-
 def test_every_pci_device_that_is_offered_is_known_with_its_resource() -> None:
     snapshot = node(rails=2)
     pfs = {"0000:12:00.0", "0000:22:00.0"}
     vfs = {device.address for device in snapshot.devices if device.is_vf}
 
     def found(*resources: Resource) -> dict[str, str]:
-        return dict(offer_of(snapshot, *resources).network_devices)
+        return dict(plain_offer(resources, snapshot).network_devices)
 
     late = replace(VF, binding="late")
+    assert plain_offer([late], snapshot).adapters == {("rdma/vf", pf) for pf in pfs}
     assert found(HCA, late, GPU) == dict.fromkeys(pfs, "rdma/hca") | dict.fromkeys(vfs, "rdma/vf")
     pool = replace(HCA, compat=SharedPool(hca_max=5))
+    assert plain_offer([pool], snapshot).adapters == {("rdma/hca", pf) for pf in pfs}
     assert found(pool).keys() == pfs
     snapshot = change(snapshot, "0000:22:00.1", rdma_devices=(rdma(9, "1:2:3:4"),))
     assert found(pool).keys() == pfs
-    assert offer_of(snapshot, pool).adapters_of_pool(pool.name) == {*pfs, "0000:22:00.1"}
+    assert plain_offer([pool], snapshot).adapters_of_pool(pool.name) == {*pfs, "0000:22:00.1"}
