@@ -89,12 +89,15 @@ def test_the_table_of_a_known_instance_pairs_its_gpus_and_nics(node_snapshot: Ca
     assert distances.between(distances.gpus[0], nics[7]).name == "SYS"
 
 
-def test_a_host_with_other_gpus_or_with_bridges_is_none_of_the_known_ones() -> None:
+def test_a_host_with_bridges_or_other_gpus_or_such_of_two_instances_is_none_of_the_known_ones() -> None:
     gpus = [f"{n:04x}:00:00.0" for n in (0x3, 0x4, 0x1, 0x2, 0xD, 0xE, 0xB, 0xC)]
     assert known_places(gpus, gpus).source == "Standard_ND96asr_v4"
     assert known_places([*gpus, "0005:00:00.0"], [*gpus, "0005:00:00.0"]) is AS_SHOWN
     assert known_places(gpus, gpus[1:]) is AS_SHOWN
     assert known_places((), ()) is AS_SHOWN
+    of_two_instances = [f"{n:04x}:00:00.0" for n in (0x1, 0x2, 0x3, 0xB, 0xC)]
+    assert known_places(of_two_instances, of_two_instances) is AS_SHOWN
+    assert known_places(gpus[:4], gpus[:4]) is AS_SHOWN, "half of one"
 
 
 @pytest.mark.parametrize("gone", range(8))
@@ -109,13 +112,6 @@ def test_a_known_instance_is_still_known_when_one_gpu_is_gone(
     places = known_places(gpus, flat)
     assert places.source == "Standard_ND96isr_H100_v5"
     assert places.of == {address: way for address, way in whole.places.of.items() if address != lost}
-
-
-def test_gpus_that_fit_two_known_instances_or_are_half_of_one_tell_nothing() -> None:
-    both = [f"{n:04x}:00:00.0" for n in (0x1, 0x2, 0x3, 0xB, 0xC)]
-    assert known_places(both, both) is AS_SHOWN
-    half = [f"{n:04x}:00:00.0" for n in (0x1, 0x2, 0x3, 0x4)]
-    assert known_places(half, half) is AS_SHOWN
 
 
 @pytest.mark.parametrize(

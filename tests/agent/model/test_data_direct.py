@@ -26,6 +26,7 @@ GPUS = [
 STORAGE = device("0010:01:00.0", 0x020000, 0xA2DC, "0010:00:00.0")
 IDS = {"0000:03:00.0": "one", "0009:05:00.0": "one", "0002:03:00.0": "two", "0008:05:00.0": "two"}
 DEVICES = (*PFS, *FUNCTIONS, STORAGE, *GPUS)
+SHOWN = tuple(Gpu(gpu.address, number, None, gpu.address, "GB300", 0) for number, gpu in enumerate(GPUS))
 
 
 def test_a_function_that_was_not_read_may_be_any_left_over_pf_s() -> None:
@@ -43,8 +44,7 @@ def test_two_functions_of_one_adapter_are_not_chosen_between() -> None:
 
 
 def test_of_a_pf_whose_function_is_not_known_only_the_numa_node_counts() -> None:
-    shown = tuple(Gpu(gpu.address, number, None, gpu.address, "GB300", 0) for number, gpu in enumerate(GPUS))
-    near = Distances(Snapshot(devices=DEVICES, accelerators=shown))
+    near = Distances(Snapshot(devices=DEVICES, accelerators=SHOWN))
     assert {near.between(pf.address, gpu.address) for pf in PFS for gpu in GPUS} == {Locality.NODE}
     assert not any(near.is_known(gpu.address, pf.address) for pf in PFS for gpu in GPUS)
 
@@ -63,9 +63,8 @@ def test_a_pf_whose_function_is_gone_is_not_known_and_a_function_without_a_pf_ma
 
 
 def test_a_nic_that_is_not_known_is_nearest_to_nothing_and_hides_what_it_may_be_nearer_than() -> None:
-    shown = tuple(Gpu(gpu.address, number, None, gpu.address, "GB300", 0) for number, gpu in enumerate(GPUS))
     ids = {a: i for a, i in IDS.items() if a != "0002:03:00.0"} | {STORAGE.address: ""}
-    near = Distances(Snapshot(devices=DEVICES, accelerators=shown, adapter_ids=tuple(sorted(ids.items()))))
+    near = Distances(Snapshot(devices=DEVICES, accelerators=SHOWN, adapter_ids=tuple(sorted(ids.items()))))
     nics = [pf.address for pf in PFS]
     assert near.nearest(GPUS[0].address, nics) == (nics[0],), "nothing is nearer than one switch"
     assert near.nearest(GPUS[1].address, nics) == ()
