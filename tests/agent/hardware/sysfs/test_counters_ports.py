@@ -34,26 +34,20 @@ def test_a_roce_port_counts_rdma_in_words_and_the_network_stack_in_bytes(tmp_pat
     )
 
 
-def test_the_two_ports_of_an_infiniband_adapter_are_told_apart(tmp_path: Path) -> None:
+def test_the_two_ports_of_an_infiniband_adapter_are_told_apart_and_one_that_is_down_has_no_speed(
+    tmp_path: Path,
+) -> None:
     root = node(tmp_path, "ib-dual-port")
-    snapshot = sysfs.scan(root)
-    (rdma,) = {r.name for d in snapshot.devices if not d.is_vf for r in d.rdma_devices if len(r.ports) == 2}
-    for port in (1, 2):
-        folder = f"sys/class/infiniband/{rdma}/ports/{port}/counters"
-        write(root, folder, port_rcv_data=f"{port}\n", port_xmit_data="0\n")
-    found = read_port_counts(root, snapshot)
-    assert [(count.name, count.port, count.received) for count in found] == [(f"{rdma}/1", 1, 4), (f"{rdma}/2", 2, 8)]
-
-
-def test_a_port_that_is_down_has_no_speed_whatever_it_tells(tmp_path: Path) -> None:
-    root = node(tmp_path, "ib-dual-port")
-    snapshot = sysfs.scan(root)
-    rdma = next(r.name for d in snapshot.devices if not d.is_vf for r in d.rdma_devices if len(r.ports) == 2)
+    (rdma,) = {r.name for d in sysfs.scan(root).devices if not d.is_vf for r in d.rdma_devices if len(r.ports) == 2}
     for port, state in ((1, "4: ACTIVE"), (2, "1: DOWN")):
         folder = f"sys/class/infiniband/{rdma}/ports/{port}"
-        write(root, f"{folder}/counters", port_rcv_data="0\n", port_xmit_data="0\n")
+        write(root, f"{folder}/counters", port_rcv_data=f"{port}\n", port_xmit_data="0\n")
         write(root, folder, state=state, rate="200 Gb/sec (4X HDR)\n")
-    assert [count.speed for count in read_port_counts(root, sysfs.scan(root))] == [25e9, None]
+    found = read_port_counts(root, sysfs.scan(root))
+    assert [(count.name, count.port, count.received, count.speed) for count in found] == [
+        (f"{rdma}/1", 1, 4, 25e9),
+        (f"{rdma}/2", 2, 8, None),
+    ]
 
 
 def test_what_vfs_moved_passes_the_port_of_their_pf(tmp_path: Path) -> None:
