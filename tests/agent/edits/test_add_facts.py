@@ -217,15 +217,3 @@ def test_planes_of_one_rail_follow_each_other() -> None:
         (2, 0, nics[0].device),
         (2, 1, nics[2].device),
     ]
-
-
-def test_nics_that_came_with_one_gpu_are_on_one_rail() -> None:
-    nics = [nic_in_pod(3), nic_in_pod(1), nic_in_pod(2)]
-    place = replace(PLACE, numbers={**PLACE.numbers, nics[0].device: 2, nics[2].device: 2})
-    told = rails_document(paired(nics, [gpu_uuid(2)], place), place)["rails"]
-    assert [(rail["rail"], rail["nic"]["pciAddress"]) for rail in told] == [
-        (1, nics[1].device),
-        (2, nics[2].device),
-        (2, nics[0].device),
-    ]
-    assert {rail["gpu"]["uuid"] for rail in told} == {gpu_uuid(2)}

@@ -64,19 +64,6 @@ def test_a_node_without_rdma_cm_hands_out_none() -> None:
     assert paths(build(HCA, some(HCA, snapshot, 0), snapshot, NOTHING)) == ["/dev/infiniband/uverbs0"]
 
 
-def test_vfs_are_told_in_the_well_known_variable() -> None:
-    snapshot = node(rails=1)
-    grants = build(VF, some(VF, snapshot, 0, 2), snapshot, NOTHING)
-    assert grants.envs == (("PCIDEVICE_RDMA_VF_POOL", "0000:12:00.1,0000:12:00.3"),)
-    assert grants.devices == ()
-
-
-def test_a_vf_brings_its_own_rdma_device() -> None:
-    snapshot = change(node(rails=1), "0000:12:00.1", rdma_devices=(rdma(7, "7:7:7:7"),))
-    grants = build(VF, some(VF, snapshot, 0), snapshot, NOTHING)
-    assert paths(grants) == ["/dev/infiniband/uverbs7", "/dev/infiniband/rdma_cm"]
-
-
 @pytest.mark.parametrize("driver", ["vfio-pci", "mlx5_vfio_pci"])
 def test_a_vf_bound_to_vfio_brings_its_iommu_group(driver: str) -> None:
     snapshot = change(node(rails=1), "0000:12:00.1", driver=driver, iommu_group=42, netdevs=())
