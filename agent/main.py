@@ -190,7 +190,8 @@ class Agent:
         publishing = Republication(self._config, seen, self._api, metrics, conditions)
         ledger.subscribe(publishing.changed)
         yield Part("owners of grants", run=made.owners.run)
-        yield Part("publications", run=partial(supervised, publishing.run, "publications"))
+        told_of = partial(conditions.set, "publishing")
+        yield Part("publications", run=partial(supervised, publishing.run, "publications", told_of))
         if self._api is not None:
             told = NodeEvents(self._api, node_name(), self._offer, conditions)
             yield Part("node events", run=partial(supervised, told.run, "node events"))

@@ -29,14 +29,25 @@ DELETED = "//deleted"
 log = logging.getLogger(__name__)
 
 
-async def supervised(run: Callable[[], Awaitable[None]], what: str, *, again_seconds: float = AGAIN_SECONDS) -> None:
-    """Run what no pod needs until cancelled or until `run` returns. Should it fail, say so, and begin again later."""
+async def supervised(
+    run: Callable[[], Awaitable[None]],
+    what: str,
+    tell: Callable[[str | None], None] = lambda _: None,
+    *,
+    again_seconds: float = AGAIN_SECONDS,
+) -> None:
+    """Run what no pod needs until cancelled or until `run` returns. Should it fail, say so, and begin again later.
+
+    `tell` gets what is wrong while nothing runs, then None.
+    """
     while True:
         try:
             return await run()
         except Exception:
             log.exception("%s failed, and begin again in %g s", what, again_seconds)
+        tell(f"failed unexpectedly, and begins again within {again_seconds:g} s: see the log")
         await asyncio.sleep(again_seconds)
+        tell(None)
 
 
 def end_unless_called_again(seconds: float | None) -> None:

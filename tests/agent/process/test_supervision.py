@@ -15,15 +15,17 @@ from tests.awaiting import until
 
 def test_what_fails_begins_anew_and_the_log_tells_why(caplog: pytest.LogCaptureFixture) -> None:
     runs: list[int] = []
+    told: list[str | None] = []
 
     async def run() -> None:
-        runs.append(1)
+        runs.append(len(told))
         if len(runs) < 3:
             raise KeyError("0000:3b:00.2")
 
     with caplog.at_level(logging.ERROR):
-        asyncio.run(supervised(run, "recent events", again_seconds=0))
-    assert len(runs) == 3
+        asyncio.run(supervised(run, "recent events", told.append, again_seconds=0))
+    assert runs == [0, 2, 4]
+    assert told == ["failed unexpectedly, and begins again within 0 s: see the log", None] * 2
     assert [record.message for record in caplog.records] == ["recent events failed, and begin again in 0 s"] * 2
     assert "0000:3b:00.2" in caplog.text
 
