@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 from agent.errors import HardwareError
@@ -21,7 +22,7 @@ def server_in(run: Path) -> CniServer:
     """Make a server that nobody asks anything."""
     return CniServer(
         run / "cni.sock",
-        cast(Attachments, None),
+        cast(Attachments, SimpleNamespace(add=None, delete=None)),
         condition=lambda: None,
         observe=lambda command: contextlib.nullcontext(),
     )
