@@ -21,12 +21,6 @@ from agent.report.chart import (
 Snapshots = Callable[[str], Snapshot]
 
 
-def test_each_gpu_of_a_rail_host_has_its_own_nearest_nic(node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot("h100-8gpu")
-    nearest = [nics for _, nics, _ in rails(snapshot)]
-    assert [[nic.rdma_devices[0].name for nic in nics] for nics in nearest] == [[f"mlx5_{i}"] for i in range(8)]
-
-
 def test_the_table_reads_like_the_familiar_one(node_snapshot: Snapshots) -> None:
     lines = as_text(node_snapshot("ib-dual-port")).splitlines()
     assert lines[:8] == [

@@ -42,13 +42,6 @@ def test_every_nic_and_gpu_stands_in_the_tree_once_also_beside_its_data_direct_f
         assert set(shown) >= {*snapshot.data_direct.of, *snapshot.data_direct.of.values()}
 
 
-def test_functions_of_one_port_stay_together() -> None:
-    snapshot = Snapshot(tuple(nic(f"0000:18:00.{n}", "pci0000:16", "0000:16:02.0") for n in (0, 1)))
-    (group,) = tree(snapshot)
-    below = [{"device": "0000:18:00.0"}, {"device": "0000:18:00.1"}]
-    assert group["below"] == [{"bridges": ["pci0000:16", "0000:16:02.0"], "below": below}]
-
-
 def test_what_the_firmware_did_not_place_comes_last_and_a_neighbour_may_place_it() -> None:
     snapshot = Snapshot(
         (

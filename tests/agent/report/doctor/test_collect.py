@@ -19,7 +19,7 @@ from agent.config import Config, Endpoints, Resource, Topology
 from agent.model.allocation import ClaimState
 from agent.model.device import Snapshot
 from agent.report import status
-from agent.report.doctor.collect import agent_answers, claims, collect, listens, memlock, modules, networks, runtime
+from agent.report.doctor.collect import agent_answers, claims, collect, listens, modules, networks, runtime
 from agent.report.doctor.facts import UNLIMITED, ClaimFacts, ClusterFacts, HeldClaim, NetworkFile
 from agent.report.endpoints import Check, EndpointServer, Pages
 from agent.report.facts import DriverState, Facts
@@ -107,9 +107,10 @@ CONTAINERD, CRIO, K3S = "run/containerd/containerd.sock", "run/crio/crio.sock", 
 def test_the_runtime_that_is_kubelets_is_asked_for_its_version_and_configuration(
     short_folder: Path, socket: str, named: str | None, config: str | None, name: str, resolves: bool, file: bool
 ) -> None:
-    write(
-        short_folder, {"proc/7/comm": "containerd\n", "proc/7/limits": "Max locked memory  8388608  8388608  bytes\n"}
-    )
+    limits = "Max cpu time     unlimited  unlimited  seconds\nMax locked memory  8388608  8388608  bytes\n"
+    write(short_folder, {"proc/77/comm": "containerd\n", "proc/77/limits": limits})
+    limits = "Max locked memory  unlimited  unlimited  bytes\n"
+    write(short_folder, {"proc/78/comm": "crio\n", "proc/78/limits": limits})
     (short_folder / "var").mkdir()
     (short_folder / "var/run").symlink_to("../run")
     ours = Config(runtime_socket=Path(named) if named is not None else None)
@@ -118,7 +119,7 @@ def test_the_runtime_that_is_kubelets_is_asked_for_its_version_and_configuration
         found = runtime(short_folder, ours)
     assert found is not None
     assert (found.name, found.version, found.resolves_cdi, found.problem) == (name, "v2.1.4", resolves, "")
-    assert (found.memlock_bytes, bool(found.config_file)) == (8388608 if name == "containerd" else None, file)
+    assert (found.memlock_bytes, bool(found.config_file)) == (8388608 if name == "containerd" else UNLIMITED, file)
 
 
 def test_a_runtime_that_does_not_answer_is_told_with_its_socket(short_folder: Path) -> None:
@@ -127,13 +128,6 @@ def test_a_runtime_that_does_not_answer_is_told_with_its_socket(short_folder: Pa
     assert found is not None
     assert (found.version, found.resolves_cdi) == ("", None)
     assert f"{short_folder}/{CONTAINERD}" in found.problem
-
-
-def test_locked_memory_is_that_of_the_process(tmp_path: Path) -> None:
-    limits = "Max cpu time     unlimited  unlimited  seconds\nMax locked memory  8388608  8388608  bytes\n"
-    write(tmp_path, {"proc/77/comm": "containerd\n", "proc/77/limits": limits})
-    write(tmp_path, {"proc/78/comm": "crio\n", "proc/78/limits": "Max locked memory  unlimited  unlimited  bytes\n"})
-    assert [memlock(tmp_path, name) for name in ("containerd", "crio", "k3s")] == [8388608, UNLIMITED, None]
 
 
 def test_networks_are_read_in_the_runtimes_order_and_damaged_ones_left_out(tmp_path: Path) -> None:

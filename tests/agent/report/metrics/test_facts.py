@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -24,7 +23,7 @@ from agent.report.metrics import MOST_PENDING, Metrics
 from agent.report.report import Report
 from tests.agent.ledger.test_claims import claim, of_share, of_vf
 from tests.node import POD as CLAIMANT
-from tests.node import UNDO, VF, attach, claimed_vf, open_books, owner, pci, prepare, unit_hold
+from tests.node import UNDO, VF, owner, pci, unit_hold
 
 POD = PodRef("team", "trainer-0", "uid-1")
 
@@ -123,6 +122,16 @@ HOST = Facts(
 HUNG = replace(HOST, snapshot=replace(HOST.snapshot, problems=(Problem("nvml", "does not answer"),)))
 OF_CLAIMS = Facts(Snapshot(), driver=DRIVER)
 NOT_FOUND = Facts(Snapshot(), driver=DriverState("d.io", "kubelet has not found it"))
+PREPARED = tuple(replace(claim(name), state=ClaimState.PREPARED) for name in ("one", "two"))
+ATTACHED = replace(attachment(VF, AttachmentState.ATTACHED), claim_uid="uid-one")
+TWO_CLAIMS = replace(OF_CLAIMS, claims=PREPARED, attachments=(ATTACHED,))
+OF_TWO_RESOURCES = replace(OF_CLAIMS, claims=(claim("c", of_vf(), of_vf(VF1, "other"), of_share()),))
+HCAS = tuple(offered("rdma/hca", f"guid-{i}", "0000:5e:00.0") for i in range(2))
+TWO_HCAS = Facts(
+    Snapshot(),
+    units={"rdma/hca": HCAS},
+    holds=tuple(unit_hold(unit.unit_id, "rdma/hca", unit.device, 0.0, POD) for unit in HCAS),
+)
 SHARES = Facts(Snapshot(), claims=(claim("c", of_share("s1"), of_share("s2")),))
 SHARE = {
     "namespace": CLAIMANT.namespace,
@@ -159,6 +168,12 @@ SHARE = {
         (FACTS, "sriov_kubepoddevice", exporters(VF0, "rdma/vf"), None),
         (EXPORTER, "sriov_kubepoddevice", exporters(VF0, "rdma/vf"), 1),
         (FORMER, "allocation_info", allocation(VF0, VF0, "rdma/vf"), 1),
+        (TWO_HCAS, "allocation_info", allocation("guid-0", "0000:5e:00.0", "rdma/hca"), 1),
+        (TWO_HCAS, "allocation_info", allocation("guid-1", "0000:5e:00.0", "rdma/hca"), 1),
+        (
+            replace(FACTS, holds=(), units={}),  # brought in by CNI without a unit
+            *("allocation_info", allocation("", VF0, "rdma/vf"), 1),
+        ),
         *(
             (FACTS, "devices", {"kind": kind}, count)
             for kind, count in (("gpu", 1), ("nic", 1), ("pf", 1), ("rdma", 0), ("vf", 2))
@@ -188,6 +203,16 @@ SHARE = {
         (HOST, "gpu_monitor_available", {}, 1),
         (HUNG, "gpu_monitor_available", {}, 0),
         (OF_CLAIMS, "dra_claims", {"resource": "rdma/vf", "state": "prepared"}, 0),
+        (FACTS, "dra_claims", {"resource": "rdma/vf", "state": "prepared"}, None),
+        (FACTS, "dra_slices", {}, None),
+        *(
+            (TWO_CLAIMS, "dra_claims", {"resource": "rdma/vf", "state": state}, count)
+            for state, count in (("attached", 1), ("prepared", 1), ("preparing", 0), ("unpreparing", 0))
+        ),
+        *(
+            (OF_TWO_RESOURCES, "dra_claims", {"resource": resource, "state": "preparing"}, 1)
+            for resource in ("rdma/vf", "rdma/hca")
+        ),
         (leaving(50.0, 40.0), "dra_unpreparing_since_seconds", {}, 40),
         (leaving(), "dra_unpreparing_since_seconds", {}, None),
         (OF_CLAIMS, "dra_registered", {"driver": "nodefabric.io"}, 1),
@@ -202,21 +227,6 @@ SHARE = {
 def test_each_fact_has_its_series(facts: Facts, name: str, labels: dict[str, str], value: float | None) -> None:
     name = name if name.startswith("sriov_") else f"nodefabric_{name}"
     assert metrics_of(facts).get_sample_value(name, labels) == value
-
-
-def test_two_shares_of_one_hca_in_one_pod_are_two_series() -> None:
-    shares = tuple(offered("rdma/hca", f"guid-{i}", "0000:5e:00.0") for i in range(2))
-    holds = tuple(unit_hold(u.unit_id, u.resource_name, u.device, 0.0, POD) for u in shares)
-    registry = metrics_of(Facts(Snapshot(), units={"rdma/hca": shares}, holds=holds))
-    (family,) = [f for f in registry.collect() if f.name == "nodefabric_allocation_info"]
-    assert len({tuple(sorted(s.labels.items())) for s in family.samples}) == 2
-
-
-def test_a_device_that_cni_brought_in_without_a_unit_is_told_with_its_pod() -> None:
-    registry = metrics_of(replace(FACTS, holds=(), units={}))
-    (family,) = [f for f in registry.collect() if f.name == "nodefabric_allocation_info"]
-    (told,) = family.samples
-    assert (told.labels["device"], told.labels["pod"], told.labels["unit"]) == (VF0, "trainer-0", "")
 
 
 def test_a_granted_device_that_is_still_on_its_way_back_is_joined_with_its_new_pod_alone() -> None:
@@ -315,40 +325,6 @@ def test_observations_that_nobody_looks_at_do_not_pile_up() -> None:
     assert len(metrics._pending._waiting) <= MOST_PENDING
     count = registry.get_sample_value("nodefabric_cni_step_duration_milliseconds_count", {"step": "plan"})
     assert count == 5 * MOST_PENDING
-
-
-def claims(registry: CollectorRegistry, resource: str = "rdma/vf") -> dict[str, float | None]:
-    """Count the claims of a resource by state, those that there are."""
-    states = ("attached", "prepared", "preparing", "unpreparing")
-    found = {
-        state: registry.get_sample_value("nodefabric_dra_claims", {"resource": resource, "state": state})
-        for state in states
-    }
-    return {state: count for state, count in found.items() if count}
-
-
-def test_claims_are_counted_by_resource_and_state(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        prepare(books, "one")
-        row = attach(books, VF, owner())
-        books.finish_attach([row.attachment_id], {})
-        prepare(books, "two", claimed_vf(VF1))
-        rows = tuple(replace(row, claim_uid="uid-one") for row in books.attachments())
-        registry = metrics_of(Facts(Snapshot(), claims=books.claims(), attachments=rows, driver=DRIVER))
-    assert claims(registry) == {"attached": 1, "prepared": 1}
-
-
-def test_a_claim_of_two_resources_counts_for_each_and_of_two_devices_once() -> None:
-    registry = metrics_of(Facts(Snapshot(), claims=(claim("c", of_vf(), of_vf(VF1, "other"), of_share()),)))
-    assert claims(registry) == claims(registry, "rdma/hca") == {"preparing": 1}
-
-
-def test_a_node_without_claims_has_no_series_of_them() -> None:
-    registry = CollectorRegistry()
-    metrics = Metrics(registry)
-    metrics.add_facts(lambda: Facts(Snapshot()), "1.2.3")
-    lines = metrics.render()[1].decode().splitlines()
-    assert [line for line in lines if line.startswith("nodefabric_dra_")] == []
 
 
 def test_a_conflict_is_counted_at_once_or_after_waiting_and_other_failures_are_not() -> None:
