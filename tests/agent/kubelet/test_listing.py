@@ -7,8 +7,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from agent.errors import Unavailable
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, Listing, PodDevices, PodResources
 from agent.model.allocation import PodRef
@@ -86,7 +84,7 @@ async def test_who_waits_with_others_for_a_kubelet_that_is_away_does_not_ask_it_
     assert all(isinstance(one, Unavailable) for one in found)
     assert kubelet.asked == 2
     kubelet.is_away, kubelet.now = False, 103.0
-    assert (await kubelet.listing()).pods == (TRAINER,)
+    assert (await kubelet.listing(60.0)).pods == (TRAINER,)
 
 
 async def test_one_who_gives_up_takes_the_answer_from_nobody() -> None:
@@ -110,12 +108,3 @@ async def test_who_follows_the_newest_answer_hears_what_others_asked() -> None:
     assert await following is found
     assert found.names == {("default", "trainer")}
     assert found.containers == {"vf-1": "main", "vf-2": "main"}
-
-
-async def test_a_question_that_failed_before_keeps_nobody_from_asking() -> None:
-    kubelet = Kubelet()
-    kubelet.is_away = True
-    with pytest.raises(Unavailable):
-        await kubelet.listing()
-    kubelet.is_away, kubelet.now = False, 110.0
-    assert (await kubelet.listing(60.0)).asked_at == 110.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.errors import InUse, Unavailable
+from agent.errors import InUse
 from agent.operator.admin import MAX_REQUEST, AdminServer, RequestRefused, ask
 
 
@@ -52,11 +52,6 @@ def door(short_folder: Path) -> Iterator[Door]:
         door.server.close()
 
 
-def test_a_request_is_carried_out_and_answered(door: Door) -> None:
-    assert ask(door.path, {"command": "release", "device": "ü"}) == "it is done"
-    assert door.asked == [{"command": "release", "device": "ü"}]
-
-
 @pytest.mark.parametrize(
     ("error", "text", "reason"),
     [(InUse("a pod has it"), "^a pod has it$", "InUse"), (RuntimeError("boom"), "unexpected error: boom", "Internal")],
@@ -83,8 +78,3 @@ def test_what_is_no_request_gets_no_answer(door: Door, data: bytes) -> None:
     assert answer == b""
     assert door.asked == []
     assert ask(door.path, {}) == "it is done"
-
-
-def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"does not answer at .*No such file"):
-        ask(tmp_path / "admin.sock", {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -127,10 +126,6 @@ def test_what_does_not_come_back_is_forgotten_by_force_only(rig: Rig) -> None:
 def test_a_request_that_is_none_is_refused(request_: dict[str, Any], text: str) -> None:
     with pytest.raises(RequestInvalid, match=text):
         command.wish_of(request_)
-
-
-def test_a_request_reads_back_as_it_was_written() -> None:
-    assert command.wish_of(json.loads(json.dumps(command.request(wish(force=True))))) == wish(force=True)
 
 
 def config(folder: Path, run: Path) -> Config:
