@@ -19,6 +19,7 @@ from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.offer.offer import Offer, Unit
 from agent.process.backoff import Backoff
+from agent.report.metrics import Metrics
 from agent.state import Latest
 from deviceplugin.allocation import Allocator
 from deviceplugin.grant_records import GrantRecords
@@ -134,6 +135,13 @@ def plugins_on(config: Latest[Config], ground: Ground, *, observe: Observe = uno
     records = GrantRecords(ground.ledger, files, offer, specs, units)
     allocator = Allocator(offer, records.grant, ground.ledger.pod_of)
     return DevicePlugins(config, ground, allocator, records, observe, QUICK)
+
+
+def timed(metrics: Metrics) -> dict[tuple[str, str, str], float]:
+    """Count the calls of kubelet's that were timed, by operation, resource and outcome."""
+    (family,) = [f for f in metrics.registry.collect() if f.name == "nodefabric_rpc_duration_milliseconds"]
+    counts = [sample for sample in family.samples if sample.name.endswith("_count")]
+    return {(s.labels["operation"], s.labels["resource"], s.labels["outcome"]): s.value for s in counts}
 
 
 def knows_all(kubelet: Kubelet, plugins: DevicePlugins) -> bool:

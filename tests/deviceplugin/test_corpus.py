@@ -72,12 +72,3 @@ def test_a_configuration_comes_to_what_is_expected(path: Path) -> None:
     case = yaml.safe_load(path.read_text())
     expected = {key: value for key, value in case.items() if key not in ("about", "node", "config")}
     assert outcome(case["config"], case["node"]) == expected
-
-
-def test_the_corpus_has_both_projects_right_and_wrong() -> None:
-    cases = {path.stem: yaml.safe_load(path.read_text()) for path in CORPUS}
-    for prefix, least in (("sriov-", 20), ("shared-", 10)):
-        mine = [case for name, case in cases.items() if name.startswith(prefix)]
-        assert len(mine) >= least
-        assert any("problems" in case for case in mine)
-        assert any("resources" in case for case in mine)

@@ -26,12 +26,6 @@ async def test_every_resource_is_served_before_it_registers(short_folder: Path) 
             assert calls == ["Register", "GetDevicePluginOptions", "ListAndWatch"]
 
 
-async def test_a_resource_without_devices_is_registered_with_an_empty_list(short_folder: Path) -> None:
-    async with rig(short_folder, snapshot=node(vfs=0), resources=VF_ONLY) as r:
-        assert r.plugins.ready
-        assert r.allocatable() == {"rdma/vf": 0}
-
-
 async def test_the_numa_node_is_told_and_an_unknown_one_is_not(short_folder: Path) -> None:
     snapshot = change(node(rails=2, vfs=1), "0000:12:00.1", numa_node=NO_NUMA_NODE)
     snapshot = change(snapshot, "0000:12:00.0", numa_node=NO_NUMA_NODE)

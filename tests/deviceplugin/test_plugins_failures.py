@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 import subprocess
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from agent.model.allocation import Hold
 from hack.sim.pods import Container
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.awaiting import until
-from tests.deviceplugin.rig import VF_ONLY, Rig, rig, run
+from tests.deviceplugin.rig import VF_ONLY, Rig, rig, run, timed
+from tests.node import new_report
 
 
 @contextlib.asynccontextmanager
@@ -113,24 +113,11 @@ async def test_a_full_disk_under_the_ledger_refuses_grants_and_heals(short_folde
             assert healed["phase"] == "Running"
 
 
-def test_each_call_is_observed_with_its_resource_and_error(short_folder: Path) -> None:
-    seen: list[tuple[str, str, str]] = []
-    lock = threading.Lock()
-
-    @contextlib.contextmanager
-    def observe(operation: str, resource: str) -> Iterator[None]:
-        outcome = "ok"
-        try:
-            yield
-        except Exception as error:
-            outcome = type(error).__name__
-            raise
-        finally:
-            with lock:
-                seen.append((operation, resource, outcome))
+def test_each_call_is_timed_with_its_resource_and_error(short_folder: Path) -> None:
+    metrics = new_report().metrics
 
     async def work() -> None:
-        async with rig(short_folder, resources=VF_ONLY, observe=observe) as r:
+        async with rig(short_folder, resources=VF_ONLY, observe=metrics.observe) as r:
             await r.run_pod("p", Container("c", (("rdma/vf", 1),)))
             async with plugin_stub(r, "rdma/vf") as stub:
                 request = api_pb2.ContainerAllocateRequest(devices_ids=["nonsense"])
@@ -138,8 +125,8 @@ def test_each_call_is_observed_with_its_resource_and_error(short_folder: Path) -
                     await stub.Allocate(api_pb2.AllocateRequest(container_requests=[request]))
 
     run(work())
-    assert seen == [
-        ("GetPreferredAllocation", "rdma/vf", "ok"),
-        ("Allocate", "rdma/vf", "ok"),
-        ("Allocate", "rdma/vf", "UnknownUnit"),
-    ]
+    assert timed(metrics) == {
+        ("GetPreferredAllocation", "rdma/vf", "ok"): 1,
+        ("Allocate", "rdma/vf", "ok"): 1,
+        ("Allocate", "rdma/vf", "UnknownUnit"): 1,
+    }

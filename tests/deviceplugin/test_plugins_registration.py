@@ -101,18 +101,6 @@ async def test_a_stale_kubelet_socket_is_retried_until_kubelet_is_back(short_fol
         await until(lambda: plugins.ready)
 
 
-async def test_a_removed_socket_file_is_replaced_and_registered_again(short_folder: Path) -> None:
-    async with rig(short_folder) as r:
-        old = r.socket()
-        (r.plugins.folder / old).unlink()
-        await until(lambda: len(r.calls("Register")) == 4)
-        # Ready is told by the open stream; kubelet reads its first list a moment later.
-        await until(lambda: r.allocatable() == {"nvidia.com/gpu": 4, "rdma/hca": 16, "rdma/vf": 16})
-        new = r.socket()
-        assert new != old
-        assert (r.plugins.folder / new).exists()
-
-
 async def test_the_old_stream_has_ended_before_the_next_registration(short_folder: Path) -> None:
     async with rig(short_folder, resources=VF_ONLY) as r:
         for round_ in range(1, 4):

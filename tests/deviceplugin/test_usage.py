@@ -80,14 +80,6 @@ def scene() -> Scene:
     return Scene()
 
 
-async def test_kubelet_is_asked_at_the_start_and_after_each_change(scene: Scene) -> None:
-    async with scene.usage(node(), QUICK):
-        await until(lambda: scene.heard == [("pod-1", 100.0)])
-        scene.kubelet.now = 107.0
-        scene.books.change()
-        await until(lambda: scene.heard[1:] == [("pod-2", 107.0)])
-
-
 async def test_a_kubelet_that_is_away_is_asked_at_the_next_change(scene: Scene) -> None:
     scene.kubelet.is_away = True
     async with scene.usage(node(), QUICK):

@@ -31,23 +31,6 @@ def changed(path: str, value: Any) -> Any:
     return document
 
 
-def test_the_results_of_our_driver_are_ours_and_the_others_are_kept_to_find_gpus() -> None:
-    found = read(claim(GPU, result("nic", "vf-0")))
-
-    assert [r.device for r in found.results] == ["vf-0"]
-    assert [(r.driver, r.device) for r in found.others] == [("gpu.nvidia.com", "gpu-3")]
-
-
-def test_a_result_tells_its_share_its_capacity_and_admin_access() -> None:
-    share = result("rdma/fast", "hca-1", shareID="s-1", consumedCapacity={"nodefabric.io/shares": "2"})
-    watcher = result("look", "vf-0", adminAccess=True, tolerations=[{"operator": "Exists"}])
-    first, second = read(claim(share, watcher)).results
-
-    assert (first.request, first.base, first.share_id) == ("rdma/fast", "rdma", "s-1")
-    assert dict(first.consumed) == {"nodefabric.io/shares": "2"}
-    assert (second.admin, second.tolerations) == (True, ({"operator": "Exists"},))
-
-
 def test_parameters_of_classes_come_first_and_those_of_other_drivers_not_at_all() -> None:
     mine, theirs = network(mtu=9000), network(driver="other.example", mtu=1)
     found = read(claim(result("nic", "vf-0"), config=[mine, theirs, network("FromClass", network="rails")]))
@@ -71,12 +54,6 @@ def test_the_pods_are_those_that_the_claim_is_reserved_for() -> None:
 
     assert read(document).pods == (POD,)
     assert read(document).groups == frozenset()
-
-
-def test_a_claim_may_be_reserved_for_a_pod_group() -> None:
-    found = read(claim(result("nic", "vf-0"), pods=(), groups=("workers",)))
-    assert not found.pods
-    assert found.groups == {"workers"}
 
 
 STRANGER = PodRef("others", "victim", "99999999-1111-4222-8333-444455556666")

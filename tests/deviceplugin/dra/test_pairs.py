@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agent.config import Dra, Resource
 from agent.placement import Distances
@@ -72,16 +70,6 @@ def test_an_adapter_that_is_nearest_to_no_gpu_names_none() -> None:
     paired = pair_up(["0000:12:00.1", "0000:22:00.1", "0000:32:00.1"], Distances(without_gpu))
     assert list(paired.gpu) == ["0000:12:00.1", "0000:22:00.1"]
     assert pair_up([], distances).gpu == {}
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.sampled_from([name for name in GPU_NODES if name != "efa"]), st.data())
-def test_however_the_devices_come_each_names_the_same_gpu(name: str, data: st.DataObject) -> None:
-    snapshot = recorded_node(name)
-    vfs = [d.address for d in snapshot.devices if d.is_vf]
-    mine = data.draw(st.permutations(data.draw(st.lists(st.sampled_from(vfs), unique=True, max_size=24))))
-    distances = Distances(snapshot)
-    assert pair_up(mine, distances) == pair_up(sorted(mine), distances)
 
 
 @pytest.mark.parametrize("name", [name for name in GPU_NODES if name != "efa"])

@@ -68,10 +68,6 @@ def test_a_class_may_name_another_network_of_the_configuration() -> None:
     assert settle(of_class(network="rails"), resource=PLAIN).network == {"name": "rails", **NETWORKS[0].keys}
 
 
-def test_parameters_for_another_request_do_not_count() -> None:
-    assert settle(of_claim("gpu", mtu=1500)) == Setting()
-
-
 def test_addresses_are_given_as_the_static_plugin_has_them_in_place_of_the_networks_own() -> None:
     routes = [{"dst": "198.51.100.0/24", "gw": "192.0.2.1"}]
     found = settle(of_class(addresses=["192.0.2.10/24"]), of_claim(routes=routes))
@@ -92,13 +88,6 @@ def test_what_a_claim_says_of_routing_holds_as_a_networks_own_words() -> None:
 
     assert said.items() <= found.network.items()
     assert network_of_keys(found.network).setup.routing.by_source
-
-
-def test_what_is_worked_out_is_read_again_as_a_network() -> None:
-    found = settle(of_class(trust="on"), of_claim(addresses=["192.0.2.10/24"], mtu=1500), resource=PLAIN)
-    setup = network_of_keys(found.network).setup
-
-    assert (setup.mtu, setup.settings.trust, setup.ipam is not None) == (1500, True, True)
 
 
 def test_a_whole_adapter_joins_as_such() -> None:

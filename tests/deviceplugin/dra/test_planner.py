@@ -110,10 +110,6 @@ def test_the_pods_other_claims_are_read_only_if_no_gpu_was_found(desk: Desk) -> 
     assert desk.others.asked == [f"claim {REF}"]
 
 
-def test_without_gpus_a_device_of_the_place_that_the_scheduler_chose_is_taken(desk: Desk) -> None:
-    assert prepare(desk, result("nic", "slots-2")) == [2]
-
-
 def test_a_request_that_selects_stays_in_its_place_whatever_gpu_the_pod_has(desk: Desk) -> None:
     desk.others.held[POD.name] = {"main": {"nvidia.com/gpu": [gpu_uuid(3)]}}
 

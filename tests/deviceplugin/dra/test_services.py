@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +22,8 @@ from proto.dra.v1beta1 import api_pb2 as v1beta1
 from proto.dra.v1beta1 import api_pb2_grpc as v1beta1_grpc
 from tests.awaiting import until
 from tests.deviceplugin.dra.rig import DRIVER, FakeClaims, channel, opened, prepared, service, sockets
-from tests.node import claimed
+from tests.deviceplugin.rig import timed
+from tests.node import claimed, new_report
 
 
 def claim(uid: str, name: str = "two-rails") -> api_pb2.Claim:
@@ -246,20 +246,8 @@ async def test_a_call_that_waited_for_room_and_was_given_up_does_nothing() -> No
 
 
 async def test_each_claim_is_timed_with_its_outcome_and_its_failure_is_reported() -> None:
-    seen: list[tuple[str, str, str]] = []
+    metrics = new_report().metrics
     failed: list[tuple[str, str, str]] = []
-
-    @contextlib.contextmanager
-    def observe(operation: str, resource: str) -> Iterator[None]:
-        try:
-            yield
-        except AgentError as error:
-            seen.append((operation, resource, error.reason))
-            raise
-        seen.append((operation, resource, "ok"))
-
-    def observing(operation: str, resource: str) -> AbstractContextManager[object]:
-        return observe(operation, resource)
 
     def prepare(ref: ClaimRef) -> Sequence[Hold]:
         if ref.uid == "busy":
@@ -269,14 +257,14 @@ async def test_each_claim_is_timed_with_its_outcome_and_its_failure_is_reported(
     def report(ref: ClaimRef, what: str, error: AgentError) -> None:
         failed.append((ref.uid, what, str(error)))
 
-    calls = ClaimService(DRIVER, cast(Preparer, FakeClaims(prepare)), observing, report)
+    calls = ClaimService(DRIVER, cast(Preparer, FakeClaims(prepare)), metrics.observe, report)
     await calls.prepare(asked("fine", "busy"), CONTEXT)
     await calls.unprepare(unprepare("fine"), CONTEXT)
-    assert sorted(seen) == [
-        ("NodePrepareResources", DRIVER, "DeviceBusy"),
-        ("NodePrepareResources", DRIVER, "ok"),
-        ("NodeUnprepareResources", DRIVER, "ok"),
-    ]
+    assert timed(metrics) == {
+        ("NodePrepareResources", DRIVER, "DeviceBusy"): 1,
+        ("NodePrepareResources", DRIVER, "ok"): 1,
+        ("NodeUnprepareResources", DRIVER, "ok"): 1,
+    }
     assert failed == [("busy", "not prepared", "it is in a pod")]
 
 
