@@ -138,20 +138,6 @@ def test_what_is_not_there_and_more_addresses_than_a_status_takes_are_left_out()
     assert replace(NETWORK, addresses=many).document()["ips"] == [f"10.0.0.{n}/24" for n in range(1, 17)]
 
 
-async def test_a_server_that_is_away_is_waited_for(server: ApiServerStandIn, api: ApiServer) -> None:
-    refs = [put(server, name) for name in ("c", "d")]
-
-    async with Writing(server, api) as writing:
-        server.state.set_fault(Fault(drop=True))
-        for ref in refs:
-            writing.writer.attached(ref, ATTACHED)
-        await until(lambda: writing.refusals("Unavailable") >= 3)
-        server.state.set_fault(None)
-        await until(lambda: writing.devices("c") and writing.devices("d"))
-        await writing.quiet()
-        assert writing.writes == 2
-
-
 async def test_a_refusal_of_one_claim_is_said_once_tried_again_and_holds_up_no_other(
     server: ApiServerStandIn, api: ApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:

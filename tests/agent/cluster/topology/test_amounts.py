@@ -13,7 +13,7 @@ from agent.kubelet.kubelet_config import KubeletSettings
 from agent.kubelet.podresources import Allocatable, DeviceAssignment, MemoryBlock
 from agent.model.device import NumaNode, Snapshot
 from agent.model.health import HEALTHY, unhealthy
-from tests.agent.cluster.topology.nodes import GIB, NODE, NOTHING_RESERVED, PAGE, offered
+from tests.agent.cluster.topology.nodes import GIB, NODE, PAGE, offered
 
 MIB = 1 << 20
 
@@ -85,12 +85,6 @@ def test_what_managers_hand_out_counts_where_they_are_static_and_not_what_is_res
     assert amount(state, 0, "hugepages-2Mi") == (2 * GIB, 2 * GIB, 2 * GIB)
 
 
-def test_cpus_that_a_pods_containers_share_count_as_owned() -> None:
-    pod = PodUsage("ns", "p", cpus_of=(("", frozenset({1, 2})), ("c", frozenset({2, 3}))))
-    state = replace(NODE, pods=(pod,), allocatable=Allocatable(cpu_ids=tuple(range(8))))
-    assert amount(state, 0, "cpu") == (4000, 4000, 1000)
-
-
 def test_memory_that_spans_zones_fills_them_in_order_as_kubelet_does() -> None:
     told = (MemoryBlock("memory", 60 * GIB, (0,)), MemoryBlock("memory", 30 * GIB, (1,)))
     pods = (
@@ -130,14 +124,6 @@ def test_devices_of_other_plugins_are_counted_too_and_ours_not_twice() -> None:
     assert amount(state, 0, "vendor.com/nowhere") is None
 
 
-def test_a_number_without_a_numa_node_has_nothing_of_what_every_zone_lists() -> None:
-    nodes = (NumaNode(0, (0, 1), GIB, ((PAGE, 5),)), NumaNode(2, (), 96 * GIB))
-    state = NodeState("gb200", Snapshot(numa_nodes=nodes), {}, kubelet=NOTHING_RESERVED)
-    assert amount(state, 1, "cpu") == amount(state, 1, "memory") == amount(state, 1, "hugepages-2Mi") == (0, 0, 0)
-    assert amount(state, 2, "cpu") == amount(state, 2, "hugepages-2Mi") == (0, 0, 0)
-    assert amount(state, 2, "memory") == (96 * GIB, 96 * GIB, 96 * GIB)
-
-
 @st.composite
 def nodes_and_grants(draw: st.DrawFn) -> NodeState:
     """A node of any shape, whose pods hold any of what there is."""
@@ -168,7 +154,7 @@ def nodes_and_grants(draw: st.DrawFn) -> NodeState:
             "ns",
             "p",
             frozenset(("rdma/vf", unit.unit_id) for unit in units if draw(st.booleans())),
-            (("c", frozenset(taken)),),
+            (("c", frozenset(taken)), ("d", frozenset(taken[:2]))),
             tuple(MemoryBlock("memory", size * MIB, tuple(sorted(zones))) for size, zones in wide),
         )
     ]

@@ -57,7 +57,8 @@ def test_zones_go_without_a_gap_up_to_the_last_with_cpus_or_devices(
     found = built(replace(state, snapshot=Snapshot(numa_nodes=numa_nodes)))["zones"]
     assert [zone["name"] for zone in found] == [f"node-{n}" for n in range(zones)]
     if zones == 4:
-        assert found[1]["resources"][0] == {"name": "cpu", "capacity": "0", "allocatable": "0", "available": "0"}
+        nothing = {"capacity": "0", "allocatable": "0", "available": "0"}
+        assert found[1]["resources"] == [{"name": name, **nothing} for name in ("cpu", "memory")]
         costs = [{"name": f"node-{n}", "value": value} for n, value in ((0, 10), (2, 11), (3, 12))]
         assert found[0]["costs"] == costs
 

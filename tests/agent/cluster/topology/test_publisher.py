@@ -108,15 +108,6 @@ def test_what_an_earlier_run_left_is_written_again_only_if_it_is_not_quite_that_
     assert api.applied[-1] == DOCUMENT
 
 
-def test_the_refresh_finds_changes_that_nobody_told() -> None:
-    api, node = FakeApi(), Node()
-    rig = Rig(api, node, SLOW)
-    rig.pass_time(0, 16)
-    node.document = CHANGED
-    rig.pass_time(16, 26)
-    assert api.applied == [DOCUMENT, CHANGED]
-
-
 ADDED = {**DOCUMENT, "metadata": {"name": "worker-1", "uid": "u", "labels": {"a": "b"}}, "attributes": []}
 
 
@@ -321,10 +312,6 @@ def test_a_node_that_could_not_be_asked_for_long_is_published_soon_after_it_answ
     node.failing = None
     rig.pass_time(moments[-1] + SLOW.refresh, 640)
     assert api.applied == [DOCUMENT, CHANGED]
-
-
-def stored(*entries: dict[str, Any], **content: Any) -> dict[str, Any]:
-    return {"metadata": {"managedFields": list(entries)}, **content}
 
 
 def test_a_list_holds_itself_only_but_owners_are_found_among_others() -> None:
