@@ -192,14 +192,6 @@ def test_the_pod_with_a_bond_asks_for_the_two_vfs_that_its_network_joins() -> No
     assert [extended(c) for c in pod["spec"]["containers"]] == [{resource.name: 2}]
 
 
-def test_the_pod_upon_a_bond_of_the_hosts_has_a_share_and_an_interface_of_its_own() -> None:
-    (parsed,) = configs_of(EXAMPLES / "pod-ipvlan.yaml")
-    (resource,) = parsed.resources
-    network = parsed.joined[resource.name]
-    assert network is not None
-    assert (resource.kind, network.setup.mode, network.setup.master) == ("hca", "ipvlan", "bond0")
-
-
 def test_the_dpdk_pod_has_whole_cpus_huge_pages_and_the_variable_that_the_agent_sets() -> None:
     (pod,) = documents(EXAMPLES / "pod-dpdk.yaml")
     (container,) = pod["spec"]["containers"]

@@ -55,10 +55,6 @@ def test_kustomize_and_helm_install_the_same(kube: Kube, tmp_path: Path, compone
     assert comparable(by_kustomize, config_map=hashed) == comparable(by_helm)
 
 
-def test_every_component_has_a_switch_in_the_chart() -> None:
-    assert set(COMPONENTS) == set(SWITCHES)
-
-
 def test_all_components_go_together(kube: Kube, tmp_path: Path) -> None:
     spec = pod(kube.kustomize(overlay(tmp_path / "overlay", *COMPONENTS)))
     assert {c["name"] for c in spec["containers"]} == {"agent", "cni-chain"}
