@@ -158,6 +158,7 @@ def pairs(nics: list[Nic], gpus: list[str]) -> list[tuple[int, str, str | None]]
 
 def test_nics_without_a_gpu_of_their_own_share_the_nearest_and_alike() -> None:
     assert pairs([nic_in_pod(0), nic_in_pod(1)], []) == [(0, "", None), (1, "", None)]
+    assert [gpu for _, gpu, _ in pairs([nic_in_pod(1), nic_in_pod(2)], [gpu_uuid(2)])] == [gpu_uuid(2)] * 2
     assert pairs([nic_in_pod(0), nic_in_pod(0, 1), nic_in_pod(3)], [gpu_uuid(0), gpu_uuid(3)]) == [
         (0, gpu_uuid(0), "PIX"),
         (0, gpu_uuid(0), "PIX"),
