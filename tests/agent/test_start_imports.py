@@ -25,11 +25,11 @@ def test_a_start_loads_nothing_that_only_later_work_or_other_commands_need() -> 
 
 
 def test_an_agent_without_claims_loads_no_driver_for_them() -> None:
-    code = f"import {STARTED}, deviceplugin.dra.dra, json, sys; print(json.dumps([*sys.modules]))"
+    code = f"import {STARTED}, deviceplugin.dra.driver, json, sys; print(json.dumps([*sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
     there = {name for name in loaded if name.startswith(("deviceplugin.dra", "proto.dra", "kubernetes"))}
-    assert there == {"deviceplugin.dra", "deviceplugin.dra.dra"}
+    assert there == {"deviceplugin.dra", "deviceplugin.dra.driver"}
     assert "agent.cluster.slices" not in loaded
 
 
