@@ -62,8 +62,7 @@ def test_who_gets_too_few_threads_leaves_none_behind() -> None:
 
 
 def test_all_work_in_the_background_goes_on_at_once_and_a_few_threads_stay_for_more() -> None:
-    before = threading.active_count()
-    background, go = interpreter.Background("test"), threading.Event()
+    background, go = interpreter.Background("a few threads stay"), threading.Event()
     here = threading.Barrier(2 * interpreter.SPARE_THREADS + 1)
 
     def work() -> None:
@@ -74,7 +73,7 @@ def test_all_work_in_the_background_goes_on_at_once_and_a_few_threads_stay_for_m
         background.start(work)
     here.wait(60)
     go.set()
-    until(lambda: threading.active_count() == before + interpreter.SPARE_THREADS)
+    until(lambda: [t.name for t in threading.enumerate()].count("a few threads stay") == interpreter.SPARE_THREADS)
     with no_thread_to_be_had():
         done = [threading.Event() for _ in range(interpreter.SPARE_THREADS)]
         go.clear()
