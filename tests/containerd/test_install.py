@@ -274,7 +274,7 @@ def test_an_agent_with_the_rights_of_the_manifest_serves_pods_and_leaves_the_nod
 
     agent.end()
     removing, _ = cluster.pod("nodefabric-remove-a", {"remove": True})
-    with pytest.raises(ContainerFailed, match=r"uninstall: 4: .*pods have devices of this node: .* in default/a"):
+    with pytest.raises(ContainerFailed, match=r"uninstall: 4: .*: .* is granted to default/a"):
         removing.run_init_containers()
     assert (cluster.node.runtime.plugins / "nodefabric").exists()
 
