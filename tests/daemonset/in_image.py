@@ -31,7 +31,7 @@ FOLDER = Path("/tmp")
 
 
 def kernel_events() -> None:
-    """Uevents (libudev) and link messages."""
+    """Uevents and link messages."""
     wanted = {"net add nf0", "link nf0 changed"}
     all_heard = threading.Event()
 
