@@ -1,7 +1,7 @@
 -- The ledger's tables. Times are seconds since the epoch; JSON columns hold objects.
 
 -- What kubelet gave to pods: units, slots, and the results of claims. What is of one of these alone is empty elsewhere.
-CREATE TABLE holds (
+CREATE TABLE IF NOT EXISTS holds (
     key            TEXT PRIMARY KEY,
     resource_name  TEXT NOT NULL,
     since          REAL NOT NULL,
@@ -28,7 +28,7 @@ CREATE TABLE holds (
     shares         INTEGER NOT NULL
 ) STRICT;
 
-CREATE TABLE hold_devices (
+CREATE TABLE IF NOT EXISTS hold_devices (
     key        TEXT NOT NULL,
     position   INTEGER NOT NULL,
     device     TEXT NOT NULL,
@@ -37,9 +37,9 @@ CREATE TABLE hold_devices (
 ) STRICT;
 
 -- Two slots or claims that have one device alone cannot exist, whatever the code above believes.
-CREATE UNIQUE INDEX hold_devices_exclusive ON hold_devices (device) WHERE exclusive;
+CREATE UNIQUE INDEX IF NOT EXISTS hold_devices_exclusive ON hold_devices (device) WHERE exclusive;
 
-CREATE TABLE attachments (
+CREATE TABLE IF NOT EXISTS attachments (
     attachment_id  INTEGER PRIMARY KEY AUTOINCREMENT,
     container_id   TEXT NOT NULL,
     cni_ifname     TEXT NOT NULL,
@@ -62,9 +62,9 @@ CREATE TABLE attachments (
 ) STRICT;
 
 -- Two live attachments of one device cannot exist, whatever the code above believes.
-CREATE UNIQUE INDEX attachments_device ON attachments (device);
+CREATE UNIQUE INDEX IF NOT EXISTS attachments_device ON attachments (device);
 
-CREATE TABLE quarantine (
+CREATE TABLE IF NOT EXISTS quarantine (
     device   TEXT PRIMARY KEY,
     reason   TEXT NOT NULL,
     since    REAL NOT NULL,
@@ -72,7 +72,7 @@ CREATE TABLE quarantine (
 ) STRICT;
 
 -- Addresses of interfaces whose device is back, that the IPAM plugin has not taken back yet.
-CREATE TABLE owed_leases (
+CREATE TABLE IF NOT EXISTS owed_leases (
     lease_id      INTEGER PRIMARY KEY AUTOINCREMENT,
     container_id  TEXT NOT NULL,
     ifname        TEXT NOT NULL,
@@ -84,7 +84,7 @@ CREATE TABLE owed_leases (
 ) STRICT;
 
 -- What VFs are called and look like while no pod has them, and what stays theirs when a reboot moves them.
-CREATE TABLE known_devices (
+CREATE TABLE IF NOT EXISTS known_devices (
     device    TEXT PRIMARY KEY,
     identity  TEXT NOT NULL,
     netdev    TEXT NOT NULL,
@@ -95,7 +95,7 @@ CREATE TABLE known_devices (
 ) STRICT;
 
 -- The node's rails, plane by plane: a number stays with its adapter, also while that is away.
-CREATE TABLE rails (
+CREATE TABLE IF NOT EXISTS rails (
     number    INTEGER NOT NULL,
     plane     INTEGER NOT NULL,
     device    TEXT NOT NULL,
@@ -107,7 +107,7 @@ CREATE TABLE rails (
 ) STRICT;
 
 -- DRA claims that kubelet gave to this node, and the devices of each. Reboots leave them.
-CREATE TABLE claims (
+CREATE TABLE IF NOT EXISTS claims (
     claim_uid  TEXT PRIMARY KEY,
     namespace  TEXT NOT NULL,
     name       TEXT NOT NULL,

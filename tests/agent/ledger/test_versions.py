@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import ClaimConflict, LedgerError
-from agent.ledger import Ledger, schema
+from agent.ledger import Ledger
 from agent.ledger.database import read_books
 from agent.model.allocation import (
     AttachmentState,
@@ -268,8 +268,7 @@ def test_a_file_brought_up_to_date_looks_like_a_new_one(tmp_path: Path) -> None:
 def test_rails_of_before_planes_keep_their_numbers_as_those_that_resources_take(tmp_path: Path) -> None:
     first_version(tmp_path)
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
-        for version in range(1, 8):
-            db.executescript(schema.STEPS[version])
+        db.execute("CREATE TABLE rails (number INTEGER PRIMARY KEY, device, identity, netdev, is_named)")
         db.execute("INSERT INTO rails VALUES (3, '0000:3b:00.0', 'card', 'ens1', 0), (5, '0000:5d:00.0', '', '', 1)")
         db.execute("PRAGMA user_version = 8")
     with open_books(tmp_path) as books:
@@ -286,13 +285,13 @@ def test_rails_of_before_planes_keep_their_numbers_as_those_that_resources_take(
 def test_a_step_that_fails_changes_nothing_and_is_taken_later(tmp_path: Path) -> None:
     first_version(tmp_path)
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
-        db.execute("CREATE TABLE known_devices (x)")  # in the way of what the step does last
+        db.execute("CREATE TABLE hold_devices_exclusive (x)")  # in the way of an index
     before = tables(tmp_path / "ledger.db")
-    with pytest.raises(LedgerError, match="known_devices already exists"):
+    with pytest.raises(LedgerError, match="already a table named hold_devices_exclusive"):
         Ledger.open(tmp_path / "ledger.db", "boot")
     assert tables(tmp_path / "ledger.db") == before
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (1,)
-        db.execute("DROP TABLE known_devices")
+        db.execute("DROP TABLE hold_devices_exclusive")
     with open_books(tmp_path) as books:
         assert len(books.attachments()) == 3
