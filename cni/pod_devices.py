@@ -351,7 +351,7 @@ class HeldDevices:
             document = reader.get(claim.ref) if reader is not None else None
             if document is not None:
                 reserved = pods_of(document)
-                reserved += [pod for pod in claim.pods if is_of_group(document) and pod not in reserved]
+                reserved += [pod for pod in claim.pods if groups_of(document) and pod not in reserved]
         except Refused as error:
             log.error("claim %s cannot be read, so its other pods are not known: %s", claim.ref, error)
         except Unavailable as error:
@@ -397,9 +397,10 @@ def pods_of(document: Mapping[str, Any]) -> list[PodRef]:
     ]
 
 
-def is_of_group(document: Mapping[str, Any]) -> bool:
-    """Return whether a claim is reserved for a PodGroup (KEP-5729), whose pods are not named. Raises Unavailable."""
-    return any(
-        (entry.get("apiGroup"), entry.get("resource")) == ("scheduling.k8s.io", "podgroups")
+def groups_of(document: Mapping[str, Any]) -> list[str]:
+    """Name the PodGroups that a claim is reserved for (KEP-5729). Their pods are not named. Raises Unavailable."""
+    return [
+        at(entry, "name", str)
         for entry in objects_at(document, "status.reservedFor")
-    )
+        if (entry.get("apiGroup"), entry.get("resource")) == ("scheduling.k8s.io", "podgroups")
+    ]

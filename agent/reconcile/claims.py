@@ -16,7 +16,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimState
 from agent.reconcile.view import Outside, View
 from agent.state import Latest
-from cni.pod_devices import ClaimReader, is_of_group, pods_of
+from cni.pod_devices import ClaimReader, groups_of, pods_of
 
 NEW_SECONDS = 120.0
 """How old a claim must be before its pods' absence from kubelet's list means anything."""
@@ -96,7 +96,7 @@ class Claims:
         if found is None:
             return False
         pods = tuple(pods_of(found))
-        if is_of_group(found):
+        if groups_of(found):
             return True  # of its pods the books know those that ADD has found
         if pods and pods != claim.pods:
             self._ledger.set_claim_pods(claim.ref.uid, pods)

@@ -101,7 +101,6 @@ class Planner:
         listed = {device.name: device for device in self._catalog.value}
         listed |= self._found_again(claim, listed.values(), resources, offer.snapshot)
         found = [(result, *_looked_up(result, listed, resources)) for result in claim.results]
-        _check_amounts(claim, found)
         settings = settings_of(claim.configs, [(result, resource) for result, _, resource in found], config)
         units = self._units(claim, found, offer, known)
         planned = [Planned(r, resource, unit) for (r, _, resource), unit in zip(found, units, strict=True)]
@@ -123,9 +122,9 @@ class Planner:
     def _containers(self, claim: Allocation) -> tuple[str, ...]:
         try:
             pod = self._objects.pod(claim.pods[0]) if claim.pods else None
+            return container_names(pod) if pod is not None else ()
         except AgentError:
             return ()
-        return container_names(pod) if pod is not None else ()
 
     def _groups(self, claim: Allocation, resources: Sequence[Resource]) -> Mapping[str, Hashable]:
         """Tell which requests' devices are in one container together.
@@ -139,9 +138,10 @@ class Planner:
         if len(requests) > 1 and claim.pods and any(resource.environment for resource in resources):
             try:
                 pod = self._objects.pod(claim.pods[0])
+                is_together = pod is not None and names_all_of(pod, claim.ref.name)
             except AgentError:
-                pod = None
-            if pod is None or not names_all_of(pod, claim.ref.name):
+                is_together = False
+            if not is_together:
                 return {request: request for request in requests}
         return dict.fromkeys(requests, "")
 
@@ -259,44 +259,16 @@ def _looked_up(
     return device, resources[device.resource_name]
 
 
-def _check_amounts(claim: Allocation, found: Sequence[tuple[Result, DraDevice, Resource]]) -> None:
-    """Refuse what would have the claim wait for itself: one device twice, or more shares of an adapter than it has.
-
-    Bound late, each result gets a device of its own, which must have as many shares as the result wants.
-    """
-    together: dict[Hashable, list[Result]] = {}
-    for number, (result, device, resource) in enumerate(found):
-        if result.admin or not device.units:
-            continue
-        address = device.units[0].device
-        mine = together.setdefault(number if resource.binding == "late" else address, [])
-        mine.append(result)
-        requests = " and ".join(dict.fromkeys(each.request for each in mine))
-        if resource.kind != "hca":
-            if len(mine) > 1:
-                raise ClaimInvalid(
-                    f"claim {claim.ref}: requests {requests} both have {result.device} ({address}), which only one may"
-                    " have: it was allocated twice, so delete the claim and its pod"
-                )
-        elif (shares := sum(each.shares for each in mine)) > resource.shares:
-            raise ClaimInvalid(
-                f"claim {claim.ref}: {shares} shares of {result.device} were allocated to {requests}, but an adapter of"
-                f" {resource.name} has {resource.shares} (shares in its configuration)"
-            )
-
-
 def _usable(result: Result, unit: Unit) -> Unit:
-    """Refuse a device that no container could use. One whose link is down may be prepared: that passes."""
+    """Refuse a device that no container could use. One whose link is down may be prepared: that passes.
+
+    A user may want one although it is ill: taints are named by the driver and the reason.
+    """
     health = unit.health
-    if not (health.healthy or result.admin or health.reason in PASSING or _tolerates(result, health.reason)):
+    is_tolerated = health.reason in PASSING or f"{result.driver}/{health.reason}" in result.tolerated
+    if not (health.healthy or result.admin or is_tolerated):
         raise UnitUnhealthy(f"{result.device} ({unit.device}) cannot be used: {text_of(health.reason)}")
     return unit
-
-
-def _tolerates(result: Result, reason: str) -> bool:
-    """Tell whether the user wants a device although it is ill. Taints are named by the driver and the reason."""
-    name = f"{result.driver}/{reason}"
-    return any(toleration.get("key") == name for toleration in result.tolerations)
 
 
 def _near(known: PodFacts) -> Mapping[int | None, Sequence[str]]:

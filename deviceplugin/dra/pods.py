@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from agent.errors import AgentError, ClaimInvalid
 from agent.kubelet.podresources import AsksKubelet
 from agent.model.allocation import ClaimRef, PodRef
-from agent.model.fields import at
+from agent.model.fields import at, objects_at
 from agent.placement import Distances
 from cni.pod_devices import ClaimReader
 from deviceplugin.dra import allocated_claim
@@ -107,14 +107,13 @@ class GpuAsker:
         for result in results:
             by_driver.setdefault(result.driver, []).append(result)
         for driver, mine in by_driver.items():
+            devices = {(result.pool, result.device) for result in mine}
             try:
-                slices = self._objects.slices(driver)
+                named = [names for place, names in named_gpus(self._objects.slices(driver)) if place in devices]
             except AgentError as error:
                 log.warning("which GPUs the devices of %s are is not known: %s", driver, error)
-                continue
-            devices = {(result.pool, result.device) for result in mine}
-            names = [name for place, names in named_gpus(slices) if place in devices for name in names]
-            found |= {uuid for name in names if (uuid := distances.gpu(name)) is not None}
+            else:
+                found |= {uuid for names in named for name in names if (uuid := distances.gpu(name)) is not None}
         return found
 
     def _others(self, pod: PodRef, claim: Allocation) -> Iterator[Result]:
@@ -126,32 +125,26 @@ class GpuAsker:
                 found = self._objects.claim(pod.namespace, name)
                 if found is not None:
                     yield from allocated_claim.results_of(found)
-        except (AgentError, ClaimInvalid) as error:
+        except (AgentError, ValueError) as error:
             log.warning("what pod %s has by other claims is not known: %s", pod, error)
 
 
 def named_gpus(slices: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, str], list[str]]]:
-    """List (pool, device) of slices with what their attributes name a GPU by: UUIDs and PCI addresses. Pure."""
+    """List (pool, device) of slices with what their attributes name a GPU by: UUIDs and PCI addresses.
+
+    Raises Unavailable for what is no slice.
+    """
     for document in slices:
-        spec = document.get("spec")
-        pool = spec.get("pool") if isinstance(spec, dict) else None
-        devices = spec.get("devices") if isinstance(spec, dict) else None
-        if not isinstance(pool, dict) or not isinstance(devices, list):
-            continue
-        for device in devices:
-            if not isinstance(device, dict):
-                continue
-            attributes = device.get("attributes")
-            if isinstance(attributes, dict):
-                place = str(pool.get("name")), str(device.get("name"))
-                yield place, list(_names(attributes))
+        pool = at(document, "spec.pool.name", str)
+        for device in objects_at(document, "spec.devices"):
+            yield (pool, at(device, "name", str)), list(_names(at(device, "attributes", dict, {})))
 
 
-def _names(attributes: Mapping[str, Any]) -> Iterator[str]:
+def _names(attributes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for key, value in attributes.items():
-        text = value.get("string") if isinstance(value, dict) else None
-        if isinstance(text, str) and key.rpartition("/")[2] in (UUID, BUS_ID):
-            yield text.lower() if key.rpartition("/")[2] == BUS_ID else text
+        word, text = key.rpartition("/")[2], at(value, "string", str, "")
+        if text and word in (UUID, BUS_ID):
+            yield text.lower() if word == BUS_ID else text
 
 
 _OF_CONTAINER = re.compile(r"container-([0-9]{1,4})-request-[0-9]{1,4}")
@@ -165,55 +158,37 @@ def container_of(request: str) -> int | None:
 
 
 def container_names(pod: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name a pod's containers as the scheduler counts them."""
-    return tuple(str(container.get("name")) for container in _containers(pod))
+    """Name a pod's containers as the scheduler counts them. Raises Unavailable for what is no pod."""
+    return tuple(at(container, "name", str) for container in _containers(pod))
 
 
 def claim_names(pod: Mapping[str, Any]) -> Mapping[str, str]:
-    """Map the names of a pod's claims, as its containers know them, to those of the ResourceClaims."""
-    status = _inside(pod, "status")
-    told = _listed(status, "resourceClaimStatuses")
-    made = {each["name"]: each.get("resourceClaimName") for each in told if isinstance(each.get("name"), str)}
-    found = {}
-    for each in _listed(_inside(pod, "spec"), "resourceClaims"):
-        own = each.get("name")
-        if isinstance(own, str) and isinstance(name := each.get("resourceClaimName") or made.get(own), str):
-            found[own] = name
-    return found
+    """Map the names of a pod's claims, as its containers know them, to those of the ResourceClaims.
 
-
-def group_of(pod: Mapping[str, Any]) -> str:
-    """Name the PodGroup that a pod belongs to; empty for none."""
-    name = _inside(_inside(pod, "spec"), "schedulingGroup").get("podGroupName")
-    return name if isinstance(name, str) else ""
+    Raises Unavailable for what is no pod.
+    """
+    told = objects_at(pod, "status.resourceClaimStatuses")
+    made = {at(each, "name", str): at(each, "resourceClaimName", str, "") for each in told}
+    named = {
+        name: at(each, "resourceClaimName", str, "") or made.get(name, "")
+        for each in objects_at(pod, "spec.resourceClaims")
+        if (name := at(each, "name", str))
+    }
+    return {name: claim for name, claim in named.items() if claim}
 
 
 def names_all_of(pod: Mapping[str, Any], claim: str) -> bool:
-    """Tell whether each container that names a claim names all of it, none a request alone."""
+    """Tell whether each container that names a claim names all of it, none a request alone.
+
+    Raises Unavailable for what is no pod.
+    """
     own = {name for name, of in claim_names(pod).items() if of == claim}
-    named = [
-        entry
-        for container in _containers(pod)
-        for entry in _listed(_inside(container, "resources"), "claims")
-        if entry.get("name") in own
-    ]
-    return not any(entry.get("request") for entry in named)
+    named = (entry for container in _containers(pod) for entry in objects_at(container, "resources.claims"))
+    return not any(entry.get("request") for entry in named if entry.get("name") in own)
 
 
-def _containers(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    spec = _inside(pod, "spec")
-    yield from _listed(spec, "initContainers")
-    yield from _listed(spec, "containers")
-
-
-def _inside(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = document.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _listed(document: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
-    found = document.get(key)
-    yield from (entry for entry in found if isinstance(entry, Mapping)) if isinstance(found, list) else ()
+def _containers(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return objects_at(pod, "spec.initContainers") + objects_at(pod, "spec.containers")
 
 
 MOST_READ = 32
@@ -257,4 +232,5 @@ class Allocations:
 
 
 def _has(pod: Mapping[str, Any], claim: Allocation) -> bool:
-    return group_of(pod) in claim.groups and claim.ref.name in claim_names(pod).values()
+    group = at(pod, "spec.schedulingGroup.podGroupName", str, "")
+    return group in claim.groups and claim.ref.name in claim_names(pod).values()

@@ -25,7 +25,6 @@ from agent.state import Latest
 from cni.pod_devices import ClaimReader as Reads
 from cni.pod_devices import pods_of
 from deviceplugin.dra.attributes import leaves_in
-from deviceplugin.dra.pods import claim_names
 from tests.agent.reconcile.outside import Answers
 from tests.agent.reconcile.scene import Scene
 from tests.hostile.answering import asking
@@ -132,11 +131,6 @@ def test_slices_of_any_shape_are_none(tmp_path: Path, item: Any) -> None:
 def test_switches_are_not_read_from_slices_of_any_shape(item: Any) -> None:
     with contextlib.suppress(Unavailable):
         assert leaves_in([item]) == {}
-
-
-def test_names_of_claims_are_read_from_pods_of_any_shape() -> None:
-    pod = {"status": {"resourceClaimStatuses": [{"name": ["a"], "resourceClaimName": 5}]}, "spec": {}}
-    assert claim_names(pod) == {}
 
 
 def test_a_claim_reserved_for_no_pod_has_none() -> None:

@@ -109,20 +109,13 @@ def test_of_preferred_devices_those_are_pinned_that_the_constraint_is_about() ->
         (changed("status.allocation", None), "not allocated"),
         (changed("status", {}), "not allocated"),
         (changed("status.allocation.devices.results.0.pool", "node-2"), "pool 'node-2', not of 'node-1'"),
-        (changed("status.allocation.devices.results", []), "no device of the driver"),
-        (
-            changed("status.allocation.devices.results.0.request", ""),
-            "results[0].request must be the name of",
-        ),
-        (changed("status.allocation.devices.results.0.device", 7), "results[0].device must be a text"),
-        (changed("status.allocation.devices.results.0.consumedCapacity", {"x": 1}), "consumedCapacity.x"),
-        (changed("status.allocation.devices.results", [GPU] * 65), "at most 64"),
-        (changed("status.allocation.devices.config.0.requests", "nic"), "config[0].requests must be a list"),
-        (changed("status.reservedFor.0.uid", "u" * 600), "reservedFor[0].uid must be a text of at most"),
-        (claim(result("nic", "vf-0"), result("nic", "vf-0")), "vf-0 twice"),
-        (changed("status.allocation.devices.results.0.pool", None), "results[0].pool is missing"),
+        (changed("status.allocation.devices.results", []), "not allocated"),
+        (changed("status.allocation.devices.results", [GPU]), "no device of the driver"),
+        (changed("status.allocation.devices.results.0.request", "a/../b"), "'a/../b' is not the name of a request"),
+        (changed("status.allocation.devices.results.0.device", 7), "device must be a text, is 7"),
+        (changed("status.allocation.devices.results.0.pool", None), "pool must be a text, is None"),
+        (changed("status.allocation.devices.results.0.consumedCapacity", {f"{DRIVER}/shares": "x"}), "'x' is not a"),
         ([], "must be an object, is []"),
-        (None, "must be an object, is None"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused_with_a_reason(document: Any, problem: str) -> None:
@@ -161,10 +154,3 @@ PATHS = (
 def test_garbage_in_a_claim_gives_an_allocation_or_one_clear_error(path: str, garbage: Any) -> None:
     with contextlib.suppress(ClaimInvalid):
         assert read(changed(path, garbage)).results
-
-
-@settings(max_examples=200, deadline=None)
-@given(JSON)
-def test_garbage_instead_of_a_claim_is_refused(garbage: Any) -> None:
-    with pytest.raises(ClaimInvalid):
-        read(garbage)
