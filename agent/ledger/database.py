@@ -14,7 +14,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -88,6 +87,7 @@ def is_locked(folder: Path, name: str = LOCK) -> bool:
 def _connected(file: Path | str) -> sqlite3.Connection:
     """Open a file, in transactions of our own. Nothing is put into temporary files: a container may have no room."""
     db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    db.row_factory = sqlite3.Row
     db.execute("PRAGMA temp_store = MEMORY")
     return db
 
@@ -170,8 +170,6 @@ class Database:
         self._is_open = True
         self._is_durable: bool | None = None
         """What `PRAGMA synchronous` was set to last: to set it once more is a statement that a pod waits for."""
-        self._stuck = ""
-        """Why the connection cannot end a transaction; empty if it can."""
         self.damage: Latest[LedgerDamaged | None] = Latest(None)
         """What was found to be wrong with the open file, which only another start mends."""
 
@@ -188,8 +186,9 @@ class Database:
             with _Translated(ledger.path, ledger._damaged):
                 ledger._connect()
                 ledger._connections.callback(ledger._db.close)
-                ledger._reader = ledger._open_reader()
+                ledger._reader = _connected(path)
                 ledger._connections.callback(ledger._reader.close)
+                ledger._reader.execute("PRAGMA query_only = ON")
                 ledger._load()
         except BaseException:
             ledger.close()  # whoever tries again each second must not gather threads and descriptors
@@ -197,11 +196,10 @@ class Database:
         return ledger
 
     def close(self) -> None:
-        """Finish what is under way and close the file. Whoever comes later gets a LedgerError."""
+        """Finish what is under way and close the file. Who writes later gets a LedgerError."""
         with self._writing, self._reading:
             if self._is_open:
                 self._is_open = False
-                self._shut_mirrors()
                 self._connections.close()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
@@ -226,20 +224,8 @@ class Database:
         """List the damaged files that were set aside, now or earlier, and that nobody has removed yet."""
         return damaged_copies_of(self.path)
 
-    def _shut_mirrors(self) -> None:
-        """Let nobody look at what is in memory: the file is closed, or cannot be written any more."""
-        mirrors: tuple[Mirror[Any, Any], ...] = self._holds, self._claims, self._attachments
-        for mirror in mirrors:
-            mirror.shut(self._check_open)
-
     def _load(self) -> None:
         """Read what is kept in memory. Each book adds its own."""
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise LedgerError(f"{self.path} is closed: the agent is ending")
-        if self._stuck:
-            raise self._damaged(f"{self.path}: a change could not be taken back ({self._stuck}): see to its disk")
 
     def _read(self, sql: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
         with self._reading, self._usable():
@@ -270,8 +256,6 @@ class Database:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error as error:
-            self._stuck = str(error)
-            self._shut_mirrors()
             self._damaged(f"{self.path}: a change could not be taken back ({error}): see to its disk")
 
     def _damaged(self, what: str) -> LedgerDamaged:
@@ -281,7 +265,10 @@ class Database:
         return error
 
     def _usable(self) -> _Translated:
-        self._check_open()
+        if not self._is_open:
+            raise LedgerError(f"{self.path} is closed: the agent is ending")
+        if self.damage.value is not None:
+            raise LedgerDamaged(str(self.damage.value))
         return _Translated(self.path, self._damaged)
 
     def _connect(self) -> None:
@@ -299,7 +286,6 @@ class Database:
         _keep_private(path)
         db = _connected(path)
         try:
-            db.row_factory = sqlite3.Row
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
@@ -310,12 +296,6 @@ class Database:
             db.close()
             raise
         return db
-
-    def _open_reader(self) -> sqlite3.Connection:
-        reader = _connected(self.path)
-        reader.row_factory = sqlite3.Row
-        reader.execute("PRAGMA query_only = ON")
-        return reader
 
 
 def _keep_private(path: Path) -> None:
@@ -356,18 +336,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class _Refusing:
-    """Stands in a lock's place, and lets nobody in. To ask at each look whether the books are open took longer."""
-
-    def __init__(self, refuse: Callable[[], None]) -> None:
-        self._refuse = refuse
-
-    def __enter__(self) -> None:
-        self._refuse()
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 class Mirror(Generic[K, V]):
     """Values by key and by device, for any thread."""
 
@@ -375,14 +343,10 @@ class Mirror(Generic[K, V]):
         """`devices` lists those that a value is about."""
         self._key = key
         self._devices = devices
-        self._guard: AbstractContextManager[object] = threading.Lock()
+        self._guard = threading.Lock()
         self._values: dict[K, V] = {}
         self._of_device: dict[str, dict[K, V]] = {}
         self._watchers: list[Callable[[V | None, V | None], None]] = []
-
-    def shut(self, refuse: Callable[[], None]) -> None:
-        """Have whoever comes from now on get the error that `refuse` raises."""
-        self._guard = _Refusing(refuse)
 
     def watch(self, watcher: Callable[[V | None, V | None], None]) -> None:
         """Call `watcher` with each value before and after a change (None: not there). It must not block or raise."""
@@ -485,7 +449,6 @@ def _copied(path: Path) -> Iterator[sqlite3.Connection]:
         path.stat()
         with contextlib.closing(_connected(":memory:")) as copy:
             _copy(path, copy)
-            copy.row_factory = sqlite3.Row
             schema.bring_up_to_date(copy, path)
             yield copy
     except FileNotFoundError as error:
