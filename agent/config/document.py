@@ -147,7 +147,9 @@ def read_config(document: Any, source: str) -> tuple[Config, list[str]]:
     left, warnings = without_gone({} if document is None else document)
     found, problems = read(_CONFIG, left)
     config = replace(found, source=source, warnings=warnings)
-    return config, [*map(str, problems), *(f"{path}: {text}" for path, text in contradictions(config))]
+    if problems:
+        return config, [*map(str, problems)]
+    return config, [f"{path}: {text}" for path, text in contradictions(config)]
 
 
 _CONFIG = TypeAdapter(Config)

@@ -18,9 +18,7 @@ from pydantic import Field, PlainValidator, TypeAdapter, WithJsonSchema
 
 from agent.config.routing import NO_ROUTING, Routing, RoutingKeys
 from agent.config.section import (
-    ABSENT,
     FLAG,
-    MAPPING,
     MAX_VALUES,
     Kind,
     Refusal,
@@ -29,6 +27,7 @@ from agent.config.section import (
     folded,
     is_plain_json,
     must_be,
+    read_beside,
     refuse,
     shown,
     that,
@@ -320,11 +319,16 @@ def of_settings(
 ) -> Iterator[Refusal]:
     """List settings of a VF that do not go together."""
     if not vlan and qos:
-        yield Refusal(("vlanQoS",), "needs a vlan from 1 to 4094", ("vlan",))
+        yield Refusal(("vlanQoS",), "needs a vlan from 1 to 4094")
     if not vlan and (proto or "").lower() == "802.1ad":
-        yield Refusal(("vlanProto",), "802.1ad needs a vlan from 1 to 4094", ("vlan",))
+        yield Refusal(("vlanProto",), "802.1ad needs a vlan from 1 to 4094")
+    yield from of_rates(low, high)
+
+
+def of_rates(low: int | None, high: int | None) -> Iterator[Refusal]:
+    """Refuse a guaranteed rate above the highest."""
     if low and high and low > high:
-        yield Refusal(("min_tx_rate",), f"{low} is above max_tx_rate {high} (Mbit/s)", ("max_tx_rate",))
+        yield Refusal(("min_tx_rate",), f"{low} is above max_tx_rate {high} (Mbit/s)")
 
 
 def ipam_of(given: Any) -> Mapping[str, Any] | None:
@@ -473,18 +477,26 @@ _ENTRY = TypeAdapter(Entry)
 def _read_entry(given: Any) -> Network:
     """Read an entry: `name`, and what a CNI configuration of ours may say, but for what is another for each pod."""
     if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
-        raise must_be(MAPPING)
+        raise must_be("a mapping with text keys")
     name, keys = given.get("name"), {key: value for key, value in given.items() if key != "name"}
-    strange = [key for key, value in keys.items() if not is_plain_json(value)]
     text = "must be plain JSON values, not dates or the like, is"
-    refuse(Refusal((key,), f"{text} {shown(keys[key], key)}") for key in strange)
+    wrong = [Refusal((k,), f"{text} {shown(value, k)}") for k, value in keys.items() if not is_plain_json(value)]
+    keys = _without(keys, wrong)
     if "name" not in given:
-        refuse([Refusal(("name",), "is missing")])
-    if name is not ABSENT and not (isinstance(name, str) and NETWORK_NAME.fullmatch(name)):
-        refuse([Refusal(("name",), f"must be a lower-case DNS label, is {shown(name)}{advice(name, is_text=True)}")])
-    refuse(Refusal(loc, f"is {text} without quotes: {IN_QUOTES}") for loc, text in unquoted(keys))
-    refuse(Refusal(loc, text) for loc, text in misunderstood(keys))
-    return _made(str(name), keys, _ENTRY.validate_python)
+        wrong.append(Refusal(("name",), "is missing"))
+    elif not (isinstance(name, str) and NETWORK_NAME.fullmatch(name)):
+        text = f"must be a lower-case DNS label, is {shown(name)}{advice(name, is_text=True)}"
+        wrong.append(Refusal(("name",), text))
+    wrong += [Refusal(loc, f"is {text} without quotes: {IN_QUOTES}") for loc, text in unquoted(keys)]
+    wrong += [Refusal(loc, text) for loc, text in misunderstood(keys)]
+    made = read_beside(wrong, lambda keys: _made(str(name), keys, _ENTRY.validate_python), _without(keys, wrong))
+    refuse(wrong)
+    return made
+
+
+def _without(keys: Mapping[str, Any], wrong: Iterable[Refusal]) -> dict[str, Any]:
+    left_out = {each.loc[0] for each in wrong}
+    return {key: value for key, value in keys.items() if key not in left_out}
 
 
 def _made(name: str, keys: Mapping[str, Any], read: Callable[[Any], Entry]) -> Network:
@@ -536,7 +548,7 @@ def misplaced(mode: str, keys: Mapping[str, Any]) -> Iterator[Refusal]:
         asks = said is not None and said != "" and not (said is False and key in _OFF_ANYWHERE)
         if asks and mode not in modes:
             text = f"has no effect in mode {mode}, only in {' and '.join(modes)}: leave it out"
-            yield Refusal((key,), text, ("mode",))
+            yield Refusal((key,), text)
     if keys.get("arpTargets") and not keys.get("bond"):
         yield Refusal(("arpTargets",), "are asked by a bond: say bond, too, or leave them out")
     if keys.get("bond") and (other := next((key for key in _NOT_BONDED if keys.get(key)), None)) is not None:

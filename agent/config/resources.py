@@ -11,8 +11,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from agent.config.networks import MAX_RATE, NETWORK_NAME
-from agent.config.removed_keys import OF_OTHER_PLUGINS
+from agent.config.networks import MAX_RATE, NETWORK_NAME, of_rates
 from agent.config.section import (
     Flag,
     Many,
@@ -192,7 +191,7 @@ def _mount(given: Any) -> Mount:
 
 
 def _not_kubelets(name: str) -> str:
-    if name and not is_extended(name):
+    if not is_extended(name):
         raise wrong(f"{name} {KUBELETS_OWN}")
     return name
 
@@ -281,7 +280,7 @@ class Select(Section):
 
     def contradictions(self) -> Iterator[Refusal]:
         if self.is_rdma and self.vdpa_type:
-            yield Refusal(("vdpaType",), "excludes isRdma", ("isRdma",))
+            yield Refusal(("vdpaType",), "excludes isRdma")
 
 
 def _of_kind(selector: Any, kind: Any) -> Iterator[Refusal]:
@@ -294,7 +293,7 @@ def _of_kind(selector: Any, kind: Any) -> Iterator[Refusal]:
 
 
 def _below(loc: str, found: Iterable[Refusal]) -> Iterator[Refusal]:
-    return (Refusal((loc, *each.loc), each.text, each.beside) for each in found)
+    return (Refusal((loc, *each.loc), each.text) for each in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,12 +431,7 @@ class Resource(Section):
     @classmethod
     def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
         kind = given.get("kind")
-        is_copied = [Refusal((key,), OF_OTHER_PLUGINS[key]) for key in given if key in OF_OTHER_PLUGINS]
-        yield from is_copied  # first: a pool that was copied lacks name and kind, too
-        if kind is not None:
-            yield from (each for each in super().refused(given) if each not in is_copied)
-        else:
-            yield from (Refusal((key,), "is missing") for key in ("name", "kind") if key not in given)
+        yield from super().refused(given)
         if isinstance(kind, str) and kind in KINDS:
             for key, kinds in kinds_of(cls).items():
                 if key in given and kind not in kinds:
@@ -453,18 +447,16 @@ class Resource(Section):
     def contradictions(self) -> Iterator[Refusal]:
         if self.slots is not None and self.binding != "late":
             text = "needs binding: late; with early binding each selected device is a unit"
-            yield Refusal(("slots",), text, ("binding",))
+            yield Refusal(("slots",), text)
         yield from self._of_offer()
 
     def _of_offer(self) -> Iterator[Refusal]:
         """List what goes with the other offer only, and rates that contradict each other."""
-        low, high = self.min_tx_rate, self.max_tx_rate
-        if low and high and low > high:
-            yield Refusal(("min_tx_rate",), f"{low} is above max_tx_rate {high} (Mbit/s)", ("max_tx_rate",))
+        yield from of_rates(self.min_tx_rate, self.max_tx_rate)
         if self.kind == "hca" and self.network is None and self.has_slots:
             for word in (word for word in self.environment if word in TOLD_AT_ADD):
                 text = f"{word} needs network: without one no file is written"
-                yield Refusal(("environment",), text, ("network", "binding"))
+                yield Refusal(("environment",), text)
         if self.offer == "dra":
             if self.slots is not None:
                 text = "is for offer: devicePlugin; with dra each place has as many units as devices"
@@ -473,7 +465,7 @@ class Resource(Section):
                 yield Refusal(("name",), f"is longer than {MAX_ATTRIBUTE} characters, which DRA has no room for")
         elif self.kind == "hca" and self.binding == "late" and self.shares != 1:
             text = "late needs shares: 1 for an hca, or offer: dra; with more, kubelet chooses the share"
-            yield Refusal(("binding",), text, ("shares", "offer"))
+            yield Refusal(("binding",), text)
 
 
 LEAVE_OUT = "leave it out"

@@ -179,9 +179,9 @@ class _Route(JsonSection):
         for key in ("gw", "src"):
             address = getattr(self, key)
             if address is not None and _version(address) != _network_version(self.dst):
-                yield Refusal((key,), f"must be an address of dst's family, is {shown(address)}", ("dst",))
+                yield Refusal((key,), f"must be an address of dst's family, is {shown(address)}")
         if self.onlink and self.gw is None:
-            yield Refusal(("onlink",), "is about a gateway: say gw, too", ("gw",))
+            yield Refusal(("onlink",), "is about a gateway: say gw, too")
         yield from _own_table(self.table)
 
 
@@ -197,10 +197,9 @@ class _Rule(JsonSection):
 
     def contradictions(self) -> Iterator[Refusal]:
         if self.source is not None and self.to is not None and _rule_version(self.source) != _rule_version(self.to):
-            yield Refusal(("to",), f"must be of from's family, is {shown(self.to)}", ("from",))
+            yield Refusal(("to",), f"must be of from's family, is {shown(self.to)}")
         if not (self.source or self.to or self.iif or self.oif or self.fwmark):
-            about = ("from", "to", "iif", "oif", "fwmark")
-            yield Refusal((), "must say which packets it is about: from, to, iif, oif or fwmark", about)
+            yield Refusal((), "must say which packets it is about: from, to, iif, oif or fwmark")
         yield from _own_table(self.table)
 
 
@@ -277,11 +276,11 @@ class RoutingKeys(JsonSection):
         """List routing keys that do not go together."""
         is_source = self.routing == SOURCE
         if is_source and not has_addresses:
-            yield Refusal(("routing",), "source is about addresses, and none are given: say ipam, too", ("ipam",))
+            yield Refusal(("routing",), "source is about addresses, and none are given: say ipam, too")
         if self.gateway is not None and not is_source and all(r.gw or r.scope for r in self.routes):
             text = "has no effect without routing: source, or a route that lacks gw: leave it out"
-            yield Refusal(("gateway",), text, ("routing", "routes"))
+            yield Refusal(("gateway",), text)
         for i, rule in enumerate(self.rules):
             if rule.table is None and not is_source:
                 text = "is missing: only with routing: source has an interface its own"
-                yield Refusal(("rules", i, "table"), text, ("routing",))
+                yield Refusal(("rules", i, "table"), text)

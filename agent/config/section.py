@@ -15,10 +15,10 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from itertools import islice
+from dataclasses import dataclass, field, fields
+from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +26,7 @@ from pydantic import (
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -43,8 +44,6 @@ from agent.model.printable import MASK, is_secret, masked_text, unknown
 
 T = TypeVar("T")
 Loc = tuple[str | int, ...]
-MAPPING = "a mapping with text keys"
-MAX_ROUNDS = 50
 MOST_AT_ONCE = 32
 """How many mistakes of one mapping, or of one request, are listed: a request has up to 1 MiB."""
 
@@ -55,8 +54,6 @@ class Refusal:
 
     loc: Loc
     text: str
-    beside: tuple[str, ...] = ()
-    """Keys beside it that it contradicts: where one of them is wrong itself, this says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +83,32 @@ class Section:
         return keys_of(cls)
 
     @classmethod
+    def said(cls, given: Any, info: ValidationInfo) -> Mapping[str, Any]:
+        """Return the keys that are given. Raises PydanticCustomError for what has none."""
+        if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
+            raise must_be("a mapping with text keys")
+        return given
+
+    @classmethod
     def refused(cls, given: Mapping[str, Any]) -> Iterator[Refusal]:
         """List what is wrong with the keys themselves, whatever their values."""
         known = cls.known(given)
         for key in given:
             if key not in keys_of(cls):
                 yield Refusal((key,), OF_OTHER_PLUGINS.get(key) or unknown(key, known, cls.what))
-        yield from (Refusal((key,), "is missing") for key in required_keys(cls) if key not in given)
 
     def contradictions(self) -> Iterable[Refusal]:
-        """List values that do not go together."""
+        """List values that do not go together. Asked once each is right by itself."""
         return ()
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _check_keys(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
-            raise must_be(MAPPING)
-        refuse(cls.refused(given))
-        return given
-
-    @model_validator(mode="after")
-    def _check_values(self) -> Section:
-        refuse(self.contradictions())
-        return self
+    def _check(cls, given: Any, read: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        said, known = cls.said(given, info), keys_of(cls)
+        wrong = [*islice(cls.refused(said), MOST_AT_ONCE)]
+        made = read_beside(wrong, read, {key: value for key, value in said.items() if key in known})
+        refuse(chain(wrong, made.contradictions()))
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +131,13 @@ class JsonSection(Section):
             if key not in known and not cls.is_foreign(key):
                 yield Refusal((key,), unknown(key, (k for k in known if not cls.is_foreign(k)), cls.what))
 
-    @model_validator(mode="before")
     @classmethod
-    def _check_keys(cls, given: Any, info: ValidationInfo) -> Any:
+    def said(cls, given: Any, info: ValidationInfo) -> Mapping[str, Any]:
         if not isinstance(given, dict):
             raise must_be("an object")
         if info.context and info.context.get("fold"):
             return folded(given, keys_of(cls))
-        said = {key: value for key, value in given.items() if value is not None}
-        if said:
-            refuse(cls.refused(said))
-        known = keys_of(cls)
-        return {key: value for key, value in said.items() if key in known}
+        return {key: value for key, value in given.items() if value is not None}
 
 
 def folded(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
@@ -177,12 +171,6 @@ def keys_of(cls: type[Any]) -> Mapping[str, str]:
     return found
 
 
-def required_keys(cls: type[Any]) -> tuple[str, ...]:
-    """List the keys without a default."""
-    needed = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
-    return tuple(key for key, name in keys_of(cls).items() if name in needed)
-
-
 def must_be(want: str, *, is_text: bool = False) -> PydanticCustomError:
     return PydanticCustomError("must_be", "must be {want}", {"want": want, "is_text": is_text})
 
@@ -193,47 +181,55 @@ def wrong(text: str) -> PydanticCustomError:
 
 def refuse(found: Iterable[Refusal]) -> None:
     """Raise ValidationError if anything is refused, with the first MOST_AT_ONCE."""
-    lines = [
-        InitErrorDetails(
-            type=PydanticCustomError("wrong", "{text}", {"text": each.text, "beside": each.beside}),
-            loc=each.loc,
-            input=None,
-        )
-        for each in islice(found, MOST_AT_ONCE)
-    ]
-    if lines:
+    if lines := [_line(each) for each in islice(found, MOST_AT_ONCE)]:
         raise ValidationError.from_exception_data("", lines)
 
 
-def read(adapter: TypeAdapter[T], document: Any) -> tuple[T, tuple[Problem, ...]]:
-    """Read a document as far as it is right, with all that is wrong in it.
+def _line(refusal: Refusal) -> InitErrorDetails:
+    return InitErrorDetails(type=wrong(refusal.text), loc=refusal.loc, input=None)
 
-    What is wrong is left out and the rest read again, until nothing is: so a mistake hides no other.
+
+def read_beside(wrong: Sequence[Refusal], read: Callable[[Any], T], given: Any) -> T:
+    """Read values. Raises ValidationError with what is refused beside them, and with all that is wrong in them."""
+    try:
+        return read(given)
+    except ValidationError as error:
+        if not wrong:
+            raise
+        lines = [_line(each) for each in wrong]
+        for line in error.errors(include_url=False):
+            context, kind = line.get("ctx", {}), line["type"]
+            is_ours = kind in ("wrong", "must_be")
+            again = PydanticCustomError(cast(Any, kind), "", context) if is_ours else kind
+            lines.append(InitErrorDetails(type=again, loc=line["loc"], input=line["input"], ctx=context))
+        raise ValidationError.from_exception_data("", lines) from None
+
+
+def read(adapter: TypeAdapter[T], document: Any) -> tuple[T, tuple[Problem, ...]]:
+    """Read a document as far as it is right, with what is wrong in it.
+
+    Of a section the keys with a mistake are left out, of all else the whole, and the rest is read again.
     """
     problems: dict[Loc, Problem] = {}
-    follow: set[Loc] = set()
-    """Places where no more than the consequence of another mistake is wrong."""
-    for _ in range(MAX_ROUNDS):
+    while True:
         try:
             return adapter.validate_python(document), tuple(problems.values())
         except ValidationError as error:
             found = [(_loc(line["loc"]), line) for line in error.errors(include_url=False)]
-        new: dict[Loc, Problem] = {}
-        for loc, line in found:
-            at, context = _as_written(document, loc), line.get("ctx", {})
-            beside = {(*at[:-1], key) for key in context.get("beside", ())}
-            known = problems.keys() | follow
-            is_below = any(at[:n] in known for n in range(len(at) + 1))
-            if beside & known or is_below or any(loc[: len(at)] == at for loc in problems):
-                follow.add(at)
-            else:
-                new.setdefault(at, Problem(at, _text(line, at)))
-        problems |= new
-        wrong = {loc: line.get("ctx", {}).get("want") == MAPPING for loc, line in found}
-        for loc in reversed(wrong):  # from behind: numbers of entries of a list stay true
-            if not any(loc[:n] in wrong for n in range(len(loc))):
-                document = _without(document, loc, is_mapping=wrong[loc])
-    return adapter.validate_python({}), tuple(problems.values())
+            for loc, line in found:
+                problems.setdefault(loc, Problem(loc, _text(line, loc)))
+            for part in dict.fromkeys(loc[:2] for loc, _ in found):
+                document = _without(document, *part)
+
+
+def _without(document: Any, *loc: str | int) -> dict[str | int, Any]:
+    if not isinstance(document, dict) or not loc:
+        return {}
+    first, *rest = loc
+    inner = document.get(first)
+    if rest and isinstance(inner, dict) and rest[0] in inner:
+        return {**document, first: _without(inner, *rest)}
+    return {key: value for key, value in document.items() if key != first}
 
 
 def checked(adapter: TypeAdapter[T], document: Any, **context: Any) -> T:
@@ -268,6 +264,8 @@ def _text(line: Any, loc: Loc) -> str:
     context = line.get("ctx", {})
     if line["type"] == "wrong":
         return str(context["text"])
+    if line["type"] == "missing":
+        return "is missing"
     key = next((part for part in reversed(loc) if isinstance(part, str)), "")
     value = shown(line["input"], key if loc and loc[-1] == key else "")
     if line["type"] == "must_be":
@@ -275,58 +273,10 @@ def _text(line: Any, loc: Loc) -> str:
     return f"{line['msg'][0].lower()}{line['msg'][1:]}, is {value}"
 
 
-class _Rest(list[Any]):
-    """What is left of a list, with the numbers that its entries had."""
-
-    def __init__(self, items: Iterable[Any], numbers: Sequence[int]) -> None:
-        super().__init__(items)
-        self.numbers = numbers
-
-
-def _as_written(document: Any, loc: Loc) -> Loc:
-    """Number the entries of lists as they were before some were left out."""
-    found: list[str | int] = []
-    for part in loc:
-        is_there = isinstance(document, list) and isinstance(part, int) and part < len(document)
-        found.append(document.numbers[int(part)] if is_there and isinstance(document, _Rest) else part)
-        if is_there or (isinstance(document, dict) and part in document):
-            document = document[part]
-    return tuple(found)
-
-
-def _without(document: Any, loc: Loc, *, is_mapping: bool) -> Any:
-    """Copy a document without what is at a place. A key that is missing there is put in as absent."""
-    if not loc:
-        return {}
-    first, rest = loc[0], loc[1:]
-    if isinstance(document, list) and isinstance(first, int) and first < len(document):
-        numbers = document.numbers if isinstance(document, _Rest) else range(len(document))
-        if rest or (is_mapping and document[first] != {}):
-            copy = _Rest(document, numbers)
-            copy[first] = _without(document[first], rest, is_mapping=is_mapping)
-            return copy
-        kept = [i for i in range(len(document)) if i != first]
-        return _Rest([document[i] for i in kept], [numbers[i] for i in kept])
-    if not isinstance(document, dict):
-        return ABSENT
-    if first not in document:
-        return {**document, first: ABSENT}
-    if rest and isinstance(document[first], dict | list):
-        return {**document, first: _without(document[first], rest, is_mapping=is_mapping)}
-    return {key: value for key, value in document.items() if key != first}
-
-
 # --------------------------------------------------------------------------------------------------- kinds of values
 
 
 PATH = re.compile(r"(?:/(?!\.\.(?:/|$))[^/\0\n]*)+")
-
-
-class _Absent(str):
-    """Stands for a needed text that is missing or wrong, while the rest of a document is read."""
-
-
-ABSENT = _Absent()
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,11 +317,7 @@ FLAG = Kind("true or false", core_schema.bool_schema(strict=True), {"type": "boo
 
 def value(want: str, convert: Callable[[Any], Any], json: Mapping[str, Any]) -> Kind:
     """Anything that `convert` takes; it refuses with ValueError."""
-
-    def read(given: Any) -> Any:
-        return given if given is ABSENT else convert(given)
-
-    return Kind(want, core_schema.no_info_plain_validator_function(read), json)
+    return Kind(want, core_schema.no_info_plain_validator_function(convert), json)
 
 
 def string(want: str, convert: Callable[[str], Any], json: Mapping[str, Any] | None = None) -> Kind:

@@ -205,7 +205,7 @@ class Dra(Section):
         for alias in self.aliases:
             if alias.partition("/")[0] == self.driver:
                 text = f"{alias} is in the driver's own domain, whose attributes are there anyway"
-                yield Refusal(("aliases",), text, ("driver",))
+                yield Refusal(("aliases",), text)
 
 
 # --------------------------------------------------------------------------------------------------------- placement
@@ -252,11 +252,9 @@ class GpuNames(Section):
 
     def contradictions(self) -> Iterator[Refusal]:
         unknown = sorted(fields(self.gpu) - set(re.compile(self.pattern).groupindex))
-        if unknown and self.pattern:
-            where, other = (
-                ("pattern", "gpu") if self.gpu == GpuNames.__dataclass_fields__["gpu"].default else ("gpu", "pattern")
-            )
-            yield Refusal((where,), f"has no group {unknown[0]}: name it (?P<{unknown[0]}>…)", (other,))
+        if unknown:
+            where = "pattern" if self.gpu == _USUAL else "gpu"
+            yield Refusal((where,), f"has no group {unknown[0]}: name it (?P<{unknown[0]}>…)")
 
     def value(self) -> GpuIds:
         return GpuIds(self.resource, self.pattern, self.gpu)

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, WithJsonSchema
 
 from agent.config.section import (
-    ABSENT,
     FOLDER,
     Flag,
     Folder,
@@ -125,9 +124,9 @@ class Fact(Section):
         for name, its_fact in (("path", "file"), ("text", "text")):
             is_given = getattr(self, name) is not None
             if self.fact == its_fact and not is_given:
-                yield Refusal((name,), "is missing", ("fact",))
-            elif self.fact not in (its_fact, ABSENT) and is_given:
-                yield Refusal((name,), f"is for fact {its_fact} only", ("fact",))
+                yield Refusal((name,), "is missing")
+            elif self.fact != its_fact and is_given:
+                yield Refusal((name,), f"is for fact {its_fact} only")
 
 
 def _expanded(given: Any) -> dict[str, Any]:
@@ -191,7 +190,7 @@ class Fingerprint(Section):
     def contradictions(self) -> Iterator[Refusal]:
         if self.pods == "podresources" and self.method != "all":
             text = "must be all with pods: podresources, which does not show what pods ask for"
-            yield Refusal(("method",), text, ("pods",))
+            yield Refusal(("method",), text)
 
 
 @dataclass(frozen=True, slots=True)
