@@ -17,7 +17,6 @@ from agent.offer.offer import Offer
 from agent.offer.units import plain_offer
 from agent.report.chart import is_nic, why_not_known
 from agent.report.doctor.facts import (
-    REQUEST_REDIRECT,
     DataDirectFacts,
     Facts,
     Result,
@@ -332,12 +331,11 @@ def data_direct(facts: Facts) -> Iterator[Result]:
     known = facts.data_direct
     if known is None:
         return
-    problems = [*_driver(facts, known), *_library(known), *_acs(known)]
+    problems = [*_driver(facts, known), *_library(known)]
     yield from problems
     if not problems:
         count = len(functions(facts.snapshot))
-        ready = "kernel, libmlx5 and ACS let GPUs' traffic through" if known.acs else "kernel and libmlx5 know them"
-        yield fine(f"{count} functions; {ready}")
+        yield fine(f"{count} functions; kernel and libmlx5 know them. `rdma_topo check` looks at their switches' ACS")
 
 
 def _driver(facts: Facts, known: DataDirectFacts) -> Iterator[Result]:
@@ -360,32 +358,3 @@ def _library(known: DataDirectFacts) -> Iterator[Result]:
             f"{known.library} does not know Data Direct: NCCL and UCX then silently use the slower path",
             "install rdma-core 54 or later, on the host and in container images",
         )
-
-
-def _acs(known: DataDirectFacts) -> Iterator[Result]:
-    """Redirected requests or completions go up to the processor and back down again."""
-    hidden = [port.address for port, control in known.acs if control is None]
-    if hidden:
-        text = f"the ACS settings of {', '.join(hidden)} cannot be read"
-        yield unseen(text, "run doctor as root on the host")
-    wrong = [(port, control) for port, control in known.acs if control is not None and control & port.rule.off]
-    unsafe = [
-        (port, control)
-        for port, control in known.acs
-        if control is not None and not control & port.rule.off and control & port.rule.on != port.rule.on
-    ]
-    wanted = ";".join(f"{port.rule.words}@{port.address}" for port, _ in known.acs)
-    remedy = f"boot with pci=config_acs={wanted} (Linux 6.11 or later; rdma_topo write-grub-acs writes it)"
-    if wrong:
-        ports = ", ".join(
-            f"{port.address} redirects {_what(port.rule.off)} ({port.towards} is below it)" for port, _ in wrong
-        )
-        yield warning(f"ACS sends GPUs' traffic up to the processor: {ports}", remedy)
-    if unsafe:
-        ports = ", ".join(f"{port.address} ({control:07b}, not {port.rule.words})" for port, control in unsafe)
-        text = f"ACS is not set as rdma-core's rdma_topo asks, so functions are less isolated: {ports}"
-        yield note(text, remedy)
-
-
-def _what(bit: int) -> str:
-    return "requests" if bit == REQUEST_REDIRECT else "completions"

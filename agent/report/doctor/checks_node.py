@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from agent.config import Config, Resource
+from agent.config import Config
 from agent.model.printable import some
 from agent.report.doctor.facts import (
     UNLIMITED,
-    ClaimFacts,
     ContainerRuntime,
     DeviceClass,
     Facts,
@@ -33,20 +32,6 @@ GATED_BEFORE = (1, 34)
 STUCK_SECONDS = 900.0
 MOUNTS = "let the container see it: the chart does so by itself, with kustomize add the component dra"
 _RESOURCE = re.compile(r"""\.resource\s*==\s*["']([^"']+)["']""")
-_GATES = {
-    "taints": (
-        "taints are dropped: devices that are unhealthy are left out of the slices instead",
-        "DRADeviceTaints",
-    ),
-    "capacity": (
-        "shared capacity is dropped",
-        "DRAConsumableCapacity",
-    ),
-    "listAttributes": (
-        "lists of attributes are refused: of several nearest GPUs the first is published",
-        "DRAListTypeAttributes",
-    ),
-}
 
 
 def configuration(facts: Facts) -> Iterator[Result]:
@@ -161,11 +146,10 @@ def agent(facts: Facts) -> Iterator[Result]:
     if not facts.agent:
         yield unseen("the agent is asked only on its own node, with its configuration")
         return
-    wrong = [(path, text) for path, text in facts.agent if text is not None]
-    for path, text in wrong:
-        severity = Severity.ERROR if path == "healthz" else Severity.WARNING
-        yield Result(severity, text, "nodefabric status and the agent's log tell more")
-    if not wrong:
+    for name, what in facts.agent["obstacles"].items():
+        severity = Severity.ERROR if name == "agent" else Severity.WARNING
+        yield Result(severity, f"{name}: {what}", "nodefabric status and the agent's log tell more")
+    if not facts.agent["obstacles"]:
         yield fine("runs, and is ready")
 
 
@@ -224,10 +208,11 @@ def driver(facts: Facts) -> Iterator[Result]:
     if version is not None and version < OLDEST_KUBELET:
         text = f"kubelet is {found.cluster.kubelet_version}, and claims need 1.32, in a cluster of 1.34 or later"
         yield error(text, "upgrade kubelet, or offer devicePlugin on this node")
-    if found.state is None:
+    dra = facts.agent.get("dra")
+    if dra is None:
         yield unseen("how the driver stands with kubelet: the agent does not tell")
-    elif not found.state.is_registered:
-        text = f"kubelet does not know the DRA driver {found.state.name}: {found.state.problem}"
+    elif not dra["registered"]:
+        text = f"kubelet does not know the DRA driver {dra['driver']}: {dra['problem']}"
         remedy = "kubeletDir must be kubelet's own folder; journalctl -u kubelet says what it does not accept"
         if version is not None and version < GATED_BEFORE:
             remedy = (
@@ -236,39 +221,29 @@ def driver(facts: Facts) -> Iterator[Result]:
             )
         yield error(text, remedy)
     elif not missing:
-        yield fine(f"kubelet has the driver {found.state.name} registered")
+        yield fine(f"kubelet has the driver {dra['driver']} registered")
 
 
 def slices(facts: Facts) -> Iterator[Result]:
     """Whether the scheduler sees the node's devices, and all that they need."""
     config, found = facts.config, facts.claims
-    if config is None or found is None or found.state is None:
+    dra = facts.agent.get("dra")
+    if config is None or found is None or dra is None:
         return
-    state = found.state
-    for word in sorted(state.dropped):
-        text, gate = _GATES.get(word, (f"{word} is dropped", "that it belongs to"))
-        severity, remedy = Severity.NOTE, f"enable the feature gate {gate} in the cluster (Kubernetes 1.36 has most on)"
-        if word == "capacity":
-            affected = [r.name for r in config.claimable if _needs_capacity(r, config)]
-            if not affected:
-                continue
-            severity, text = Severity.ERROR, f"{text}: {some(affected)} can offer nothing"
-            remedy += ", or set dra.shares: devices"
-        yield Result(severity, f"of ResourceSlices {text}", remedy)
-    if state.slices is None:
+    if dra["slices"] is None:
         yield warning(
             "nobody knows yet whether the node's ResourceSlices are at the API server",
             "nodefabric status says what keeps the agent from writing them",
         )
     counts = dict.fromkeys((r.name for r in config.claimable), 0)
-    for resource, _, count in state.devices:
-        counts[resource] = counts.get(resource, 0) + count
+    for each in dra["devices"]:
+        counts[each["resource"]] = counts.get(each["resource"], 0) + each["count"]
     bare = [resource for resource, count in counts.items() if not count]
     if bare:
         text = f"no device of this node is offered to claims for {some(bare)}"
         yield warning(text, "nodefabric topology shows what there is: does `select` take it?")
-    if state.slices is not None and not bare:
-        yield fine(f"{sum(counts.values())} devices in {state.slices} slices")
+    if dra["slices"] is not None and not bare:
+        yield fine(f"{sum(counts.values())} devices in {dra['slices']} slices")
 
 
 def classes(facts: Facts) -> Iterator[Result]:
@@ -302,10 +277,12 @@ def classes(facts: Facts) -> Iterator[Result]:
 def held(facts: Facts) -> Iterator[Result]:
     """Whether the prepared claims are somebody's, and go back when they are asked for."""
     found = facts.claims
-    if found is None or found.state is None:
+    prepared = facts.agent.get("claims")
+    if found is None or prepared is None:
         return
-    lost = [claim.name for claim in found.claims if not claim.pods and _is_old(found, claim.since)]
-    stuck = [c.name for c in found.claims if c.state == "unpreparing" and _is_old(found, c.since)]
+    old = [claim for claim in prepared if found.now - claim["since"] > STUCK_SECONDS]
+    lost = [f"{claim['namespace']}/{claim['name']}" for claim in old if not claim["pods"]]
+    stuck = [f"{claim['namespace']}/{claim['name']}" for claim in old if claim["state"] == "unpreparing"]
     if lost:
         yield warning(
             f"{some(lost)}: prepared, and for no pod that is known",
@@ -317,16 +294,8 @@ def held(facts: Facts) -> Iterator[Result]:
             "nodefabric events says which sandbox has its device; end that pod, or the sandbox with crictl",
         )
     if not lost and not stuck:
-        told = f"{len(found.claims)} prepared, each for a pod" if found.claims else "none is prepared"
+        told = f"{len(prepared)} prepared, each for a pod" if prepared else "none is prepared"
         yield fine(told)
-
-
-def _is_old(found: ClaimFacts, since: float) -> bool:
-    return found.now - since > STUCK_SECONDS
-
-
-def _needs_capacity(resource: Resource, config: Config) -> bool:
-    return config.dra.shares == "capacity" and (resource.binding == "late" or resource.kind == "hca")
 
 
 def _is_ours(one: DeviceClass, config: Config) -> bool:

@@ -32,13 +32,9 @@ from agent.report.doctor.facts import (
     ContainerRuntime,
     DataDirectFacts,
     Facts,
-    HeldClaim,
     NetworkFile,
-    Port,
     functions,
-    shared_ports,
 )
-from agent.report.facts import DriverState
 from agent.report.status import ask
 
 MOST_BYTES = 1 << 20
@@ -53,9 +49,6 @@ _FOLDERS = ("usr/lib64", "usr/lib", "usr/lib/aarch64-linux-gnu", "usr/lib/x86_64
 _SYMBOL = b"mlx5dv_get_data_direct_sysfs_path"
 """By which programs find the function, from rdma-core 54 on (debian/ibverbs-providers.symbols, MLX5_1.25)."""
 _MOST_LIBRARY_BYTES = 16 << 20
-_SWITCH = ("0x15b3", "0x197c")
-"""Vendor and device of ports of a ConnectX's own switch."""
-_CONFIG_BYTES, _FIRST_CAPABILITY, _ACS = 4096, 0x100, 0x000D
 
 
 def collect(
@@ -92,10 +85,10 @@ def collect(
         topology_policy=_topology_policy(root, kubelet_dir, config),
         plugins=_executables(root / "opt/cni/bin"),
         networks=networks(root / "etc/cni/net.d"),
-        agent=agent_answers(config.endpoints) if config is not None and ask_agent else (),
+        agent=agent_answer(config.endpoints) if config is not None and ask_agent else {},
         rails=known_rails,
         rails_unknown=rails_unknown,
-        claims=claims(root, config, cluster or ClusterFacts(), ask_agent=ask_agent),
+        claims=claims(root, config, cluster or ClusterFacts()),
         data_direct=data_direct(root, snapshot),
     )
 
@@ -198,88 +191,40 @@ def networks(folder: Path) -> tuple[NetworkFile, ...] | None:
     return tuple(found)
 
 
-def _complaints(answer: bytes) -> str:
-    """Return what is wrong by a check's answer: a sound one may list conditions that do not make it unready."""
-    lines = answer.decode(errors="replace").strip().splitlines()
-    return "; ".join(line for line in lines if line != "ok" and not line.endswith(": ok"))
+def agent_answer(endpoints: Endpoints) -> Mapping[str, Any]:
+    """Ask the agent for its status document; what is wrong in its place, if it has none or is not alive."""
+    try:
+        document = ask(endpoints)
+        with sockets.get(endpoints.url("healthz"), ANSWER_SECONDS):
+            return document
+    except urllib.error.HTTPError as error:
+        problem = error.read(MOST_ANSWER_BYTES).decode(errors="replace").strip()
+    except (OSError, Unavailable) as error:
+        problem = str(error)
+    return {"obstacles": {"agent": problem}}
 
 
-def agent_answers(endpoints: Endpoints) -> tuple[tuple[str, str | None], ...]:
-    """Ask the agent whether it lives, and whether something keeps it from its work."""
-    found: list[tuple[str, str | None]] = []
-    for path in ("healthz", "readyz"):
-        url = endpoints.url(path)
-        try:
-            with sockets.get(url, ANSWER_SECONDS) as answer:
-                found.append((path, _complaints(answer.read(MOST_ANSWER_BYTES)) or None))
-        except urllib.error.HTTPError as error:
-            found.append((path, _complaints(error.read(MOST_ANSWER_BYTES))))
-        except Unavailable as error:
-            found.append((path, str(error)))
-            break
-        except OSError as error:
-            found.append((path, f"nobody answers at {url} ({getattr(error, 'reason', error)})"))
-            break
-    return tuple(found)
-
-
-def claims(root: Path, config: Config | None, cluster: ClusterFacts, *, ask_agent: bool) -> ClaimFacts | None:
-    """Look at the driver's folders and sockets, and ask the agent; None where nothing is offered to claims."""
+def claims(root: Path, config: Config | None, cluster: ClusterFacts) -> ClaimFacts | None:
+    """Look at the driver's folders and sockets; None where nothing is offered to claims."""
     if config is None or not config.offers_dra:
         return None
     kubelet = below(root, config.kubelet_dir)
     registry, own = kubelet / "plugins_registry", kubelet / "plugins" / config.dra.driver
     found = sorted(registry.glob(f"{config.dra.driver}-*-reg.sock"))
     folders = (registry, own) if own.exists() else (registry,)  # the agent makes its own
-    document = _ask(config.endpoints) if ask_agent else {}
     return ClaimFacts(
         now=time.time(),
         folders=tuple((str(path), unusable(path)) for path in folders),
         sockets=tuple((str(path), listens(path)) for path in found),
-        state=_state(document.get("dra")),
-        claims=tuple(
-            HeldClaim(f"{c['namespace']}/{c['name']}", c["state"], c["since"], tuple(c["pods"]))
-            for c in document.get("claims", ())
-        ),
         cluster=cluster,
     )
 
 
-def _ask(endpoints: Endpoints) -> Mapping[str, Any]:
-    """Ask the agent for its status document; empty if it does not answer."""
-    try:
-        return ask(endpoints)
-    except Unavailable:
-        return {}
-
-
-def _state(told: Mapping[str, Any] | None) -> DriverState | None:
-    if told is None:
-        return None
-    devices = tuple((found["resource"], found["health"], found["count"]) for found in told["devices"])
-    return DriverState(told["driver"], told["problem"] or "", told["slices"], frozenset(told["dropped"]), devices)
-
-
 def data_direct(root: Path, snapshot: Snapshot) -> DataDirectFacts | None:
-    """Look at kernel, library and switch; None where no adapter has a Data Direct function."""
+    """Look at kernel and library; None where no adapter has a Data Direct function."""
     if not functions(snapshot):
         return None
-    library, knows = _library(root)
-    ports = [port for port in shared_ports(snapshot) if _is_of_switch(root, port)]
-    release = (_text(root / "proc/sys/kernel/osrelease") or "").strip()
-    return DataDirectFacts(release, library, knows, tuple((port, _acs_control(root, port)) for port in ports))
-
-
-def acs_control(config: bytes) -> int | None:
-    """Read the ACS control register in a function's configuration space; None if it has none, or it was cut off."""
-    offset, seen = _FIRST_CAPABILITY, set[int]()
-    while offset >= _FIRST_CAPABILITY and offset + 8 <= len(config) and offset not in seen:
-        seen.add(offset)
-        header = int.from_bytes(config[offset : offset + 4], "little")
-        if header & 0xFFFF == _ACS:
-            return int.from_bytes(config[offset + 6 : offset + 8], "little")
-        offset = header >> 20 & 0xFFC
-    return None
+    return DataDirectFacts((_text(root / "proc/sys/kernel/osrelease") or "").strip(), *_library(root))
 
 
 def _library(root: Path) -> tuple[str, bool]:
@@ -289,19 +234,6 @@ def _library(root: Path) -> tuple[str, bool]:
         if found is not None:
             return f"/{folder}/{_LIBRARY}", _SYMBOL in found
     return "", False
-
-
-def _is_of_switch(root: Path, port: Port) -> bool:
-    function = _function(root, port.address)
-    return tuple((_text(function / name) or "").strip() for name in ("vendor", "device")) == _SWITCH
-
-
-def _acs_control(root: Path, port: Port) -> int | None:
-    return acs_control(_bytes(_function(root, port.address) / "config", _CONFIG_BYTES) or b"")
-
-
-def _function(root: Path, address: str) -> Path:
-    return root / "sys/bus/pci/devices" / address
 
 
 # ------------------------------------------------------------------- reading

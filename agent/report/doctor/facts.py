@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from functools import partial
 from typing import Any
@@ -12,12 +12,9 @@ from agent.config import Config
 from agent.model.device import PciDevice, Snapshot, is_data_direct
 from agent.model.printable import joined
 from agent.model.vf_identity import Rail
-from agent.report.facts import DriverState
 
 UNLIMITED = -1
 CONTAINERD_CONFIG = "/etc/containerd/config.toml"
-REQUEST_REDIRECT, COMPLETION_REDIRECT = 1 << 2, 1 << 3
-_SOURCE_VALIDATION, _UPSTREAM_FORWARDING = 1 << 0, 1 << 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +71,6 @@ class ClusterFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldClaim:
-    """A claim that the agent has prepared."""
-
-    name: str
-    """With its namespace."""
-    state: str
-    since: float
-    pods: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ClaimFacts:
     """One look at what claims need on a node that offers something to them."""
 
@@ -94,36 +80,7 @@ class ClaimFacts:
     """(path of a folder that the driver needs, None if it may be used or what is wrong)."""
     sockets: tuple[tuple[str, str | None], ...] = ()
     """(a socket by which kubelet finds the driver, None if it answers or what is wrong)."""
-    state: DriverState | None = None
-    """As the agent reports it; None if it does not."""
-    claims: tuple[HeldClaim, ...] = ()
     cluster: ClusterFacts = ClusterFacts(problem="the cluster was not asked")
-
-
-@dataclass(frozen=True, slots=True)
-class AcsRule:
-    """Which bits of a port's ACS control register must be set, and which not (rdma-core, kernel-boot/rdma_topo)."""
-
-    on: int
-    off: int
-    words: str
-    """The same as the kernel's parameter pci=config_acs= spells it."""
-
-
-TOWARDS_DATA_DIRECT = AcsRule(
-    _SOURCE_VALIDATION | COMPLETION_REDIRECT | _UPSTREAM_FORWARDING, REQUEST_REDIRECT, "xx110x1"
-)
-TOWARDS_GPU = AcsRule(_SOURCE_VALIDATION | REQUEST_REDIRECT | _UPSTREAM_FORWARDING, COMPLETION_REDIRECT, "xx101x1")
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """A downstream port of the switch that a Data Direct function and a GPU have in common."""
-
-    address: str
-    towards: str
-    """The PCI address of the function or GPU below it."""
-    rule: AcsRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +90,6 @@ class DataDirectFacts:
     library: str = ""
     """Path of the host's libmlx5; empty if it has none."""
     library_knows: bool = False
-    acs: tuple[tuple[Port, int | None], ...] = ()
-    """The ACS control register of each port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +116,8 @@ class Facts:
     """Names of the executables in the CNI plugin folder."""
     networks: tuple[NetworkFile, ...] | None = None
     """The runtime's network configurations, in the order in which it reads them."""
-    agent: tuple[tuple[str, str | None], ...] = ()
-    """(what was asked of the agent, None if it is well or what is wrong)."""
+    agent: Mapping[str, Any] = field(default_factory=dict)
+    """Its status document; the obstacle `agent` alone if it does not answer, empty if it was not asked."""
     rails: tuple[Rail, ...] = ()
     """As the agent's books have numbered them."""
     rails_unknown: str = ""
@@ -175,24 +130,6 @@ class Facts:
 
 def functions(snapshot: Snapshot) -> tuple[PciDevice, ...]:
     return tuple(device for device in snapshot.devices if is_data_direct(device.vendor, device.device))
-
-
-def shared_ports(snapshot: Snapshot) -> tuple[Port, ...]:
-    """List the ports of switches through which a Data Direct function and a GPU reach each other.
-
-    The path has the host bridge first, then a root port, then the switch: ports that only a root port joins are none.
-    """
-    found: dict[str, Port] = {}
-    gpus = [snapshot.by_address[g.pci_address] for g in snapshot.all_gpus if g.pci_address in snapshot.by_address]
-    for function in functions(snapshot):
-        for gpu in gpus:
-            pairs = zip(function.path[:-1], gpu.path[:-1], strict=False)
-            common = next((i for i, (one, other) in enumerate(pairs) if one != other), 0)
-            if common > 2:
-                for device, rule in ((function, TOWARDS_DATA_DIRECT), (gpu, TOWARDS_GPU)):
-                    port = device.path[common]
-                    found[port] = Port(port, device.address, rule)
-    return tuple(found[address] for address in sorted(found))
 
 
 # --------------------------------------------------------------------------------------------------- what they say

@@ -65,7 +65,7 @@ def sound(snapshot: Snapshot) -> Facts:
         topology_policy="restricted",
         plugins=frozenset({"nodefabric", "host-local"}),
         networks=(NetworkFile("10-calico.conflist", ("calico", "nodefabric")),),
-        agent=(("healthz", None), ("readyz", None)),
+        agent={"obstacles": {}},
     )
 
 
@@ -182,8 +182,14 @@ CASES = [
     (checks_node.cni, {"networks": ()}, Severity.WARNING, "holds no network", "cluster network"),
     (checks_node.cni, {"networks": (NetworkFile("a", ("ptp",)),)}, Severity.WARNING, "does not call", "--chain"),
     (checks_node.cni, {"networks": (NetworkFile("00-multus.conf", ("multus",)),)}, Severity.FINE, "", ""),
-    (checks_node.agent, {"agent": (("healthz", "nobody answers"),)}, Severity.ERROR, "nobody answers", "status"),
-    (checks_node.agent, {"agent": (("healthz", None), ("readyz", "agent: x"))}, Severity.WARNING, "agent: x", "status"),
+    (
+        checks_node.agent,
+        {"agent": {"obstacles": {"agent": "nobody answers"}}},
+        Severity.ERROR,
+        "nobody answers",
+        "status",
+    ),
+    (checks_node.agent, {"agent": {"obstacles": {"cdi": "x"}}}, Severity.WARNING, "cdi: x", "status"),
     (checks_node.agent, {"agent": ()}, Severity.UNSEEN, "own node", ""),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,10 @@ from agent.report.doctor.facts import (
     ContainerRuntime,
     DeviceClass,
     Facts,
-    HeldClaim,
     Result,
     Severity,
     as_text,
 )
-from agent.report.facts import DriverState
 
 Snapshots = Callable[[str], Snapshot]
 Check = Callable[[Facts], object]
@@ -37,7 +36,18 @@ resources:
     "test",
 )
 DRIVER = "nodefabric.io"
-STATE = DriverState(DRIVER, "", 2, frozenset(), (("rdma/hca", "healthy", 2), ("rdma/vf", "healthy", 16)))
+DEVICES = [
+    {"resource": "rdma/hca", "health": "healthy", "count": 2},
+    {"resource": "rdma/vf", "health": "healthy", "count": 16},
+]
+STATE = {"driver": DRIVER, "registered": True, "problem": None, "slices": 2, "devices": DEVICES}
+
+
+def held_claim(name: str, state: str, since: float, *pods: str) -> dict[str, Any]:
+    return {"namespace": "default", "name": name, "state": state, "since": since, "pods": pods}
+
+
+AGENT = {"obstacles": {}, "dra": STATE, "claims": [held_claim("nics", "prepared", 5.0, "default/trainer")]}
 SOCKET = "/var/lib/kubelet/plugins_registry/nodefabric.io-1-reg.sock"
 
 
@@ -52,49 +62,41 @@ SOUND = ClaimFacts(
     now=10_000.0,
     folders=(("/var/lib/kubelet/plugins_registry", None),),
     sockets=((SOCKET, None),),
-    state=STATE,
-    claims=(HeldClaim("default/nics", "prepared", 5.0, ("default/trainer",)),),
     cluster=ClusterFacts("v1.36.2", CLASSES),
 )
 CLAIM_CHECKS = (checks_node.driver, checks_node.slices, checks_node.classes, checks_node.held)
 
 
-def looked(found: ClaimFacts | None) -> Facts:
-    return Facts(Snapshot(), CLAIMS_CONFIG, claims=found)
+def looked(found: ClaimFacts | None, **changes: object) -> Facts:
+    """Look at a node that offers something to claims. `changes` are of what its agent says."""
+    return Facts(Snapshot(), CLAIMS_CONFIG, agent=AGENT | changes, claims=found)
 
 
-def one(check: ClaimCheck, found: ClaimFacts) -> Result:
-    """Return the only thing that a check complains of. It has a remedy."""
-    (complaint,) = [f for f in check(looked(found)) if f.severity is not Severity.FINE]
-    assert complaint.remedy or complaint.severity is Severity.UNSEEN
-    return complaint
+def of_state(**changes: object) -> Facts:
+    return looked(SOUND, dra=STATE | changes)
 
 
-def of_state(**changes: object) -> ClaimFacts:
-    return replace(SOUND, state=replace(STATE, **changes))  # type: ignore[arg-type]
+def of_cluster(**changes: object) -> Facts:
+    return looked(replace(SOUND, cluster=replace(SOUND.cluster, **changes)))  # type: ignore[arg-type]
 
 
-def of_cluster(**changes: object) -> ClaimFacts:
-    return replace(SOUND, cluster=replace(SOUND.cluster, **changes))  # type: ignore[arg-type]
-
-
-NOT_FOUND = replace(STATE, problem="kubelet has not found it")
+NOT_FOUND = STATE | {"registered": False, "problem": "kubelet has not found it"}
 UNKNOWN = "kubelet does not know the DRA driver nodefabric.io: kubelet has not found it"
 OLD, FOREIGN = device_class("old", "rdma/former"), device_class("foreign", "rdma/hca", "other.example")
 CLAIM_CASES = [
     (
         checks_node.driver,
-        replace(SOUND, folders=(("/k/plugins_registry", "is not there"),)),
+        looked(replace(SOUND, folders=(("/k/plugins_registry", "is not there"),))),
         *(Severity.ERROR, "/k/plugins_registry", "component dra"),
     ),
     (
         checks_node.driver,
-        replace(SOUND, sockets=((SOCKET, None), ("/r/old", "Connection refused"))),
+        looked(replace(SOUND, sockets=((SOCKET, None), ("/r/old", "Connection refused")))),
         *(Severity.WARNING, "nobody answers at /r/old: Connection refused", ""),
     ),
     (
         checks_node.driver,
-        replace(SOUND, sockets=((SOCKET, None), ("/r/other", None))),
+        looked(replace(SOUND, sockets=((SOCKET, None), ("/r/other", None)))),
         *(Severity.ERROR, "more than one agent", ""),
     ),
     (
@@ -105,7 +107,7 @@ CLAIM_CASES = [
     *(
         (
             checks_node.driver,
-            replace(of_cluster(kubelet_version=version), state=NOT_FOUND),
+            replace(of_cluster(kubelet_version=version), agent=AGENT | {"dra": NOT_FOUND}),
             Severity.ERROR,
             UNKNOWN,
             word,
@@ -116,17 +118,10 @@ CLAIM_CASES = [
             ("", "kubeletDir"),
         )
     ),
-    (checks_node.driver, replace(SOUND, state=None), Severity.UNSEEN, "", ""),
-    (checks_node.slices, of_state(dropped=frozenset({"taints"})), Severity.NOTE, "", "DRADeviceTaints"),
-    (checks_node.slices, of_state(dropped=frozenset({"listAttributes"})), Severity.NOTE, "", "DRAListTypeAttributes"),
+    (checks_node.driver, replace(looked(SOUND), agent={}), Severity.UNSEEN, "", ""),
     (
         checks_node.slices,
-        of_state(dropped=frozenset({"capacity"})),
-        *(Severity.ERROR, "rdma/hca can offer nothing", "DRAConsumableCapacity"),
-    ),
-    (
-        checks_node.slices,
-        of_state(devices=(("rdma/vf", "healthy", 16),)),
+        of_state(devices=DEVICES[1:]),
         *(Severity.WARNING, "no device of this node is offered to claims for rdma/hca", ""),
     ),
     (checks_node.slices, of_state(slices=None), Severity.WARNING, "ResourceSlices", ""),
@@ -150,24 +145,13 @@ CLAIM_CASES = [
 
 @pytest.mark.parametrize(("check", "found", "severity", "text", "remedy"), CLAIM_CASES)
 def test_what_is_wrong_with_claims_is_found_with_its_remedy(
-    check: ClaimCheck, found: ClaimFacts, severity: Severity, text: str, remedy: str
+    check: ClaimCheck, found: Facts, severity: Severity, text: str, remedy: str
 ) -> None:
-    complaint = one(check, found)
+    (complaint,) = [f for f in check(found) if f.severity is not Severity.FINE]
+    assert complaint.remedy or complaint.severity is Severity.UNSEEN
     assert complaint.severity is severity
     assert text in complaint.text
     assert remedy in complaint.remedy
-
-
-def test_slices_are_not_told_without_an_agent_that_tells() -> None:
-    assert list(checks_node.slices(looked(replace(SOUND, state=None)))) == []
-
-
-def test_capacity_that_is_dropped_is_no_matter_to_who_does_not_need_it() -> None:
-    facts = looked(of_state(dropped=frozenset({"capacity"})))
-    shares = replace(CLAIMS_CONFIG, dra=replace(CLAIMS_CONFIG.dra, shares="devices"))
-    early = replace(CLAIMS_CONFIG, resources=CLAIMS_CONFIG.resources[:1])
-    for config in (shares, early):
-        assert {f.severity for f in checks_node.slices(replace(facts, config=config))} == {Severity.FINE}
 
 
 @pytest.mark.parametrize("check", CLAIM_CHECKS)
@@ -184,18 +168,17 @@ def test_where_nothing_is_offered_to_claims_nothing_is_said_of_them(check: Claim
 
 def test_a_class_that_goes_by_no_resource_may_select_each() -> None:
     every = DeviceClass("all", (f"device.driver == '{DRIVER}'",))
-    assert [f.severity for f in checks_node.classes(looked(of_cluster(classes=(every,))))] == [Severity.FINE]
+    assert [f.severity for f in checks_node.classes(of_cluster(classes=(every,)))] == [Severity.FINE]
 
 
 def test_a_claim_without_a_pod_and_one_long_on_its_way_back_are_told_and_young_ones_not() -> None:
-    def claims(since: float) -> ClaimFacts:
-        lost = HeldClaim("default/lost", "prepared", since)
-        leaving = HeldClaim("default/leaving", "unpreparing", since, ("default/trainer",))
-        return replace(SOUND, claims=(lost, leaving))
+    def told(since: float) -> list[str]:
+        lost = held_claim("lost", "prepared", since)
+        leaving = held_claim("leaving", "unpreparing", since, "default/trainer")
+        return [finding.text.partition(":")[0] for finding in checks_node.held(looked(SOUND, claims=[lost, leaving]))]
 
-    old = [finding.text.partition(":")[0] for finding in checks_node.held(looked(claims(0.0)))]
-    assert old == ["default/lost", "default/leaving"]
-    assert [f.severity for f in checks_node.held(looked(claims(9_999.0)))] == [Severity.FINE]
+    assert told(0.0) == ["default/lost", "default/leaving"]
+    assert told(9_999.0) == ["2 prepared, each for a pod"]
 
 
 def test_claims_need_cdi_in_the_runtime_and_a_folder_to_write_to() -> None:

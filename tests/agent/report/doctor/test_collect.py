@@ -16,16 +16,12 @@ import pytest
 
 from agent.__main__ import main
 from agent.config import Config, Endpoints, Resource, Topology
-from agent.model.allocation import ClaimState
 from agent.model.device import Snapshot
-from agent.report import status
-from agent.report.doctor.collect import agent_answers, claims, collect, listens, modules, networks, runtime
-from agent.report.doctor.facts import UNLIMITED, ClaimFacts, ClusterFacts, HeldClaim, NetworkFile
+from agent.report.doctor.collect import claims, collect, listens, modules, networks, runtime
+from agent.report.doctor.facts import UNLIMITED, ClusterFacts, NetworkFile
 from agent.report.endpoints import Check, EndpointServer, Pages
-from agent.report.facts import DriverState, Facts
 from agent.report.status import served
 from proto.cri.v1 import api_pb2
-from tests.agent.ledger.test_claims import claim
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -164,27 +160,21 @@ def test_a_socket_answers_or_says_why_not(short_folder: Path) -> None:
         assert listens(path) is None
 
 
-@pytest.mark.parametrize(
-    ("ready", "known", "told"),
-    [
-        ("kubelet: is away", {}, "agent: kubelet: is away"),
-        (None, {"kernel-events": "uevents cannot be heard: no"}, "kernel-events: uevents cannot be heard: no"),
-    ],
-)
-def test_the_agent_is_asked_for_what_is_in_its_way_or_cannot_be_heard(
-    ready: str | None, known: dict[str, str], told: str
-) -> None:
-    checks: dict[str, Check] = {"agent": lambda: ready}
-    pages = Pages(lambda _: ("", b""), lambda: served({}), {"loop": lambda: None}, checks, known=lambda: known)
-    server = EndpointServer.open("127.0.0.1", 0, pages)
-    port = server.port
-    try:
-        assert agent_answers(Endpoints(port=port)) == (("healthz", None), ("readyz", told))
-    finally:
-        server.close()
-    ((path, wrong),) = agent_answers(Endpoints(port=port))
-    assert path == "healthz"
-    assert "nobody answers" in str(wrong)
+def test_the_agent_is_asked_for_its_status_and_says_what_is_wrong_if_it_is_not_alive(short_folder: Path) -> None:
+    config = Config(endpoints=Endpoints(port=1), kubelet_dir=short_folder)
+
+    def asked(health: dict[str, Check], document: dict[str, object]) -> object:
+        pages = Pages(lambda _: ("", b""), lambda: served(document), health)
+        with closing(EndpointServer.open("127.0.0.1", 0, pages)) as server:
+            ours = replace(config, endpoints=Endpoints(port=server.port))
+            return collect(short_folder, Snapshot(), ours, Path("c")).agent
+
+    document = {"format": 2, "obstacles": {"kernel-events": "uevents cannot be heard: no"}}
+    assert asked({"loop": lambda: None}, document) == document
+    assert asked({"loop": lambda: "stands still"}, document) == {"obstacles": {"agent": "loop: stands still"}}
+    away = collect(short_folder, Snapshot(), config, Path("c")).agent
+    assert "does not answer at http://127.0.0.1:1/" in away["obstacles"]["agent"]
+    assert collect(short_folder, Snapshot(), config, Path("c"), ask_agent=False).agent == {}
 
 
 def test_a_whole_root_is_collected(short_folder: Path, node_root: Callable[[str], Path]) -> None:
@@ -208,7 +198,7 @@ def test_a_whole_root_is_collected(short_folder: Path, node_root: Callable[[str]
     assert facts.plugins == frozenset({"nodefabric"})
     assert facts.networks == (NetworkFile("10-a.conf", ("ptp",)),)
     assert [wrong for _, wrong in facts.kubelet_sockets] == ["No such file or directory"] * 2
-    assert (facts.config_problems, facts.config_path, facts.agent) == (("is bad",), "/c.yaml", ())
+    assert (facts.config_problems, facts.config_path, facts.agent) == (("is bad",), "/c.yaml", {})
     elsewhere = collect(short_folder, Snapshot(), None, Path("/c.yaml"), ask_agent=False)
     assert elsewhere.rails_unknown == "/var/lib/nodefabric/ledger.db is not there"
 
@@ -239,41 +229,6 @@ def test_doctor_ends_with_status_1_if_it_finds_something(
 
 OFFERED = Config((Resource("rdma/vf", "vf", offer="dra"),), kubelet_dir=Path("/k"))
 CLUSTER = ClusterFacts("v1.36.2", ())
-STATE = DriverState("nodefabric.io", "not found", 2, frozenset({"taints"}), (("rdma/vf", "healthy", 4),))
-
-
-def looked_at(root: Path, config: Config, *, ask_agent: bool) -> ClaimFacts:
-    found = claims(root, config, CLUSTER, ask_agent=ask_agent)
-    assert found is not None
-    return found
-
-
-@contextmanager
-def agent(facts: Facts) -> Iterator[Endpoints]:
-    """Have an agent answer, of such a node."""
-    document = status.build(facts, node="n", version="1", kinds={}, conditions={})
-    server = EndpointServer.open("127.0.0.1", 0, Pages(lambda _: ("", b""), lambda: served(document)))
-    try:
-        yield Endpoints(port=server.port)
-    finally:
-        server.close()
-
-
-def test_the_agent_tells_how_the_driver_stands_and_which_claims_there_are() -> None:
-    prepared = replace(claim(), state=ClaimState.PREPARED, since=7.0)
-    with agent(Facts(Snapshot(), claims=(prepared,), driver=STATE)) as endpoints:
-        found = looked_at(Path("/nowhere"), replace(OFFERED, endpoints=endpoints), ask_agent=True)
-    assert found.state == STATE
-    assert found.claims == (HeldClaim("default/c", "prepared", 7.0, ("default/trainer",)),)
-    assert found.cluster is CLUSTER
-
-
-def test_an_agent_that_is_away_or_that_has_no_driver_tells_nothing() -> None:
-    with agent(Facts(Snapshot())) as endpoints:
-        config = replace(OFFERED, endpoints=endpoints)
-        assert looked_at(Path("/nowhere"), config, ask_agent=True).state is None
-    found = looked_at(Path("/nowhere"), config, ask_agent=True)
-    assert (found.state, found.claims) == (None, ())
 
 
 def test_sockets_of_the_driver_are_tried_and_those_of_others_are_not(short_folder: Path) -> None:
@@ -285,7 +240,8 @@ def test_sockets_of_the_driver_are_tried_and_those_of_others_are_not(short_folde
     with closing(socket.socket(socket.AF_UNIX)) as server:
         server.bind(str(living))
         server.listen()
-        found = looked_at(short_folder, OFFERED, ask_agent=False)
+        found = claims(short_folder, OFFERED, CLUSTER)
+    assert found is not None
     assert found.folders == ((str(registry), None),)
     assert found.sockets == ((f"{registry}/nodefabric.io-0-reg.sock", "Connection refused"), (str(living), None))
 
