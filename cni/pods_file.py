@@ -164,20 +164,18 @@ class PodsFile:
         self._granting = 0
         """So many grants are about to be written."""
         self._counting = threading.Lock()
-        """Held for the next four alone; whoever holds it asks for no other."""
-        self._holds = {hold.key: hold for hold in ledger.holds()}
-        self._claims = {claim.ref.uid: claim for claim in ledger.claims()}
+        """Held for the next three alone; whoever holds it asks for no other."""
+        self._things: dict[object, Hold | Attachment | Claim] = {}
+        """What the books have, by key, number or UID."""
         self._counts: Counter[str | None] = Counter()
         """How many things each name has; None is somebody unknown."""
         self._is_changed = True
         """Since the file was brought up to date a name has come or gone."""
-        for hold in self._holds.values():
-            self._count((), self._of_hold(hold))
-        for row in ledger.attachments():
-            self._count((), _of_row(row))
-        ledger.watch_holds(self._hold_changed)
-        ledger.watch_attachments(self._attachment_changed)
-        ledger.watch_claims(self._claim_changed)
+        for thing in (*ledger.holds(), *ledger.attachments(), *ledger.claims()):
+            self._changed(None, thing)
+        ledger.watch_holds(self._changed)
+        ledger.watch_attachments(self._changed)
+        ledger.watch_claims(self._changed)
         ledger.subscribe(self._follow)
         ledger.guard_holds(self.granting)
         # Before the lists change: until kubelet grants by the new configuration, the former file of pods holds.
@@ -213,9 +211,9 @@ class PodsFile:
         resources = self._config.value.by_name
         with self._guard:
             with self._counting:
-                before = [name for hold in self._holds.values() for name in self._of_hold(hold)]
+                before = [name for thing in self._things.values() for name in self._names_of(thing)]
                 self._resources = resources
-                self._count(before, [name for hold in self._holds.values() for name in self._of_hold(hold)])
+                self._count(before, [name for thing in self._things.values() for name in self._names_of(thing)])
             self._bring_up_to_date()
 
     @contextmanager
@@ -246,28 +244,13 @@ class PodsFile:
 
     # ------------------------------------------------------------------ changes
 
-    def _hold_changed(self, before: Hold | None, after: Hold | None) -> None:
-        if (hold := after or before) is None or hold.claim_uid:
-            return
+    def _changed(self, before: Hold | Attachment | Claim | None, after: Hold | Attachment | Claim | None) -> None:
         with self._counting:
             if after is not None:
-                self._holds[hold.key] = after
-            else:
-                self._holds.pop(hold.key, None)
-            self._count(self._of_hold(before), self._of_hold(after))
-
-    def _attachment_changed(self, before: Attachment | None, after: Attachment | None) -> None:
-        if before is None or after is None or before.owner != after.owner:
-            with self._counting:
-                self._count(_of_row(before), _of_row(after))
-
-    def _claim_changed(self, before: Claim | None, after: Claim | None) -> None:
-        with self._counting:
-            if after is not None:
-                self._claims[after.ref.uid] = after
+                self._things[_key_of(after)] = after
             elif before is not None:
-                self._claims.pop(before.ref.uid, None)
-            self._is_changed = True
+                self._things.pop(_key_of(before), None)
+            self._count(self._names_of(before), self._names_of(after))
 
     def _count(self, before: Sequence[str | None], after: Sequence[str | None]) -> None:
         """Count what names had before and what they have now. The caller holds the lock."""
@@ -286,10 +269,15 @@ class PodsFile:
             with self._guard:
                 self._bring_up_to_date()
 
-    def _of_hold(self, hold: Hold | None) -> tuple[str | None, ...]:
-        if hold is None or not may_join(self._resources.get(hold.resource_name), hold):
+    def _names_of(self, thing: Hold | Attachment | Claim | None) -> tuple[str | None, ...]:
+        """Name who may have something by a thing. A claim's devices count with the claim."""
+        if isinstance(thing, Claim):
+            return names_of_claim(thing, self._resources)
+        if isinstance(thing, Attachment):
+            return (name_of(thing.owner.pod, thing.owner.container_id),)
+        if thing is None or thing.claim_uid or not may_join(self._resources.get(thing.resource_name), thing):
             return ()
-        return (name_of(hold.pod, hold.container_id),)
+        return (name_of(thing.pod, thing.container_id),)
 
     # --------------------------------------------------------------------- file
 
@@ -298,8 +286,6 @@ class PodsFile:
         with self._counting:
             self._is_changed = False
             names = {*self.noted, *self._counts}
-            for claim in self._claims.values():
-                names.update(names_of_claim(claim, self._resources))
         if self._granting:
             names.add(None)
         self._put(content_of(self._boot_id, names) if self._is_complete else None)
@@ -326,8 +312,10 @@ class PodsFile:
                 self._is_stuck = True
 
 
-def _of_row(row: Attachment | None) -> tuple[str | None, ...]:
-    return () if row is None else (name_of(row.owner.pod, row.owner.container_id),)
+def _key_of(thing: Hold | Attachment | Claim) -> object:
+    if isinstance(thing, Claim):
+        return thing.ref.uid
+    return thing.attachment_id if isinstance(thing, Attachment) else thing.key
 
 
 def _read(path: Path) -> bytes | None:
