@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from cni.call import BEGUN, Add, Call, LeasingNetwork, Node, request_of
 from cni.call_limits import NotWanted, Rules, Turns
 from cni.detach import Detacher
 from cni.found_vfs import NETNS_FOLDERS, Finder
-from cni.heal import HEAL_SECONDS, Healer, PodKnown, ReleaseRequest, nobody_to_ask, owner_alive, release
+from cni.heal import HEAL_SECONDS, Healer, PodKnown, ReleaseRequest, owner_alive, release
 from cni.ipam.leases import LeaseBook
 from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopter
@@ -122,25 +122,28 @@ class _BroughtIn:
     leases: result.Leases
 
 
-class Attacher:
-    """Brings devices into pods. Methods block and may run on many threads at once."""
+class Attachments:
+    """Devices in pods, on the ledger and the hardware. Methods block and may run on many threads at once."""
 
     def __init__(
-        self,
-        node: Node,
-        targets: Targets,
-        detacher: Detacher,
-        facts: FactsWriter,
-        turns: Turns,
-        busy_seconds: float = BUSY_SECONDS,
+        self, node: Node, held: HeldDevices, slots: Binder, facts: FactsWriter, settings: Settings = USUAL
     ) -> None:
-        """`turns` has room for ADDs that have a device; `busy_seconds` is how long one waits for its former owner."""
+        """`held` finds what pods hold, `slots` chooses devices late, `facts` tells containers."""
         self._node = node
-        self._targets = targets
-        self._detacher = detacher
+        self._slots = slots
         self._facts = facts
-        self._turns = turns
-        self._busy_seconds = busy_seconds
+        self._busy_seconds = settings.busy_seconds
+        self._on_end: tuple[Ended, ...] = ()
+        self.detacher = Detacher(node)
+        self.close = self.detacher.close
+        self.heal = Healer(node, self.detacher, settings.heal_seconds).heal
+        self.finder = Finder(node, held, netns_folders=settings.netns_folders)
+        self.adopter = Adopter(
+            node, state=settings.foreign_state, run=settings.foreign_run, netns_folders=settings.netns_folders
+        )
+        rules = Rules(settings.max_adding, untrusted=settings.max_adding * 3 // 4)
+        self._turns = Turns("ADDs under way", rules, self.detacher.leases.trust)
+        self._targets = Targets(node, held, slots, Pool(node, held), Permission(node, held), self._turns)
         self._announcer = Announcer()
         self._own_netns = namespaces.own()
         self._beginning = threading.Lock()
@@ -153,7 +156,7 @@ class Attacher:
         assert call.netns is not None  # `cni.server` sees to it
         # Before kubelet is asked, which takes its time: a DEL that comes meanwhile finds no row.
         with (
-            self._detacher.in_flight.add(call.container_id, call.ifname) as add,
+            self.detacher.in_flight.add(call.container_id, call.ifname) as add,
             self._targets.of(call, add) as targets,
         ):
             if not targets:
@@ -168,6 +171,46 @@ class Attacher:
             networks = {_network_of(target.conf) for target in targets}
             with self._turns.hold("ADD", *networks, namespace=call.pod.namespace):
                 return self._add_once_free(_Work(call, owner, call.netns, add), targets)
+
+    def watch_ends(self, listener: Ended) -> None:
+        """Call a listener at each DEL of a pod, on the thread that carries it out."""
+        self._on_end = (*self._on_end, listener)
+
+    @property
+    def leases(self) -> LeaseBook:
+        """What pods have leased, and what is owed."""
+        return self.detacher.leases
+
+    def delete(self, call: Call) -> None:
+        """Promise to detach what this container and interface own. Nothing owned is success."""
+        if call.conf.kind != RDMA and not self.detacher.is_out_of_date(call):
+            if not self._node.ledger.attachments_of(call.container_id, call.ifname):
+                self.adopter.adopt_of(call.container_id, call.ifname)
+            self.detacher.delete(call)
+            self._slots.unbind(call.container_id, call.ifname)
+            self._facts.detached(call.container_id, call.pod)
+            if call.pod.name:
+                for listener in self._on_end:
+                    listener(call.pod, call.spooled_at)
+
+    def check(self, call: Call) -> None:
+        """Compare what was set up with what is. Raises AttachmentError that lists the differences."""
+        if call.conf.kind != RDMA:
+            check.check(self._node.host, self._node.ledger, self.leases, call)
+
+    def collect(self, call: Call) -> None:
+        """GC: detach what this network holds for containers that the runtime no longer lists."""
+        check.collect(self._node.ledger, self.detacher, call)
+        self.leases.collect(call)
+
+    def status(self, call: Call) -> None:
+        """Raise AgentError if the network, as far as its configuration tells, could take no pod now."""
+        check.status(self._node.host, call.conf)
+        self.leases.status(call)
+
+    def release(self, wish: ReleaseRequest, pod_known: PodKnown) -> str:
+        """Let go of a device by the operator's word, and tell what was done. Raises AgentError."""
+        return release(self._node, self.detacher, wish, pod_known)
 
     # ------------------------------------------------------------------------------------------- former owners
 
@@ -207,7 +250,7 @@ class Attacher:
         return None
 
     def _free_of(self, row: Attachment, target: Target) -> str | None:
-        if row in self._detacher.leaving:
+        if row in self.detacher.leaving:
             return f"{row.device} is on its way back from container {row.owner.container_id}"
         if row.state is not AttachmentState.DETACHING and owner_alive(self._node, row):
             held = f"{row.device} is still held by pod {row.owner.pod} (container {row.owner.container_id})"
@@ -215,7 +258,7 @@ class Attacher:
                 return f"{held} by the same claim, and cannot be in two pods: use a template, a claim per pod"
             return held
         log.info("finishing the clean-up of %s, left by container %s", row.device, row.owner.container_id)
-        self._detacher.undo(row)
+        self.detacher.undo(row)
         return None
 
     # ---------------------------------------------------------------------------------------------- the devices
@@ -286,7 +329,7 @@ class Attacher:
         leases = result.Leases()
         if conf.ipam is not None:
             try:
-                leases = self._detacher.leases.take(row, lambda: not work.add.overtaken)
+                leases = self.detacher.leases.take(row, lambda: not work.add.overtaken)
             except NotWanted as error:
                 raise _overtaken(work.call) from error
             work.timer.end("ipam")
@@ -328,85 +371,9 @@ class Attacher:
         # The row is not marked first: it may be a full disk that brought us here, and an *attaching*
         # row that no ADD works on says as much. Where the pod is ending it does not wait for an IPAM plugin either.
         try:
-            self._detacher.undo(row, work.netns, leases_later=work.add.overtaken)
+            self.detacher.undo(row, work.netns, leases_later=work.add.overtaken)
         except AgentError as error:
             log.error("%s stays in the books as half attached: %s", row.device, error)
-
-
-class Attachments(Attacher):
-    """Devices in pods, on the ledger and the hardware. Methods block and may run on many threads at once."""
-
-    def __init__(
-        self, node: Node, held: HeldDevices, slots: Binder, facts: FactsWriter, settings: Settings = USUAL
-    ) -> None:
-        """`held` finds what pods hold, `slots` chooses devices late, `facts` tells containers."""
-        self._slots = slots
-        self._on_end: tuple[Ended, ...] = ()
-        self.detacher = Detacher(node)
-        self._healer = Healer(node, self.detacher, settings.heal_seconds)
-        self.finder = Finder(node, held, netns_folders=settings.netns_folders)
-        self.adopter = Adopter(
-            node, state=settings.foreign_state, run=settings.foreign_run, netns_folders=settings.netns_folders
-        )
-        rules = Rules(settings.max_adding, untrusted=settings.max_adding * 3 // 4)
-        turns = Turns("ADDs under way", rules, self.detacher.leases.trust)
-        targets = Targets(node, held, slots, Pool(node, held), Permission(node, held), turns)
-        super().__init__(node, targets, self.detacher, facts, turns, settings.busy_seconds)
-
-    def watch_ends(self, listener: Ended) -> None:
-        """Call a listener at each DEL of a pod, on the thread that carries it out."""
-        self._on_end = (*self._on_end, listener)
-
-    @property
-    def leases(self) -> LeaseBook:
-        """What pods have leased, and what is owed."""
-        return self.detacher.leases
-
-    def close(self, seconds: float = 1.0) -> bool:
-        """Wait a bounded time for devices on their way back; the rest is found at the next start.
-
-        Returns whether all are back.
-        """
-        return self.detacher.close(seconds)
-
-    def delete(self, call: Call) -> None:
-        """Promise to detach what this container and interface own. Nothing owned is success."""
-        if call.conf.kind != RDMA and not self.detacher.is_out_of_date(call):
-            if not self._node.ledger.attachments_of(call.container_id, call.ifname):
-                self.adopter.adopt_of(call.container_id, call.ifname)
-            self.detacher.delete(call)
-            self._slots.unbind(call.container_id, call.ifname)
-            self._facts.detached(call.container_id, call.pod)
-            if call.pod.name:
-                for listener in self._on_end:
-                    listener(call.pod, call.spooled_at)
-
-    def check(self, call: Call) -> None:
-        """Compare what was set up with what is. Raises AttachmentError that lists the differences."""
-        if call.conf.kind != RDMA:
-            check.check(self._node.host, self._node.ledger, self.leases, call)
-
-    def collect(self, call: Call) -> None:
-        """GC: detach what this network holds for containers that the runtime no longer lists."""
-        check.collect(self._node.ledger, self.detacher, call)
-        self.leases.collect(call)
-
-    def status(self, call: Call) -> None:
-        """Raise AgentError if the network, as far as its configuration tells, could take no pod now."""
-        check.status(self._node.host, call.conf)
-        self.leases.status(call)
-
-    def heal(self, device: str, pod_known: PodKnown = nobody_to_ask) -> str | None:
-        """Finish what a crash, a lost DEL or a reboot left of an attachment, as `Healer.heal` does."""
-        return self._healer.heal(device, pod_known)
-
-    def await_detached(self, rows: Iterable[Attachment], seconds: float) -> tuple[Attachment, ...]:
-        """Wait a bounded time for devices on their way back. Return the rows of those that are not back."""
-        return self.detacher.await_detached(rows, seconds)
-
-    def release(self, wish: ReleaseRequest, pod_known: PodKnown) -> str:
-        """Let go of a device by the operator's word, and tell what was done. Raises AgentError."""
-        return release(self._node, self.detacher, wish, pod_known)
 
 
 def _rdma_passed_on(node: Node, call: Call) -> Mapping[str, Any]:

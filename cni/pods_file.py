@@ -50,6 +50,8 @@ _NAME = re.compile(f"(?:{_WORD}/)?{_WORD}|{_WORD}/")
 """Whoever is called otherwise is never let through."""
 
 log = logging.getLogger(__name__)
+Thing = Hold | Attachment | Claim
+"""What names a pod."""
 
 
 def path_of(socket: Path) -> Path:
@@ -165,13 +167,14 @@ class PodsFile:
         """So many grants are about to be written."""
         self._counting = threading.Lock()
         """Held for the next three alone; whoever holds it asks for no other."""
-        self._things: dict[object, Hold | Attachment | Claim] = {}
+        self._things: dict[object, Thing] = {}
         """What the books have, by key, number or UID."""
         self._counts: Counter[str | None] = Counter()
         """How many things each name has; None is somebody unknown."""
         self._is_changed = True
         """Since the file was brought up to date a name has come or gone."""
-        for thing in (*ledger.holds(), *ledger.attachments(), *ledger.claims()):
+        things: tuple[Thing, ...] = (*ledger.holds(), *ledger.attachments(), *ledger.claims())
+        for thing in things:
             self._changed(None, thing)
         ledger.watch_holds(self._changed)
         ledger.watch_attachments(self._changed)
@@ -244,7 +247,7 @@ class PodsFile:
 
     # ------------------------------------------------------------------ changes
 
-    def _changed(self, before: Hold | Attachment | Claim | None, after: Hold | Attachment | Claim | None) -> None:
+    def _changed(self, before: Thing | None, after: Thing | None) -> None:
         with self._counting:
             if after is not None:
                 self._things[_key_of(after)] = after
@@ -269,7 +272,7 @@ class PodsFile:
             with self._guard:
                 self._bring_up_to_date()
 
-    def _names_of(self, thing: Hold | Attachment | Claim | None) -> tuple[str | None, ...]:
+    def _names_of(self, thing: Thing | None) -> tuple[str | None, ...]:
         """Name who may have something by a thing. A claim's devices count with the claim."""
         if isinstance(thing, Claim):
             return names_of_claim(thing, self._resources)
@@ -312,7 +315,7 @@ class PodsFile:
                 self._is_stuck = True
 
 
-def _key_of(thing: Hold | Attachment | Claim) -> object:
+def _key_of(thing: Thing) -> object:
     if isinstance(thing, Claim):
         return thing.ref.uid
     return thing.attachment_id if isinstance(thing, Attachment) else thing.key

@@ -142,7 +142,7 @@ def test_an_add_passes_few_modules(own_network: None, tmp_path: Path, short_fold
         """Make two pods' sandboxes: the first ADD of an agent fills caches, which is not what the others pass."""
         call(path, "ADD", "c1", pod)
         call(path, "DEL", "c1", pod)
-        assert parts.attachments.await_detached(books.attachments(), 30) == ()
+        assert parts.attachments.detacher.await_detached(books.attachments(), 30) == ()
         passed.begin()
         writes: list[None] = []
         books.subscribe(lambda: writes.append(None))
