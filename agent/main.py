@@ -145,7 +145,7 @@ class Agent:
         ledger = self._ledger.value
         assert ledger is not None, "no part is asked for once the agent is to stop"
         overview.follow(ledger)
-        node = Node(self._host, ledger, self._inventory.snapshot, self._report)
+        node = Node(self._host, ledger, self._inventory.snapshot, self._report, metrics.observe_steps)
         made = Parts(self._config, node, self._offer, self._kubelet, self._report)
         attachments, reconciler, server = made.attachments, made.reconciler, made.server
         yield Part("relay's file of pods", close=partial(asyncio.to_thread, made.holders.close))

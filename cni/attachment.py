@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from contextlib import ExitStack
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,15 @@ from agent.config.routing import NO_ROUTING
 from agent.edits import device_info
 from agent.errors import AgentError, DeviceBusy, EnvironmentInvalid, HardwareError, RequestInvalid
 from agent.hardware import netns as namespaces
+from agent.hardware.host import Child, Link
 from agent.hardware.netlink.announce import Announcer
+from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState, Owner, PodRef, is_place
+from agent.model.device import Snapshot
 from agent.model.unit_id import UnitId
-from cni import check, permission, result
+from cni import check, result
 from cni.add_facts import FactsWriter
-from cni.call import BEGUN, Add, Call, LeasingNetwork, Node, request_of
+from cni.call import BEGUN, Add, Call, LeasingNetwork, Node, pf_in_pod, request_of
 from cni.call_limits import NotWanted, Rules, Turns
 from cni.detach import Detacher
 from cni.found_vfs import NETNS_FOLDERS, Finder
@@ -32,9 +35,9 @@ from cni.heal import HEAL_SECONDS, Healer, PodKnown, ReleaseRequest, owner_alive
 from cni.ipam.leases import LeaseBook
 from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopter
-from cni.modes import rdma
+from cni.modes import nic, rdma
 from cni.modes.choice import MODES
-from cni.modes.mode import InterfaceFacts, Target
+from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.netconf import NetConf
 from cni.permission import Permission
 from cni.pod_devices import HeldDevices
@@ -169,8 +172,12 @@ class Attachments:
                     " its number"
                 )
             networks = {_network_of(target.conf) for target in targets}
-            with self._turns.hold("ADD", *networks, namespace=call.pod.namespace):
-                return self._add_once_free(_Work(call, owner, call.netns, add), targets)
+            work = _Work(call, owner, call.netns, add)
+            with (
+                self._turns.hold("ADD", *networks, namespace=call.pod.namespace),
+                self._once_free(work, targets) as answered,
+            ):
+                return answered if answered is not None else self._attach(work, targets)
 
     def watch_ends(self, listener: Ended) -> None:
         """Call a listener at each DEL of a pod, on the thread that carries it out."""
@@ -214,18 +221,21 @@ class Attachments:
 
     # ------------------------------------------------------------------------------------------- former owners
 
-    def _add_once_free(self, work: _Work, targets: Sequence[Target]) -> Mapping[str, Any]:
-        """Attach as soon as no former owner has any of the devices. Raises DeviceBusy if one keeps it."""
+    @contextmanager
+    def _once_free(self, work: _Work, targets: Sequence[Target]) -> Iterator[Mapping[str, Any] | None]:
+        """Hold the devices as soon as no former owner has any of them. Yields what the same ADD was answered before.
+
+        Raises DeviceBusy if a former owner keeps one.
+        """
         deadline = time.monotonic() + self._busy_seconds
         devices = {target.device for target in targets}
         while True:
             with self._node.locks.hold(devices):
                 answered = self._answered_before(work.owner, devices)
-                if answered is not None:
-                    return answered
-                busy = self._free(work.owner, targets)
+                busy = self._free(work.owner, targets) if answered is None else None
                 if busy is None:
-                    return self._attach(work, targets)
+                    yield answered
+                    return
             if time.monotonic() > deadline or work.add.overtaken:
                 raise DeviceBusy(busy)
             time.sleep(POLL_SECONDS)  # without the locks: the former owner's DEL needs them
@@ -243,7 +253,7 @@ class Attachments:
         """Clean up after former owners that are gone. Tell what is in the way if one is not."""
         former = [(row, t) for t in targets if (row := self._node.ledger.attachment_on(t.device)) is not None]
         for row, _ in former:
-            permission.refuse_second_interface(owner, row)
+            _refuse_second_interface(owner, row)
         for row, target in former:
             if (busy := self._free_of(row, target)) is not None:
                 return busy
@@ -277,7 +287,7 @@ class Attachments:
             self._node.ledger.finish_attach([one.row.attachment_id for one in brought], answer)
             work.timer.end("books")
             undo.pop_all()
-        self._node.observer.added(work.timer.taken)
+        self._node.timed(work.timer.taken)
         for one in brought:
             if one.facts.in_kernel and one.leases.ips:
                 self._announcer.start(work.netns, one.facts.name, one.leases.addresses)
@@ -294,7 +304,7 @@ class Attachments:
             planned = replace(planned, any_node=True)
         timer.end("plan")
         with self._beginning:
-            permission.refuse_shared(self._node.ledger, self._node.scans.value, work.owner, target, planned)
+            _refuse_shared(self._node.ledger, self._node.scans.value, work.owner, target, planned)
             row = self._node.ledger.begin_attach(
                 work.owner,
                 ifname=target.ifname,
@@ -432,3 +442,63 @@ def _answer(call: Call, brought: Sequence[_BroughtIn]) -> Mapping[str, Any]:
         for f in [one.facts]
     ]
     return result.build(call.conf.cni_version, call.conf.prev_result, interfaces)
+
+
+# -------------------------------------------------------------------------------------- what other pods have
+
+SORTS = ("macvlan", "ipvlan")
+"""Kinds of children of which an interface carries one alone."""
+
+
+def _refuse_second_interface(owner: Owner, row: Attachment) -> None:
+    """Refuse a device that the same sandbox has under another interface: no waiting can help."""
+    if row.owner.container_id == owner.container_id != "" and row.owner != owner:
+        raise RequestInvalid(
+            f"{row.device} is in this pod already, attached by the call for {row.owner.cni_ifname}: let either"
+            " the chained plugin or Multus attach the pod's VFs, not both"
+        )
+
+
+def _refuse_shared(ledger: Ledger, snapshot: Snapshot, owner: Owner, target: Target, planned: Planned) -> None:
+    """Refuse to take an adapter away that pods have a part of: its VFs, or what was made upon its interface.
+
+    From another namespace it could not give back what it enforces on VFs, and the pod with it would rule them.
+    The kernel shows an interface's uppers in its own namespace only. So a VF waits, too, while another pod has
+    its adapter, and so does what is to be made upon an interface that is about to move.
+    """
+    row = pf_in_pod(ledger, snapshot, planned.device, owner.container_id)
+    if row is not None:
+        raise DeviceBusy(f"{planned.device} is ruled by {row.device}, which pod {row.owner.pod} has")
+    if "kind" in planned.undo.extra and planned.link is not None:
+        row = ledger.attachment_on(nic.device_of(planned.link))
+        if row is not None and row.state is not AttachmentState.DETACHING:
+            raise DeviceBusy(f"{planned.link.name} is on its way into pod {row.owner.pod}")
+    if planned.child is not None and planned.link is not None and planned.child.kind in SORTS:
+        _refuse_mixed(ledger, planned.child, planned.link)
+    if target.mode != "nic":
+        return
+    assert planned.link is not None
+    for row in ledger.attachments():
+        facts = snapshot.by_address.get(row.device)
+        is_vf = facts is not None and facts.physfn == planned.device
+        if is_vf or ("kind" in row.undo.extra and row.undo.netdev == planned.link.name):
+            raise DeviceBusy(f"{planned.link.name} is needed by {row.device}, which pod {row.owner.pod} has")
+
+
+def _refuse_mixed(ledger: Ledger, child: Child, parent: Link) -> None:
+    """Refuse what the kernel would refuse without a reason, or do at the cost of others.
+
+    An interface carries macvlans or ipvlans. All ipvlans upon it have one mode: the last one made would change it for
+    all (drivers/net/ipvlan/ipvlan_main.c, ipvlan_link_new).
+    """
+    for row in ledger.attachments():
+        kind, mode = row.undo.extra.get("kind"), row.undo.extra.get("ipvlan_mode")
+        if kind not in SORTS or row.undo.netdev != parent.name or row.state is AttachmentState.DETACHING:
+            continue
+        if kind != child.kind or mode not in (None, child.mode):
+            held = f"{kind}s" if mode is None else f"ipvlans of mode {mode}"
+            wanted = child.kind if kind != child.kind else f"{child.kind} of mode {child.mode}"
+            raise DeviceBusy(
+                f"{parent.name} carries {held}, one of pod {row.owner.pod} among them, so it can carry no {wanted}:"
+                " give all networks upon it one mode, or the one of them another master"
+            )

@@ -141,9 +141,6 @@ STEPS = ("plan", "books", "device", "ipam", "addresses")
 class Observer:
     """Hears what is done with devices, on any thread. This one leaves it at the log."""
 
-    def added(self, seconds: Mapping[str, float]) -> None:
-        """An ADD has succeeded, and its steps (`STEPS`) took so long."""
-
     def not_told(self, pod: PodRef, what: str) -> None:
         """A pod has its devices, but something that its containers asked for is not told to them."""
 
@@ -155,14 +152,32 @@ class Node:
     """What all that attaches, detaches and looks shares. Safe for many threads."""
 
     def __init__(
-        self, host: Host, ledger: Ledger, snapshot: Latest[Snapshot], observer: Observer | None = None
+        self,
+        host: Host,
+        ledger: Ledger,
+        snapshot: Latest[Snapshot],
+        observer: Observer | None = None,
+        timed: Callable[[Mapping[str, float]], object] = lambda seconds: None,
     ) -> None:
+        """`timed` gets what the steps (`STEPS`) of an ADD took that has succeeded, in seconds."""
         self.host = host
         self.ledger = ledger
         self.scans = snapshot
         """The newest scan's cell."""
         self.observer = observer or Observer()
+        self.timed = timed
         self.locks = DeviceLocks()
+
+
+def pf_in_pod(ledger: Ledger, snapshot: Snapshot, device: str, container_id: str) -> Attachment | None:
+    """Return the row by which another container than this one has the PF of a VF. None for what is no VF.
+
+    That one would set the VF's MAC and its VLAN, and what it may send.
+    """
+    found = snapshot.by_address.get(device)
+    row = ledger.attachment_on(found.physfn) if found is not None and found.physfn is not None else None
+    is_others = row is not None and row.undo.mode == "nic" and row.owner.container_id != container_id
+    return row if is_others else None
 
 
 class InFlight:

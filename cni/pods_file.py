@@ -167,7 +167,7 @@ class PodsFile:
         """So many grants are about to be written."""
         self._counting = threading.Lock()
         """Held for the next three alone; whoever holds it asks for no other."""
-        self._things: dict[object, Thing] = {}
+        self._things: dict[str, Thing] = {}
         """What the books have, by key, number or UID."""
         self._counts: Counter[str | None] = Counter()
         """How many things each name has; None is somebody unknown."""
@@ -248,12 +248,21 @@ class PodsFile:
     # ------------------------------------------------------------------ changes
 
     def _changed(self, before: Thing | None, after: Thing | None) -> None:
+        if (thing := after or before) is None:
+            return
+        match thing:
+            case Hold(key=key):
+                pass
+            case Claim(ref=ref):
+                key = ref.uid
+            case _:
+                key = str(thing.attachment_id)
         with self._counting:
             if after is not None:
-                self._things[_key_of(after)] = after
-            elif before is not None:
-                self._things.pop(_key_of(before), None)
-            self._count(self._names_of(before), self._names_of(after))
+                self._things[key] = after
+            else:
+                self._things.pop(key, None)
+            self._count(self._names_of(before) if before is not None else (), self._names_of(after))
 
     def _count(self, before: Sequence[str | None], after: Sequence[str | None]) -> None:
         """Count what names had before and what they have now. The caller holds the lock."""
@@ -313,12 +322,6 @@ class PodsFile:
             except OSError as worse:
                 log.error("%s is out of date, and cannot be removed: %s", self._path, worse.strerror)
                 self._is_stuck = True
-
-
-def _key_of(thing: Thing) -> object:
-    if isinstance(thing, Claim):
-        return thing.ref.uid
-    return thing.attachment_id if isinstance(thing, Attachment) else thing.key
 
 
 def _read(path: Path) -> bytes | None:

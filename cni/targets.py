@@ -21,13 +21,13 @@ from agent.model.pf_selector import PfSelector
 from agent.model.unit_id import UnitId
 from agent.placement import Distances, match_nics
 from cni import netconf
-from cni.call import Add, Call, GrantedDevice, Node
+from cni.call import Add, Call, GrantedDevice, Node, pf_in_pod
 from cni.call_limits import Turns
 from cni.modes import child
 from cni.modes.choice import MODES
 from cni.modes.mode import Target
 from cni.netconf import NetConf
-from cni.permission import Permission, device_names, pf_in_pod
+from cni.permission import Permission, device_names
 from cni.pod_devices import HeldDevices
 from cni.slots.binder import Binder
 
@@ -205,8 +205,9 @@ class Targets:
                 f"bond: {conf.bond} joins two VFs that kubelet gave to the pod, and this call names one device:"
                 " leave bond out, or chain the plugin after the pod's network, with a network that their resource names"
             )
-        if mode != "bond":  # its VFs are looked at, each
-            self._permission.check(call, conf, mode, device, is_granted=resource_name is not None)
+        is_granted = resource_name is not None and call.conf.master is None  # a slot's network may name one, too
+        if mode != "bond" and (self._held.settings.protect or not is_granted):  # of a bond its VFs are looked at, each
+            self._permission.check(call, conf, mode, device, is_granted=is_granted)
         if resource_name is None:
             claimed = self._held.claimed(call.pod, conf.device or device)
             claim_uid = claimed.claim_uid if claimed is not None else ""

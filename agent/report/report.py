@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -50,10 +49,6 @@ class Report(Observer):
         """Count what was brought into accord, and note it among the recent events."""
         self.metrics.reconciled(action, reason)
         self.events.reconciled(action, reason)
-
-    def added(self, seconds: Mapping[str, float]) -> None:
-        """An ADD has succeeded, and its steps took so long."""
-        self.metrics.observe_steps(seconds)
 
     def not_told(self, pod: PodRef, what: str) -> None:
         """A pod has its devices, but something that its containers asked for is not passed on to them."""

@@ -29,8 +29,7 @@ from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer, Unit
 from agent.placement import Distances, for_pairs
 from agent.state import Latest
-from cni.call import Call, GrantedDevice
-from cni.permission import pf_in_pod
+from cni.call import Call, GrantedDevice, pf_in_pod
 from cni.pod_devices import HeldDevices
 from cni.slots.choice import Choice, Wish, choose, wishes
 

@@ -38,9 +38,9 @@ from tests.node import granted, open_books
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / name) + "/" for name in ("agent", "cni", "deviceplugin", "proto"))
-MOST = 32
+MOST = 30
 """Beside the node's stand-in: the server, what the call names, the mode, the ledger, netlink, and the values of all."""
-MOST_CALLS, DEEPEST = 400, 16
+MOST_CALLS, DEEPEST = 400, 15
 STAND_IN = str(ROOT / "hack/sim") + "/"
 
 
@@ -105,7 +105,8 @@ async def parts_of(folder: Path, run_dir: Path) -> AsyncIterator[tuple[Parts, Le
         books = stack.enter_context(open_books(folder, boot_id=snapshot.boot_id))
         books.grant(granted("rdma/vf", {vf(0): vf(0)}))
         report = Report(Metrics(CollectorRegistry()), Conditions(), Events(), HealthHistory(HealthSettings()))
-        node, offer = Node(host, books, inventory.snapshot, report), Latest(plain_offer(config.resources, snapshot))
+        node = Node(host, books, inventory.snapshot, report, report.metrics.observe_steps)
+        offer = Latest(plain_offer(config.resources, snapshot))
         parts = Parts(Latest(config), node, offer, Kubelet(), report)
         stack.callback(parts.attachments.close)
         yield parts, books
