@@ -17,354 +17,222 @@ share of one adapter, and every adapter has `rdmaHcaMax` of them.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from agent.config.resources import (
-    KUBELETS_OWN,
-    MAX_UNITS,
-    RESOURCE_NAME,
-    UNKNOWABLE,
-    VDPA_TYPES,
-    Resource,
-    Select,
-    SharedPool,
-    SriovPool,
-    hex_id,
-    is_extended,
-    number,
-    pci_address,
-    pkey,
-    root_device,
-)
-from agent.config.section import shown
+from pydantic import TypeAdapter, ValidationError
+
+from agent.config.resources import MAX_UNITS, UNKNOWABLE, Resource, SharedPool, SriovPool
+from agent.config.section import Loc, Problem, fold, problems_of, shown
 from agent.errors import ConfigError
-from agent.model.device import LinkLayer
-from agent.model.pf_selector import parse_pf, word
 
-T = TypeVar("T")
+SRIOV_PREFIX = "intel.com"
+SHARED_PREFIX = "rdma"
+MODE_UNITS = 1000
+"""So many units rdma/hca has under `{"mode": "hca"}` (k8s-rdma-sriov-dev-plugin)."""
+KIND_OF = {"netDevice": "vf", "accelerator": "accelerator"}
+"""sriov-network-device-plugin's `deviceType` → our kind."""
+LINK_TYPES = {"ether": "Ethernet", "infiniband": "InfiniBand"}
+"""As netlink and `ip link` call them → as we do."""
+_NO_MEANING = ("selectorobj", "selectorobjs", "auxtypes", "pfnetdevices")
+"""Keys, folded, that are passed over: the first two are the plugin's own form of `selectors`, which other tools write
+out with the rest."""
+
+
+def _same(*keys: str, **others: str) -> Mapping[str, str]:
+    return {**{key: key for key in keys}, **others}
+
+
+_OF_ANY = _same("vendors", "devices", "drivers", "pciAddresses")
+_OF_NICS = _same(
+    *_OF_ANY,
+    *("acpiIndexes", "rootDevices", "pKeys", "isRdma", "vdpaType", "needVhostNet", "ddpProfiles"),
+    pfNames="pf",
+    linkTypes="linkLayer",
+)
+_OF_SHARED = _same("vendors", "drivers", deviceIDs="devices", ifNames="netdevs", linkTypes="linkLayer")
+"""Keys of selectors → ours."""
+_RESOURCE = TypeAdapter(Resource)
+_INFORMATION = TypeAdapter(dict[str, dict[str, str]])
 
 
 def decode(text: str | bytes, source: str) -> Any:
-    """Read JSON text; objects become lists of pairs in `Object`. Raises ConfigError."""
+    """Read JSON text. Raises ConfigError."""
     try:
-        return json.loads(text, object_pairs_hook=Pairs, parse_constant=_no_constant)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(source, [f"is not JSON: {error}"]) from error
 
 
-class Pairs(dict[str, tuple[str, Any]]):
-    """A JSON object by lower-case key: the key as written, and the value. The last one of a key counts."""
+class _File:
+    """One file, with what is wrong in it, and what is overlooked."""
 
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        super().__init__((key.lower(), (key, value)) for key, value in pairs)
-
-
-class GoReader:
-    """Typed access to one object, noting problems and warnings with their path."""
-
-    def __init__(self, value: Any, path: str, problems: list[str], warnings: list[str]) -> None:
-        self.path = path
+    def __init__(self, problems: list[str], warnings: list[str]) -> None:
         self.problems = problems
         self.warnings = warnings
-        self.asked: set[str] = set()
-        self.value = value if isinstance(value, Pairs) else Pairs([])
-        if value is not None and not isinstance(value, Pairs):
-            self.note("", f"must be an object, is {_shown(value)}")
 
-    def at(self, key: str) -> str:
-        return f"{self.path}.{key}" if self.path and key else self.path + key
+    def note(self, loc: Loc, text: str) -> None:
+        self.problems.append(str(Problem(loc, text)))
 
-    def note(self, key: str, text: str) -> None:
-        self.problems.append(f"{self.at(key) or 'the document'}: {text}")
+    def spelled(self, given: Any, words: Mapping[str, str], loc: Loc = ()) -> dict[str, Any]:
+        """Return an object's keys as `words` has them, without those that say nothing."""
+        if not isinstance(given, dict):
+            self.note(loc, f"must be an object, is {shown(given)}")
+            return {}
+        known = {fold(key): ours for key, ours in words.items()}
+        found = {}
+        for key, value in given.items():
+            if (ours := known.get(fold(key))) is not None:
+                if value is not None and value != "":
+                    found[ours] = value
+            elif fold(key) not in _NO_MEANING:
+                self.warnings.append(str(Problem((*loc, key), "is not a known key")))
+        return found
 
-    def has(self, key: str) -> bool:
-        """Return whether the key is there with anything but null."""
-        return self.value.get(key.lower(), ("", None))[1] is not None
+    def pools(self, top: Mapping[str, Any], key: str) -> Iterator[tuple[Loc, Any]]:
+        """List the pools: place and document."""
+        pools = top.get(key, [])
+        if not isinstance(pools, list) or not pools:
+            self.note((key,), f"must be a list of at least one pool, is {shown(pools)}")
+        elif isinstance(pools, list):
+            yield from (((key, i), pool) for i, pool in enumerate(pools))
 
-    def take(self, key: str, default: T, want: str, kind: type) -> T:
-        self.asked.add(key.lower())
-        value: Any = self.value.get(key.lower(), (key, None))[1]
-        if value is None:
-            return default
-        if type(value) is kind:
-            return cast(T, value)
-        self.note(key, f"must be {want}, is {shown(plain(value), key)}")
-        return default
+    def selector(self, given: Any, words: Mapping[str, str], loc: Loc) -> dict[str, Any]:
+        """Write a selector as one of ours."""
+        found = {key: value for key, value in self.spelled(given, words, loc).items() if value != []}
+        if isinstance(links := found.get("linkLayer"), list):
+            found["linkLayer"] = [LINK_TYPES.get(str(link).lower(), link) for link in links]
+        return found
 
-    def text(self, key: str) -> str:
-        return self.take(key, "", "text", str)
+    def resource(
+        self, loc: Loc, words: Mapping[str, str], prefix: Any, name: Any, keys: Mapping[str, Any]
+    ) -> Resource | None:
+        """Read a pool, written as a resource of ours. `words` are those of its selectors."""
+        full_name = f"{prefix}/{name}" if isinstance(prefix, str) and isinstance(name, str) else name
+        try:
+            return _RESOURCE.validate_python({"name": full_name, **keys})
+        except ValidationError as error:
+            theirs = {ours: key for key, ours in words.items()} | {"name": "resourceName", "select": "selectors"}
+            for each in problems_of(error):
+                self.note((*loc, *(theirs.get(str(part), part) for part in each.loc)), each.text)
+            return None
 
-    def flag(self, key: str) -> bool:
-        return self.take(key, False, "true or false", bool)
-
-    def whole(self, key: str) -> int:
-        value = self.take(key, 0, "a whole number", int)
-        if abs(value) < 1 << 63:
-            return value
-        self.note(key, f"must be a whole number, is {_shown(value)}")
-        return 0
-
-    def items(self, key: str) -> list[Any]:
-        return self.take(key, [], "a list", list)
-
-    def objects(self, key: str) -> list[GoReader]:
-        path = self.at(key)
-        return [GoReader(item, f"{path}[{i}]", self.problems, self.warnings) for i, item in enumerate(self.items(key))]
-
-    def object(self, key: str) -> GoReader:
-        value = self.take(key, None, "an object", Pairs)
-        return GoReader(value, self.at(key), self.problems, self.warnings)
-
-    def strings(self, key: str, want: str, convert: Callable[[str], T]) -> tuple[T, ...]:
-        """Read a list of texts, each converted; a conversion says no with ValueError."""
-        found = []
-        for i, item in enumerate(self.items(key)):
-            try:
-                if not isinstance(item, str):
-                    raise ValueError(item)
-                found.append(convert(item))
-            except ValueError:
-                self.note(f"{key}[{i}]", f"must be {want}, is {_shown(item)}")
-        return tuple(found)
-
-    def done(self) -> None:
-        """Warn of keys that nobody asked for."""
-        for folded, (key, _) in self.value.items():
-            if folded not in self.asked:
-                self.warnings.append(f"{self.at(key)}: is not a known key")
-
-
-def plain(value: Any) -> Any:
-    """Turn what `decode` made into plain dicts and lists, keys as written."""
-    if isinstance(value, Pairs):
-        return {key: plain(inner) for key, inner in value.values()}
-    return [plain(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _shown(value: Any) -> str:
-    return shown(plain(value))
-
-
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON value")
+    def add(self, found: list[Resource], resource: Resource, loc: Loc) -> None:
+        if any(other.name == resource.name for other in found):
+            self.note((*loc, "resourceName"), f"{resource.name!r} is used twice")
+        found.append(resource)
 
 
 # ------------------------------------------------------------------ sriov-network-device-plugin
-
-
-SRIOV_PREFIX = "intel.com"
-DEVICE_TYPES = ("netDevice", "accelerator")
-LINK_TYPES = {"ether": LinkLayer.ETHERNET, "infiniband": LinkLayer.INFINIBAND}
-"""As netlink and `ip link` call them."""
-_SRIOV_NAME = re.compile(r"[a-zA-Z0-9_-]+")
 
 
 def read_sriov(
     document: Any, problems: list[str], warnings: list[str], *, prefix: str = SRIOV_PREFIX, use_cdi: bool = False
 ) -> tuple[Resource, ...]:
     """Read a document. `prefix` and `use_cdi` are what the plugin's flags --resource-prefix and --use-cdi say."""
-    top = GoReader(document, "", problems, warnings)
-    pools = top.objects("resourceList")
-    top.done()
-    if not pools:
-        top.note("resourceList", "is empty: it must list at least one pool")
-    found: list[Resource] = []
-    for pool in pools:
-        resource = _sriov_pool(pool, prefix, use_cdi)
-        if any(other.name == resource.name for other in found):
-            pool.note("resourceName", f"{resource.name!r} is used twice")
-        if not resource.select.any_of and _is_empty_list(pool, "selectors"):
-            warnings.append(f"{pool.at('selectors')}: is an empty list, so the pool is left out")
-        else:
-            found.append(resource)
+    file, found = _File(problems, warnings), list[Resource]()
+    keys = ("resourceName", "resourcePrefix", "deviceType", "excludeTopology", "additionalInfo", "selectors")
+    for loc, pool in file.pools(file.spelled(document, _same("resourceList")), "resourceList"):
+        said = file.spelled(pool, _same(*keys), loc)
+        selectors = said.get("selectors", {})
+        if selectors == []:
+            warnings.append(str(Problem((*loc, "selectors"), "is an empty list, so the pool is left out")))
+            continue
+        device_type = said.get("deviceType", "netDevice")
+        if device_type == "auxNetDevice":
+            file.note((*loc, "deviceType"), f"auxNetDevice: {UNKNOWABLE['auxTypes']}")
+        elif device_type not in [*KIND_OF]:
+            file.note((*loc, "deviceType"), f"must be one of {', '.join(KIND_OF)}, is {shown(device_type)}")
+        kind = KIND_OF.get(str(device_type), "vf")
+        words = _OF_NICS if kind == "vf" else _OF_ANY
+        at = (*loc, "selectors")
+        select: Any = (
+            [file.selector(each, words, (*at, i)) for i, each in enumerate(selectors)]
+            if isinstance(selectors, list)
+            else file.selector(selectors, words, at)
+        )
+        own = {"kind": kind, "select": select, "excludeTopology": said.get("excludeTopology", False)}
+        its_prefix = said.get("resourcePrefix", prefix)
+        resource = file.resource(loc, words, its_prefix, said.get("resourceName", ""), own)
+        information = _information(file, said.get("additionalInfo"), loc)
+        if resource is not None:
+            _warn_of_repeated_pfs(file, resource, at)
+            compat = SriovPool(its_prefix, device_type, information, use_cdi)
+            file.add(found, replace(resource, compat=compat), loc)
     return tuple(found)
 
 
-def _sriov_pool(reader: GoReader, default_prefix: str, use_cdi: bool) -> Resource:
-    name, prefix = reader.text("resourceName"), reader.text("resourcePrefix") or default_prefix
-    full_name = f"{prefix}/{name}"
-    if not _SRIOV_NAME.fullmatch(name) or not RESOURCE_NAME.fullmatch(full_name):
-        reader.note("resourceName", f"must be a name of letters, digits, - and _, is {name!r} (in full {full_name!r})")
-    elif not is_extended(full_name):
-        reader.note("resourcePrefix", f"{full_name} {KUBELETS_OWN}")
-    device_type = reader.text("deviceType") or "netDevice"
-    if device_type == "auxNetDevice":
-        reader.note("deviceType", f"auxNetDevice: {UNKNOWABLE['auxTypes']}")
-    elif device_type not in DEVICE_TYPES:
-        reader.note("deviceType", f"must be one of {', '.join(DEVICE_TYPES)}, is {device_type!r}")
-    exclude = reader.flag("excludeTopology")
-    information = _additional_info(reader) if reader.has("additionalInfo") else None
-    # The plugin's own in-memory form of `selectors`, which other tools write out with the rest.
-    reader.asked |= {"additionalinfo", "selectorobj", "selectorobjs"}
-    select = _selectors(reader, device_type)
-    reader.done()
-    return Resource(
-        name=full_name,
-        kind="accelerator" if device_type == "accelerator" else "vf",
-        select=select,
-        exclude_topology=exclude,
-        compat=SriovPool(prefix, device_type, information, use_cdi),
-    )
+def _warn_of_repeated_pfs(file: _File, resource: Resource, loc: Loc) -> None:
+    for select in (resource.select, *resource.select.any_of):
+        for key, named in (("pfNames", select.pf), ("rootDevices", select.root_devices)):
+            names = [entry.pf.lower() for entry in named]
+            for name in sorted({name for name in names if names.count(name) > 1}):
+                text = f"names {name} several times; all entries count here, while the plugin heeds the first only"
+                file.warnings.append(str(Problem((*loc, key), text)))
 
 
-def _selectors(reader: GoReader, device_type: str) -> Select:
-    """Read `selectors`: an object, or a list of objects of which any may take a device."""
-    if isinstance(reader.value.get("selectors", ("", None))[1], list):
-        return Select(any_of=tuple(_selector(each, device_type) for each in reader.objects("selectors")))
-    return _selector(reader.object("selectors"), device_type)
-
-
-def _selector(reader: GoReader, device_type: str) -> Select:
-    common = Select(
-        vendors=reader.strings("vendors", "a hexadecimal vendor ID such as 15b3", hex_id),
-        devices=reader.strings("devices", "a hexadecimal device ID such as 101e", hex_id),
-        drivers=reader.strings("drivers", "a driver name", word),
-        pci_addresses=reader.strings("pciAddresses", "a PCI address such as 0000:3b:02.1", pci_address),
-    )
-    if device_type == "accelerator":
-        reader.done()
-        return common
-    if reader.items("ddpProfiles"):
-        reader.note("ddpProfiles", UNKNOWABLE["ddpProfiles"])
-    reader.asked |= {"auxtypes"}
-    vdpa_type = reader.text("vdpaType")
-    if vdpa_type and vdpa_type not in VDPA_TYPES:
-        reader.note("vdpaType", f"must be one of {', '.join(VDPA_TYPES)}, is {vdpa_type!r}")
-    select = replace(
-        common,
-        acpi_indexes=reader.strings("acpiIndexes", "a number in quotes", number),
-        pf=reader.strings("pfNames", "NAME or NAME#0-7,9 (a PF's interface, then VF indices)", parse_pf),
-        root_devices=reader.strings("rootDevices", "a PF's PCI address, or ADDRESS#0-7,9", root_device),
-        link_layers=reader.strings("linkTypes", " or ".join(LINK_TYPES), link_type),
-        pkeys=reader.strings("pKeys", "a partition key such as 0x8001", pkey),
-        is_rdma=reader.flag("isRdma"),
-        vdpa_type=vdpa_type,
-        need_vhost_net=reader.flag("needVhostNet"),
-    )
-    if select.is_rdma and select.vdpa_type:
-        reader.note("vdpaType", "excludes isRdma")
-    _warn_of_repeated_pfs(reader, select)
-    reader.done()
-    return select
-
-
-def link_type(text: str) -> LinkLayer:
-    """Read ether or infiniband. Raises ValueError."""
+def _information(file: _File, given: Any, loc: Loc) -> dict[str, dict[str, str]] | None:
+    if given is None:
+        return None
     try:
-        return LINK_TYPES[text.lower()]
-    except KeyError:
-        raise ValueError(text) from None
-
-
-def _warn_of_repeated_pfs(reader: GoReader, select: Select) -> None:
-    for key, named in (("pfNames", select.pf), ("rootDevices", select.root_devices)):
-        names = [entry.pf.lower() for entry in named]
-        for name in sorted({name for name in names if names.count(name) > 1}):
-            reader.warnings.append(
-                f"{reader.at(key)}: names {name} several times; all entries count here, while"
-                " sriov-network-device-plugin heeds the first only"
-            )
-
-
-def _additional_info(reader: GoReader) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    information = reader.object("additionalInfo")
-    for device, inner in information.value.values():
-        values = GoReader(inner, information.at(device), reader.problems, reader.warnings)
-        found[device] = {key: values.text(key) for key, _ in values.value.values()}
-    return found
-
-
-def _is_empty_list(reader: GoReader, key: str) -> bool:
-    return bool(reader.value.get(key.lower(), ("", None))[1] == [])
+        return _INFORMATION.validate_python(given)
+    except ValidationError as error:
+        for each in problems_of(error):
+            file.note((*loc, "additionalInfo", *each.loc), each.text)
+        return None
 
 
 # ------------------------------------------------------------------- k8s-rdma-shared-dev-plugin
-
-
-SHARED_PREFIX = "rdma"
-MODE_UNITS = 1000
-"""So many units rdma/hca has under `{"mode": "hca"}` (k8s-rdma-sriov-dev-plugin)."""
-_SHARED_NAME = re.compile(r"[a-zA-Z0-9_]+")
 
 
 def read_shared(
     document: Any, problems: list[str], warnings: list[str], *, use_cdi: bool = False
 ) -> tuple[tuple[Resource, ...], int | None]:
     """Read a document: the resources, and the seconds between rescans if it says so."""
-    top = GoReader(document, "", problems, warnings)
-    if "mode" in top.value and "configlist" not in top.value:
-        return _of_mode(top, use_cdi), None
-    interval = top.whole("periodicUpdateInterval")
-    if interval < 0:
-        top.note("periodicUpdateInterval", f"must not be negative, is {interval}")
-    pools = top.objects("configList")
-    top.done()
-    if not pools:
-        top.note("configList", "is empty: it must list at least one resource")
-    found: list[Resource] = []
-    for pool in pools:
-        resource = _shared_pool(pool, use_cdi)
-        if any(other.name.partition("/")[2] == resource.name.partition("/")[2] for other in found):
-            pool.note("resourceName", f"{resource.name.partition('/')[2]!r} is used twice")
-        found.append(resource)
-    return tuple(found), interval if interval > 0 else None
+    file, found = _File(problems, warnings), list[Resource]()
+    top = file.spelled(document, _same("mode", "configList", "periodicUpdateInterval"))
+    if "mode" in top and "configList" not in top:
+        if top["mode"] != "hca":
+            text = (
+                f"{shown(top['mode'])} would make VFs and set them up, which is not done here: make them with the"
+                " adapter's own tools, and offer them with a resource of kind vf"
+            )
+            file.note(("mode",), text)
+        return (Resource(name="rdma/hca", kind="hca", compat=SharedPool(MODE_UNITS, use_cdi)),), None
+    interval = top.get("periodicUpdateInterval", 0)
+    if type(interval) is not int or interval < 0:
+        file.note(("periodicUpdateInterval",), f"must be a whole number of seconds from 0, is {shown(interval)}")
+        interval = 0
+    for loc, pool in file.pools(top, "configList"):
+        if (resource := _shared_pool(file, pool, loc, use_cdi)) is not None:
+            file.add(found, resource, loc)
+    return tuple(found), interval or None
 
 
-def _of_mode(top: GoReader, use_cdi: bool) -> tuple[Resource, ...]:
-    mode = top.text("mode") or "hca"
-    top.asked.add("pfnetdevices")
-    top.done()
-    if mode != "hca":
-        top.note(
-            "mode",
-            f"{mode!r} would make VFs and set them up, which is not done here: make them with the adapter's own tools,"
-            " and offer them with a resource of kind vf",
-        )
-    return (Resource(name="rdma/hca", kind="hca", compat=SharedPool(MODE_UNITS, use_cdi)),)
-
-
-def _shared_pool(reader: GoReader, use_cdi: bool) -> Resource:
-    name, prefix = reader.text("resourceName"), reader.text("resourcePrefix") or SHARED_PREFIX
-    full_name = f"{prefix}/{name}"
-    if not _SHARED_NAME.fullmatch(name) or not RESOURCE_NAME.fullmatch(full_name):
-        reader.note("resourceName", f"must be a name of letters, digits and _, is {name!r} (in full {full_name!r})")
-    elif not is_extended(full_name):
-        reader.note("resourcePrefix", f"{full_name} {KUBELETS_OWN}")
-    most = reader.whole("rdmaHcaMax")
-    if not 0 <= most <= MAX_UNITS:
-        reader.note("rdmaHcaMax", f"must be from 0 to {MAX_UNITS}, is {most}")
-    devices = reader.strings("devices", "an interface name", word)
-    selector = reader.object("selectors")
-    select = Select(
-        vendors=selector.strings("vendors", "a hexadecimal vendor ID such as 15b3", hex_id),
-        devices=selector.strings("deviceIDs", "a hexadecimal device ID such as 101b", hex_id),
-        drivers=selector.strings("drivers", "a driver name", word),
-        netdevs=selector.strings("ifNames", "an interface name", word),
-        link_layers=selector.strings("linkTypes", "ether or infiniband", link_type),
-    )
-    selector.done()
-    if select == Select() and not devices:
-        reader.note("selectors", "is missing or empty: say which adapters, by vendors, deviceIDs, drivers, ifNames …")
-    if select != Select() and devices:
-        reader.note("devices", "excludes selectors: keep one of them")
-    if devices:
-        reader.warnings.append(f"{reader.at('devices')}: is deprecated; write selectors.ifNames")
-        select = Select(netdevs=devices)
-    one_hca = _is_one_hca(reader)
-    if one_hca and most == 0:
-        reader.note("rdmaHcaMax", "must be at least 1 with allocation one-hca")
-    reader.done()
-    if one_hca:
-        return Resource(name=full_name, kind="hca", select=select, shares=most, management=True)
-    return Resource(name=full_name, kind="hca", select=select, compat=SharedPool(most, use_cdi))
-
-
-def _is_one_hca(reader: GoReader) -> bool:
-    allocation = reader.text("allocation") or "all"
+def _shared_pool(file: _File, pool: Any, loc: Loc, use_cdi: bool) -> Resource | None:
+    keys = _same("resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors", "allocation")
+    said = file.spelled(pool, keys, loc)
+    select = file.selector(said.get("selectors", {}), _OF_SHARED, (*loc, "selectors"))
+    if devices := said.get("devices"):
+        if select:
+            file.note((*loc, "devices"), "excludes selectors: keep one of them")
+        file.warnings.append(str(Problem((*loc, "devices"), "is deprecated; write selectors.ifNames")))
+        select = {"netdevs": devices}
+    if not select:
+        text = "is missing or empty: say which adapters, by vendors, deviceIDs, drivers, ifNames …"
+        file.note((*loc, "selectors"), text)
+    most, allocation = said.get("rdmaHcaMax", 0), said.get("allocation", "all")
     if allocation not in ("all", "one-hca"):
-        reader.note("allocation", f"must be all or one-hca, is {allocation!r}")
-    return allocation == "one-hca"
+        file.note((*loc, "allocation"), f"must be all or one-hca, is {shown(allocation)}")
+    own: dict[str, Any] = {"kind": "hca", "select": select}
+    if allocation == "one-hca":
+        own |= {"shares": most, "management": True}
+    elif type(most) is not int or not 0 <= most <= MAX_UNITS:
+        file.note((*loc, "rdmaHcaMax"), f"must be a whole number from 0 to {MAX_UNITS}, is {shown(most)}")
+    words = {**_OF_SHARED, "rdmaHcaMax": "shares"}
+    prefix = said.get("resourcePrefix", SHARED_PREFIX)
+    resource = file.resource(loc, words, prefix, said.get("resourceName", ""), own)
+    if resource is None or allocation == "one-hca":
+        return resource
+    return replace(resource, compat=SharedPool(most, use_cdi))

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from agent.config.compat import SRIOV_PREFIX, Pairs, decode, read_shared, read_sriov
+from agent.config.compat import SRIOV_PREFIX, decode, read_shared, read_sriov
 from agent.config.contradictions import contradictions
 from agent.config.removed_keys import without_gone
 from agent.config.section import read
@@ -174,8 +174,8 @@ def read_any(text: str | bytes, source: str) -> tuple[Shape, Any]:
 
 
 def _shape(document: Any) -> Shape:
-    marks = [_MARKS[key] for key in document if key in _MARKS] if isinstance(document, Pairs) else []
-    return marks[0] if marks else Shape.OWN
+    keys = [key.lower() for key in document] if isinstance(document, dict) else []
+    return next((_MARKS[key] for key in keys if key in _MARKS), Shape.OWN)
 
 
 def _only_text(document: dict[str, Any], source: str) -> str:

@@ -206,19 +206,18 @@ def read_beside(wrong: Sequence[Refusal], read: Callable[[Any], T], given: Any) 
 
 
 def read(adapter: TypeAdapter[T], document: Any) -> tuple[T, tuple[Problem, ...]]:
-    """Read a document as far as it is right, with what is wrong in it.
+    """Read a document as far as it is right, with what is wrong in it. None of its own keys may be required.
 
     Of a section the keys with a mistake are left out, of all else the whole, and the rest is read again.
     """
-    problems: dict[Loc, Problem] = {}
+    problems: list[Problem] = []
     while True:
         try:
-            return adapter.validate_python(document), tuple(problems.values())
+            return adapter.validate_python(document), tuple(problems)
         except ValidationError as error:
-            found = [(_loc(line["loc"]), line) for line in error.errors(include_url=False)]
-            for loc, line in found:
-                problems.setdefault(loc, Problem(loc, _text(line, loc)))
-            for part in dict.fromkeys(loc[:2] for loc, _ in found):
+            found, known = problems_of(error), {each.loc for each in problems}
+            problems += [each for each in found if each.loc not in known]
+            for part in {each.loc[:2] for each in found}:
                 document = _without(document, *part)
 
 
@@ -237,9 +236,15 @@ def checked(adapter: TypeAdapter[T], document: Any, **context: Any) -> T:
     try:
         return adapter.validate_python(document, context=context)
     except ValidationError as error:
-        lines = [(_loc(line["loc"]), line) for line in error.errors(include_url=False)[:MOST_AT_ONCE]]
-        text = "; ".join(Problem(loc, _text(line, loc)).sentence for loc, line in lines)
-        raise RequestInvalid(text if len(lines) < MOST_AT_ONCE else f"{text}; and perhaps more") from None
+        found = problems_of(error)[:MOST_AT_ONCE]
+        text = "; ".join(each.sentence for each in found)
+        raise RequestInvalid(text if len(found) < MOST_AT_ONCE else f"{text}; and perhaps more") from None
+
+
+def problems_of(error: ValidationError) -> list[Problem]:
+    """List what pydantic, or a section, refuses."""
+    lines = [(_loc(line["loc"]), line) for line in error.errors(include_url=False)]
+    return [Problem(loc, _text(line, loc)) for loc, line in lines]
 
 
 def path_of(loc: Sequence[str | int]) -> str:

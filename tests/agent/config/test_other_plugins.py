@@ -98,8 +98,8 @@ def test_the_rest_of_a_pool_is_read() -> None:
 def test_unknown_keys_are_overlooked_with_a_warning() -> None:
     read = sriov(selectors={"vendors": ["15b3"], "speed": 100}, comment="x")
     assert read.warnings == (
-        "resourceList[0].selectors.speed: is not a known key",
         "resourceList[0].comment: is not a known key",
+        "resourceList[0].selectors.speed: is not a known key",
     )
     assert read == sriov(selectors={"vendors": ["15b3"]})
 
