@@ -18,16 +18,18 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from agent.edits.cdi import SpecFiles, text_of
 from agent.edits.claim_metadata import CLAIM, ClaimMetadata
 from agent.errors import Unavailable
 from agent.ledger import Ledger
-from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef, Spec
+from agent.model.allocation import Claim, ClaimState, Hold, Spec
 from agent.model.unit_id import cdi_kind
 
 UNIT, SLOT, POOL = "unit-", "slot-", "pool-"
@@ -269,48 +271,12 @@ def _copy_of(row: Claim | Hold) -> str:
 
 
 def _read(files: SpecFiles, name: str) -> Claim | Hold | None:
+    kind: type[Claim | Hold] = Claim if name.startswith(CLAIM) else Hold
     try:
-        document = json.loads(files.read(name))
-        return _claim(document) if name.startswith(CLAIM) else _hold(document)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # of another version, maybe
+        return TypeAdapter(kind).validate_json(files.read(name), strict=True)
+    except (OSError, ValueError) as error:  # of another version, maybe
         log.error("%s says nothing of a hold: %s", files.path(name), error)
         return None
-
-
-def _claim(document: Mapping[str, Any]) -> Claim:
-    parts = {
-        "ref": _checked(ClaimRef(**document["ref"])),
-        "state": ClaimState(document["state"]),
-        "devices": tuple(_hold(each) for each in document["devices"]),
-        "pods": tuple(_checked(PodRef(**pod)) for pod in document["pods"]),
-    }
-    return _checked(Claim(**{**document, **parts}))
-
-
-def _hold(document: Mapping[str, Any]) -> Hold:
-    spec = Spec.from_document(document["spec"])
-    parts = {
-        "devices": tuple(document["devices"]),
-        "spec": _checked(spec) if spec is not None else None,
-        "pod": _checked(PodRef(**document["pod"])) if document["pod"] is not None else None,
-    }
-    return _checked(Hold(**{**document, **parts}))
-
-
-_KINDS: Mapping[object, type | tuple[type, ...]] = {"str": str, "float": (float, int), "int": int, "bool": bool}
-"""How the types of fields are written → what they may hold."""
-Row = TypeVar("Row", Claim, ClaimRef, Hold, PodRef, Spec)
-
-
-def _checked(row: Row) -> Row:
-    """Return a row that was read if the books would take it, or raise TypeError."""
-    for each in fields(row):
-        value = getattr(row, each.name)
-        kind = _KINDS.get(each.type, Mapping if str(each.type).startswith("Mapping") else object)
-        are_texts = each.type != "tuple[str, ...]" or all(isinstance(text, str) for text in value)
-        if not (isinstance(value, kind) and are_texts):
-            raise TypeError(f"{each.name} is {value!r}")
-    return row
 
 
 def _text(said: Sequence[tuple[str, Spec]]) -> str:
