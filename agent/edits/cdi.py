@@ -208,6 +208,8 @@ def text_of(kind: str, devices: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 _SUFFIXES = (".json", ".yaml", ".yml")
+_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+"""Leaves all as text: a name may look like a number."""
 
 Named = tuple[str, frozenset[str]]
 """A spec's kind, and the names of its devices."""
@@ -220,7 +222,7 @@ class SpecNames:
     """Which devices of a kind the node's specs name. Not for two threads at once.
 
     A spec of NVIDIA's toolkit describes every driver file of the host: some hundred kilobytes of YAML, of
-    which only the names matter here. So a file is read once, as a stream, until it is another one.
+    which only the names matter here. So a file is read once, until it is another one.
     """
 
     folders: Sequence[Path] = SPEC_FOLDERS
@@ -245,42 +247,12 @@ def read_spec(file: Path) -> Named:
     try:
         with file.open("rb") as stream:
             text = stream.read(MAX_SPEC_BYTES)
-        return _of_json(json.loads(text)) if file.suffix == ".json" else _of_yaml(text)
+        document = json.loads(text) if file.suffix == ".json" else yaml.load(text, _LOADER)  # noqa: S506
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         log.debug("%s is not a CDI spec: %s", file, error)
         return "", frozenset()
-
-
-def _of_json(document: Any) -> Named:
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
         return "", frozenset()
     devices = document.get("devices")
     names = (d.get("name") for d in devices if isinstance(d, dict)) if isinstance(devices, list) else ()
     return document["kind"], frozenset(name for name in names if isinstance(name, str))
-
-
-def _of_yaml(text: bytes) -> Named:
-    """Pick the kind and the devices' names out of the stream: no tree is made of the rest."""
-    kind, names = "", set()
-    depth, keys = 0, [""]
-    is_key = True
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            depth += 1
-            keys.append("")
-            is_key = isinstance(event, yaml.MappingStartEvent)
-        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-            depth -= 1
-            keys.pop()
-            is_key = True  # a value has ended; in a sequence no scalar is asked about
-        elif isinstance(event, yaml.AliasEvent):
-            is_key = True  # it stood for a value: PyYAML writes one for edits that two devices share
-        elif isinstance(event, yaml.ScalarEvent) and depth in (1, 3):
-            if is_key:
-                keys[depth] = event.value
-            elif depth == 1 and keys[1] == "kind":
-                kind = event.value
-            elif depth == 3 and keys[1] == "devices" and keys[3] == "name":
-                names.add(event.value)
-            is_key = not is_key
-    return kind, frozenset(names)
