@@ -308,7 +308,7 @@ class Attachments:
             row = self._node.ledger.begin_attach(
                 work.owner,
                 ifname=target.ifname,
-                device=planned.device,
+                device=target.device,
                 resource_name=target.resource_name,
                 undo=planned.undo,
                 netns_path=work.call.netns_path,
@@ -466,9 +466,9 @@ def _refuse_shared(ledger: Ledger, snapshot: Snapshot, owner: Owner, target: Tar
     The kernel shows an interface's uppers in its own namespace only. So a VF waits, too, while another pod has
     its adapter, and so does what is to be made upon an interface that is about to move.
     """
-    row = pf_in_pod(ledger, snapshot, planned.device, owner.container_id)
+    row = pf_in_pod(ledger, snapshot, target.device, owner.container_id)
     if row is not None:
-        raise DeviceBusy(f"{planned.device} is ruled by {row.device}, which pod {row.owner.pod} has")
+        raise DeviceBusy(f"{target.device} is ruled by {row.device}, which pod {row.owner.pod} has")
     if "kind" in planned.undo.extra and planned.link is not None:
         row = ledger.attachment_on(nic.device_of(planned.link))
         if row is not None and row.state is not AttachmentState.DETACHING:
@@ -480,7 +480,7 @@ def _refuse_shared(ledger: Ledger, snapshot: Snapshot, owner: Owner, target: Tar
     assert planned.link is not None
     for row in ledger.attachments():
         facts = snapshot.by_address.get(row.device)
-        is_vf = facts is not None and facts.physfn == planned.device
+        is_vf = facts is not None and facts.physfn == target.device
         if is_vf or ("kind" in row.undo.extra and row.undo.netdev == planned.link.name):
             raise DeviceBusy(f"{planned.link.name} is needed by {row.device}, which pod {row.owner.pod} has")
 

@@ -14,6 +14,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from agent.errors import DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware import netns as namespaces
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class ChildMode:
-    """What they have in common; each adds how its child is planned."""
+    """What they have in common; each adds what it makes, and how if not in one request."""
 
     def key(self, host: Host, conf: NetConf, container_id: str, ifname: str) -> str:
         """Name the parent, the container and the interface. Raises RequestInvalid if no parent is named."""
@@ -45,21 +46,38 @@ class ChildMode:
             )
         return f"{parent}/{container_id}/{ifname}"
 
+    def plan(self, host: Host, snapshot: Snapshot, target: Target) -> Planned:
+        """Find the parent, say what is to be made, and what the row must hold to find it again. Changes nothing.
+
+        Raises RequestInvalid for what only the PF of a VF can enforce.
+        """
+        settings = target.conf.settings
+        if settings != VfSettings(mac=settings.mac):
+            mode = target.conf.mode
+            raise RequestInvalid(f"vlan, rates, spoofchk, trust and link_state need a VF: mode {mode} has none")
+        parent = _parent_of(host, target.conf)
+        child, mac, extra = self.made(host, target, parent)
+        extra |= {"parent_mac": parent.mac, "kind": child.kind}
+        undo = Undo(parent.name, mac, child.mtu or parent.mtu, up=True, mode=target.mode, extra=extra)
+        return Planned(target, undo, parent, child=child)
+
+    def made(self, host: Host, target: Target, parent: Link) -> tuple[Child, str, dict[str, Any]]:
+        """Return the interface to make, the MAC to find it by (empty for none), and what else the row must hold."""
+        raise NotImplementedError
+
     def enter(self, host: Host, planned: Planned, netns: int) -> InterfaceFacts:
         """Make the child in the namespace, complete, and see what it is like."""
-        child, parent = planned.child, planned.link
+        child, altnames = planned.child, planned.target.conf.altnames
         assert child is not None
-        assert parent is not None
-        try:
-            host.links.create(child, parent, netns)
-        except NetlinkFailed as error:
-            raise NetlinkFailed(error.action, error.errno, _why(child, parent, error)) from error
-        found = host.links.find(child.name, netns)
-        if found is None:
-            raise HardwareError(f"{child.kind} interface {child.name} was made in the pod but is not there")
-        if planned.altnames:
-            host.links.change_altnames(found, add=planned.altnames, netns=netns)
-        return InterfaceFacts(found.name, found.mac, found.mtu, None)
+        self.make(host, planned, child, netns)
+        found = _found(host, child.name, netns)
+        if altnames:
+            host.links.change_altnames(found, add=altnames, netns=netns)
+        return moving.facts(planned, found.mac, found.mtu)
+
+    def make(self, host: Host, planned: Planned, child: Child, netns: int) -> None:
+        """Make the child in the namespace. Raises HardwareError."""
+        _create(host, child, planned.link, netns)
 
     def leave(self, host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
         """Remove the child, wherever it is, and verify that. Without a namespace it ended with it."""
@@ -78,11 +96,8 @@ class ChildMode:
 
     def differences(self, host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
         """Tell what about the child is not as it was made."""
-        undo, request = attachment.undo, attachment.request
-        link = find_child(host, attachment, netns)
-        mac = undo.mac or (link.mac if link is not None else "")
-        mtu = request["mtu"] or undo.mtu
-        found = moving.link_differences(link, attachment.ifname, mac, mtu, tuple(request.get("altnames", ())))
+        undo = attachment.undo
+        found = moving.link_differences(find_child(host, attachment, netns), attachment, undo.mac)
         parent = host.links.find(undo.netdev)
         if parent is None or not _is_the_same(parent, undo):
             found.append(f"its parent {undo.netdev} is not in the host any more")
@@ -99,26 +114,18 @@ class Macvlan(ChildMode):
     one request: no name in the host, no half-made interface after a crash but in the pod.
     """
 
-    def plan(self, host: Host, snapshot: Snapshot, target: Target) -> Planned:
-        """Find the parent and choose the MAC, by which the interface is found again. Changes nothing."""
+    def made(self, host: Host, target: Target, parent: Link) -> tuple[Child, str, dict[str, Any]]:
+        """Choose the MAC, by which the interface is found again."""
         conf = target.conf
-        _refuse_settings(conf)
-        parent = _parent_of(host, conf)
-        mac = conf.settings.mac or _mac_for(target)
+        wanted: str | None = conf.settings.mac or _mac_for(target)
         if conf.macvlan_mode == PASSTHRU:  # shares its parent's; another would be set on the parent too
             if conf.settings.mac is not None:
                 raise RequestInvalid(
                     f"mac cannot be had in macvlanMode passthru: it would become that of {parent.name}"
                 )
-            mac = parent.mac
-        made = Child(
-            kind="macvlan",
-            name=target.ifname,
-            mode=conf.macvlan_mode,
-            mac=None if conf.macvlan_mode == PASSTHRU else mac,
-            mtu=conf.mtu or parent.mtu,
-        )
-        return _planned(target, parent, made, mac)
+            wanted = None
+        made = Child("macvlan", target.ifname, conf.macvlan_mode, mac=wanted, mtu=conf.mtu or parent.mtu)
+        return made, wanted or parent.mac, {}
 
 
 class Ipvlan(ChildMode):
@@ -128,15 +135,11 @@ class Ipvlan(ChildMode):
     their addresses alone. What is said of macvlans and RDMA-CM goes for it, too.
     """
 
-    def plan(self, host: Host, snapshot: Snapshot, target: Target) -> Planned:
-        """Find the parent. Changes nothing."""
+    def made(self, host: Host, target: Target, parent: Link) -> tuple[Child, str, dict[str, Any]]:
+        """Its MAC tells nothing: that of all others upon the parent, and another when a bond's port is another."""
         conf = target.conf
-        _refuse_settings(conf)
-        parent = _parent_of(host, conf)
-        made = Child(kind="ipvlan", name=target.ifname, mode=conf.ipvlan_mode, mtu=conf.mtu or parent.mtu)
-        # Its MAC tells nothing: that of all others upon the parent, and another when a bond's port is another.
-        found = _planned(target, parent, made, "")
-        return replace(found, undo=replace(found.undo, extra={**found.undo.extra, "ipvlan_mode": made.mode}))
+        made = Child("ipvlan", target.ifname, conf.ipvlan_mode, mtu=conf.mtu or parent.mtu)
+        return made, "", {"ipvlan_mode": made.mode}
 
 
 class Ipoib(ChildMode):
@@ -146,8 +149,8 @@ class Ipoib(ChildMode):
     moved, as has long been done; the name follows from the row, so that a crash in between leaves nothing behind.
     """
 
-    def plan(self, host: Host, snapshot: Snapshot, target: Target) -> Planned:
-        """Find the parent, and the partition in its port's table. Changes nothing.
+    def made(self, host: Host, target: Target, parent: Link) -> tuple[Child, str, dict[str, Any]]:
+        """Find the partition in the port's table.
 
         Raises HardwareError for a parent that is not IPoIB, and for a partition that its port is not a member of.
         """
@@ -156,53 +159,33 @@ class Ipoib(ChildMode):
             raise RequestInvalid(
                 "mac cannot be had in mode ipoib: the address is made of the port's GID and a queue pair"
             )
-        _refuse_settings(conf)
-        parent = _parent_of(host, conf)
         folder = host.root / "sys/class/net" / parent.name
         if sysfs_text(folder / "type") != ARPHRD_INFINIBAND:
             raise HardwareError(
                 f"{parent.name} is no IPoIB interface: name one as master (ib0, say), or take mode macvlan"
             )
-        mode = sysfs_text(folder / "mode")
-        if conf.pkey is not None:
-            require_partition(folder / "device", port_of(folder), conf.pkey)
-        made = Child(
-            kind="ipoib",
-            name=target.ifname,
-            mode=mode if mode in IPOIB_MODES else "datagram",
-            mtu=conf.mtu,
-            pkey=conf.pkey if conf.pkey is not None else sysfs_number(sysfs_text(folder / "pkey")),
-        )
-        found = _planned(target, parent, made, "")
-        return replace(found, undo=replace(found.undo, extra={**found.undo.extra, "pkey": made.pkey}))
+        mode, pkey = sysfs_text(folder / "mode"), conf.pkey
+        if pkey is not None:
+            require_partition(folder / "device", port_of(folder), pkey)
+        else:
+            pkey = sysfs_number(sysfs_text(folder / "pkey"))
+        mode = mode if mode in IPOIB_MODES else "datagram"
+        return Child("ipoib", target.ifname, mode, mtu=conf.mtu, pkey=pkey), "", {"pkey": pkey}
 
-    def enter(self, host: Host, planned: Planned, netns: int) -> InterfaceFacts:
+    def make(self, host: Host, planned: Planned, child: Child, netns: int) -> None:
         """Make it in the namespace, or make it in the host and move it there."""
         try:
-            return super().enter(host, planned, netns)
+            super().make(host, planned, child, netns)
         except NetlinkFailed as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
             log.info("no IPoIB child can be made in another namespace: %s", error)
-            return self._enter_by_moving(host, planned, netns, error)
-
-    def _enter_by_moving(self, host: Host, planned: Planned, netns: int, error: NetlinkFailed) -> InterfaceFacts:
-        made, parent = planned.child, planned.link
-        assert made is not None
-        assert parent is not None
-        name = temporary_name(planned.device)
-        try:
-            host.links.create(replace(made, name=name, up=False), parent, None)
-        except NetlinkFailed:
-            raise error from None  # refused for another reason, and that error says which
-        found = host.links.find(name)
-        if found is None:
-            raise HardwareError(f"ipoib interface {name} was made in the host but is not there")
-        host.links.move_in(found, netns, LinkChange(name=made.name, up=True))
-        moved = host.links.find(made.name, netns)
-        if moved is None:
-            raise HardwareError(f"ipoib interface {made.name} was moved into the pod but is not there")
-        return InterfaceFacts(moved.name, moved.mac, moved.mtu, None)
+            name = temporary_name(planned.target.device)
+            try:
+                host.links.create(replace(child, name=name, up=False), planned.link, None)
+            except NetlinkFailed:
+                raise error from None  # refused for another reason, and that error says which
+            host.links.move_in(_found(host, name, None), netns, LinkChange(name=child.name, up=True))
 
     def leave(self, host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
         """Remove it from the pod, or from the host if it did not get further, and verify that."""
@@ -258,26 +241,6 @@ def _is_the_same(parent: Link, undo: Undo) -> bool:
     return parent.kind in BONDS or parent.mac == undo.extra.get("parent_mac", parent.mac)
 
 
-def _refuse_settings(conf: NetConf) -> None:
-    """Raise RequestInvalid for what only the PF of a VF can enforce."""
-    if conf.settings != VfSettings(mac=conf.settings.mac):
-        raise RequestInvalid(f"vlan, rates, spoofchk, trust and link_state need a VF: mode {conf.mode} has none")
-
-
-def _planned(target: Target, parent: Link, child: Child, mac: str) -> Planned:
-    """Say what is to be made, and what the row must hold to find it again. `mac` is empty if the kernel chooses it."""
-    extra = {"parent_mac": parent.mac, "kind": child.kind}
-    undo = Undo(netdev=parent.name, mac=mac, mtu=child.mtu or parent.mtu, up=True, mode=target.mode)
-    return Planned(
-        device=target.device,
-        ifname=target.ifname,
-        undo=replace(undo, extra=extra),
-        link=parent,
-        altnames=target.conf.altnames,
-        child=child,
-    )
-
-
 def find_child(host: Host, attachment: Attachment, netns: int) -> Link | None:
     """Find the child in the pod: under its name, or renamed, by the MAC that the row tells."""
     undo = attachment.undo
@@ -298,6 +261,20 @@ def _mac_for(target: Target) -> str:
     """Choose a MAC that is the container's own and the same at each try; locally administered, unicast."""
     digest = hashlib.blake2b(f"{target.container_id}/{target.ifname}/{target.device}".encode(), digest_size=5)
     return "02:" + digest.digest().hex(":")
+
+
+def _create(host: Host, child: Child, parent: Link | None, netns: int) -> None:
+    try:
+        host.links.create(child, parent, netns)
+    except NetlinkFailed as error:
+        raise NetlinkFailed(error.action, error.errno, _why(child, parent, error)) from error
+
+
+def _found(host: Host, name: str, netns: int | None) -> Link:
+    found = host.links.find(name, netns)
+    if found is None:
+        raise HardwareError(f"{name} was made in {'the host' if netns is None else 'the pod'} but is not there")
+    return found
 
 
 def _why(child: Child, parent: Link | None, error: NetlinkFailed) -> str:
@@ -339,47 +316,32 @@ class Bond(ChildMode):
         made = Child("bond", target.ifname, mode=conf.bond or "", mtu=conf.mtu, up=False, arp_targets=conf.arp_targets)
         extra = {"kind": made.kind, "ports": list(conf.ports)}
         undo = Undo("", mac="", mtu=conf.mtu or 0, up=True, mode=target.mode, extra=extra)
-        return Planned(target.device, target.ifname, undo, altnames=conf.altnames, child=made)
+        return Planned(target, undo, child=made)
 
-    def enter(self, host: Host, planned: Planned, netns: int) -> InterfaceFacts:
+    def make(self, host: Host, planned: Planned, child: Child, netns: int) -> None:
         """Make the bond in the pod and have it take the VFs, which are down there.
 
         Raises HardwareError for a VF that is not there, or where one MTU is to be that of two.
         """
-        made, links = planned.child, host.links
-        assert made is not None
         ports = [_port(host, address, netns) for address in planned.undo.extra["ports"]]
         mtus = {port.mtu for port in ports}
         if len(mtus) > 1:
             told = " and ".join(f"{port.device} {port.mtu}" for port in ports)
-            raise HardwareError(f"the VFs of {made.name} have different MTUs ({told}): say mtu in the network")
-        try:
-            links.create(replace(made, mtu=mtus.pop()), None, netns)
-        except NetlinkFailed as error:
-            raise NetlinkFailed(error.action, error.errno, _why(made, None, error)) from error
-        bond = links.find(made.name, netns)
-        if bond is None:
-            raise HardwareError(f"bond {made.name} was made in the pod but is not there")
+            raise HardwareError(f"the VFs of {child.name} have different MTUs ({told}): say mtu in the network")
+        _create(host, replace(child, mtu=mtus.pop()), None, netns)
+        bond = _found(host, child.name, netns)
         for port in ports:
-            links.change(port, LinkChange(master=bond.ifindex), netns)
-        links.change(bond, LinkChange(up=True), netns)
-        if planned.altnames:
-            links.change_altnames(bond, add=planned.altnames, netns=netns)
-        found = links.find(made.name, netns) or bond
-        return InterfaceFacts(found.name, found.mac, found.mtu, None)
+            host.links.change(port, LinkChange(master=bond.ifindex), netns)
+        host.links.change(bond, LinkChange(up=True), netns)
 
     def differences(self, host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
         """Tell what about the bond is not as it was made. Its MAC is that of whichever VF carries."""
-        request, ifname = attachment.request, attachment.ifname
         link = find_child(host, attachment, netns)
-        if link is None:
-            return [f"interface {ifname} is not in the pod"]
-        altnames = tuple(request.get("altnames", ()))
-        found = moving.link_differences(link, ifname, link.mac, request["mtu"] or link.mtu, altnames)
+        found = moving.link_differences(link, attachment)
         for address in attachment.undo.extra["ports"]:
             port = host.links.find_device(address, netns)
-            if port is None or port.master != link.ifindex:
-                found.append(f"{address} is no port of {ifname}")
+            if link is not None and (port is None or port.master != link.ifindex):
+                found.append(f"{address} is no port of {attachment.ifname}")
         return found
 
 

@@ -11,7 +11,6 @@ source, and a simulated one stands in the tests.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -22,8 +21,7 @@ from agent.hardware.host import Host, Link
 from agent.hardware.sysfs import pci
 from agent.model.allocation import Undo
 from agent.model.device import LinkLayer, PciDevice, Snapshot
-from cni.modes import pf, rdma
-from cni.modes.moving import POLL_SECONDS
+from cni.modes import moving, pf, rdma
 
 SETTLE_SECONDS = 30.0
 """How long a driver, and udev after it, may take for a VF that was bound anew."""
@@ -40,9 +38,7 @@ log = logging.getLogger(__name__)
 
 def recorded(host: Host, device: str, vf_index: int) -> dict[str, object]:
     """Say what an undo record must hold before a VF gets another GUID: the old ones, and the driver."""
-    uplink = pf.interface(host, device)
-    if uplink is None:
-        raise HardwareError(f"the PF of {device} has no interface, and GUIDs are set through it: load ib_ipoib")
+    uplink = _uplink(host, device)
     bound = pf.driver(host, device)
     if bound is None:
         raise HardwareError(f"{device} has no driver that could take a GUID: bind it to one")
@@ -151,13 +147,11 @@ def put_back_on_pf(host: Host, device: str, undo: Undo) -> None:
 
 def differences(host: Host, device: str, undo: Undo) -> list[str]:
     """Tell whether the PF has another GUID for the VF than the one that it was given."""
-    uplink, wanted = pf.interface(host, device), undo.extra.get("rdma_guid")
-    if "guids" not in undo.extra or wanted is None or uplink is None or undo.vf_index is None:
-        return []
-    now = host.vf_control.guids(uplink.name, undo.vf_index)
+    wanted = undo.extra.get("rdma_guid")
+    now = _on_pf(host, device, undo) if "guids" in undo.extra and wanted is not None else None
     if now is None or now == (wanted, wanted):
         return []
-    return [f"the PF {uplink.name} has the GUIDs {' and '.join(now)}, not {wanted}"]
+    return [f"the PF of {device} has the GUIDs {' and '.join(now)}, not {wanted}"]
 
 
 def _of_vf(host: Host, device: str) -> tuple[str, str]:
@@ -196,10 +190,15 @@ def settled(host: Host, device: str, undo: Undo) -> Link:
 
 
 def _set(host: Host, device: str, undo: Undo, node: str, port: str) -> None:
+    assert undo.vf_index is not None  # of a VF that was given GUIDs
+    host.vf_control.set_guids(_uplink(host, device).name, undo.vf_index, node, port)
+
+
+def _uplink(host: Host, device: str) -> Link:
     uplink = pf.interface(host, device)
-    if uplink is None or undo.vf_index is None:
+    if uplink is None:
         raise HardwareError(f"the PF of {device} has no interface, and GUIDs are set through it: load ib_ipoib")
-    host.vf_control.set_guids(uplink.name, undo.vf_index, node, port)
+    return uplink
 
 
 def _on_pf(host: Host, device: str, undo: Undo) -> tuple[str, str] | None:
@@ -224,11 +223,7 @@ def _has_given(host: Host, device: str, undo: Undo) -> bool:
 
 
 def _awaited(look: Callable[[], T | None], missing: str) -> T:
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while True:
-        found = look()
-        if found is not None:
-            return found
-        if time.monotonic() > deadline:
-            raise HardwareError(f"{missing} {SETTLE_SECONDS:g} s after its driver was bound again: look at dmesg")
-        time.sleep(POLL_SECONDS)
+    found = moving.awaited(look, SETTLE_SECONDS)
+    if found is None:
+        raise HardwareError(f"{missing} {SETTLE_SECONDS:g} s after its driver was bound again: look at dmesg")
+    return found

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +19,10 @@ from agent.errors import HardwareError, RequestInvalid
 from agent.hardware.host import Host, Link, LinkChange
 from agent.model.allocation import Attachment, Undo, VfSettings
 from agent.model.device import Snapshot
-from cni.modes import guid, moving, pf, rdma
+from cni.modes import guid, moving, pf, rdma, vf
 from cni.modes.mode import InterfaceFacts, Planned, Target
-from cni.modes.moving import POLL_SECONDS, Whereabouts
+from cni.modes.moving import Whereabouts
+from cni.modes.vf import away as away
 from cni.modes.vf import key as key
 from cni.netconf import NetConf
 
@@ -46,17 +45,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     facts = pf.known(snapshot, device)
     if facts.physfn is None or facts.vf_index is None:
         raise HardwareError(f"{device} is not a VF: mode nic moves whole adapters")
-    link = host.find_netdev(device)
-    if link is None:
-        raise HardwareError(
-            f"{device} has no interface in the host (driver {pf.driver(host, device) or 'none'}):"
-            " it needs its driver and ib_ipoib, or sits in another namespace"
-        )
-    moving.refuse_needed(snapshot, link)
-    undo = replace(moving.record(host, link, mode="infiniband"), vf_index=facts.vf_index)
-    if not conf.settings.is_empty:
-        undo = pf.with_settings(host, facts, undo, conf.settings, conf.name)
-    undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
+    link, undo = vf.recorded(host, snapshot, target, "its driver and ib_ipoib")
     found = host.find_rdma(device)
     extra = {**undo.extra, "pkey": conf.pkey, "rdma_name": found.name if found is not None else None}
     if conf.guid is not None:
@@ -66,25 +55,15 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
             f"{device} has no GUID ({found.node_guid}), and no subnet manager lets it in: give `guid`, or let"
             " ib-kubernetes give runtimeConfig.infinibandGUID"
         )
-    change = LinkChange(name=target.ifname, mtu=conf.mtu, up=True)
-    undo = replace(undo, extra=extra)
-    return Planned(
-        device=device,
-        ifname=target.ifname,
-        undo=undo,
-        pci_id=device,
-        link=link,
-        change=change,
-        settings=conf.settings,
-        altnames=conf.altnames,
-    )
+    undo = replace(undo, vf_index=facts.vf_index, extra=extra)
+    return Planned(target, undo, link, LinkChange(name=target.ifname, mtu=conf.mtu, up=True))
 
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     """Set the VF up, and move its RDMA device and then its interface into the namespace."""
-    device, undo = planned.device, planned.undo
-    where = moving.by_address(host, device, planned.ifname)
-    pf.apply(host, device, undo, planned.settings)
+    device, undo = planned.target.device, planned.undo
+    where = moving.by_address(host, device, planned.target.ifname)
+    pf.apply(host, device, undo, planned.target.conf.settings)
     with host.rdma.renumbering(device):
         if "guids" in undo.extra:
             guid.give(host, device, undo, str(undo.extra["rdma_guid"]))
@@ -94,11 +73,9 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
         if link is None:
             _change_in_pod(host, where, netns, planned)
         else:
-            moving.move_in(host, link, where, netns, planned.change, planned.altnames)
-    found = where.there(netns)
-    if found is None:
-        raise HardwareError(f"{device} was moved into the pod but is not there")
-    return InterfaceFacts(planned.ifname, found.mac, found.mtu, planned.pci_id)
+            moving.move_in(host, planned, link, where, netns)
+    found = moving.there(where, netns)
+    return moving.facts(planned, found.mac, found.mtu)
 
 
 def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
@@ -110,8 +87,10 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
     with host.rdma.renumbering(device):
         if pf.driver(host, device) is None and "driver" in undo.extra:
             host.bind(device, str(undo.extra["driver"]))  # a crash between unbind and bind
-        with _noted(device):  # it is home in the end, or `settled` says that it is not
+        try:
             moving.bring_back(host, where, undo, netns, keep_mac=True)
+        except HardwareError as error:  # it is home in the end, or `settled` says that it is not
+            log.warning("%s goes on its way back without its interface: %s", device, error)
         rdma.leave(host, device, attachment, netns)
         pf.restore(host, device, undo)
         guid.take_back(host, device, undo)
@@ -124,50 +103,26 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
     return ()
 
 
-def away(host: Host, attachment: Attachment) -> bool:
-    """Tell whether the VF is not back: only a namespace that lives can keep it."""
-    return pf.is_away(host, attachment.device)
-
-
 def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
     """Tell what about an attached VF is not as it was set up. Empty: all is well."""
-    device, undo, request = attachment.device, attachment.undo, attachment.request
-    link = moving.by_address(host, device, attachment.ifname).there(netns)
-    mac, mtu = link.mac if link is not None else "", request["mtu"] or undo.mtu
-    found = moving.link_differences(link, attachment.ifname, mac, mtu, tuple(request.get("altnames", ())))
+    device = attachment.device
+    found = moving.link_differences(moving.by_address(host, device, attachment.ifname).there(netns), attachment)
     found += pf.differences(host, attachment) + rdma.differences(host, attachment, netns)
-    return found + guid.differences(host, device, undo)
+    return found + guid.differences(host, device, attachment.undo)
 
 
 def _after_rdma(where: Whereabouts, netns: int, *, moved: bool) -> Link | None:
     """Find the interface to move once the RDMA device is in the pod; None if it came anew in the pod itself."""
-    deadline = time.monotonic() + (REMADE_SECONDS if moved else 0.0)
-    while True:
-        link = where.home()
-        if link is not None:
-            return link
-        if where.there(netns) is not None:
-            return None
-        if time.monotonic() > deadline:
-            raise HardwareError(f"{where.device} has no interface any more after its RDMA device has moved")
-        time.sleep(POLL_SECONDS)
+    if moving.awaited(lambda: where.home() or where.there(netns), REMADE_SECONDS if moved else 0.0) is None:
+        raise HardwareError(f"{where.device} has no interface any more after its RDMA device has moved")
+    return where.home()
 
 
 def _change_in_pod(host: Host, where: Whereabouts, netns: int, planned: Planned) -> None:
-    link = where.there(netns)
-    if link is None:
-        raise HardwareError(f"{planned.device} was created again in the pod but is not there")
+    link, altnames = moving.there(where, netns), planned.target.conf.altnames
     host.links.change(link, planned.change, netns)
-    if planned.altnames:
-        host.links.change_altnames(link, add=planned.altnames, netns=netns)
-
-
-@contextmanager
-def _noted(device: str) -> Iterator[None]:
-    try:
-        yield
-    except HardwareError as error:
-        log.warning("%s goes on its way back without its interface: %s", device, error)
+    if altnames:
+        host.links.change_altnames(link, add=altnames, netns=netns)
 
 
 def _await_partition(host: Host, device: str, undo: Undo) -> None:
@@ -175,20 +130,12 @@ def _await_partition(host: Host, device: str, undo: Undo) -> None:
     pkey, folder = undo.extra.get("pkey"), host.root / "sys/bus/pci/devices" / device
     if pkey is None:
         return
-    deadline = time.monotonic() + PARTITION_SECONDS
-    while True:
-        found = first_partition(folder, 1)
-        if found is None:
-            log.warning("%s: nobody can tell whether it is in partition %#06x", device, pkey)
-            return
-        if is_same_partition(found, pkey):
-            return
-        if time.monotonic() > deadline:
-            raise HardwareError(
-                f"{device} has partition {found:#06x} at index 0, not {pkey:#06x}: let the subnet manager make"
-                f" {undo.extra.get('rdma_guid') or 'its GUID'} a member of it"
-            )
-        time.sleep(POLL_SECONDS)
+    if moving.awaited(lambda: in_partition(folder, 1, pkey, first=True) or None, PARTITION_SECONDS) is None:
+        first = _told(partitions(folder, 1)[:1])
+        raise HardwareError(
+            f"{device} has partition {first} at index 0, not {pkey:#06x}: let the subnet manager make"
+            f" {undo.extra.get('rdma_guid') or 'its GUID'} a member of it"
+        )
 
 
 _MEMBERSHIP = 0x8000
@@ -197,43 +144,34 @@ _MEMBERSHIP = 0x8000
 def require_partition(device: Path, port: int, pkey: int) -> None:
     """Raise HardwareError if a port is not a member of a partition. `device` is a PCI function's folder."""
     if not in_partition(device, port, pkey):
-        known = ", ".join(f"{entry:#06x}" for entry in partitions(device, port))
         raise HardwareError(
-            f"port {port} of {device.resolve().name} is not in partition {pkey:#06x}, but in {known}: add its GUID to"
-            " that partition in the subnet manager"
+            f"port {port} of {device.resolve().name} is not in partition {pkey:#06x}, but in"
+            f" {_told(partitions(device, port))}: add its GUID to that partition in the subnet manager"
         )
 
 
-def in_partition(device: Path, port: int, pkey: int) -> bool:
-    """Tell whether a port is a member of a partition. One whose table cannot be read is taken for one."""
+def in_partition(device: Path, port: int, pkey: int, *, first: bool = False) -> bool:
+    """Tell whether a port is a member of a partition, or has it `first` in its table.
+
+    Whether as a full member counts for nothing. A port whose table cannot be read is taken for a member.
+    """
     entries = partitions(device, port)
-    return not entries or any(is_same_partition(entry, pkey) for entry in entries)
+    return not any(entries) or any((entry ^ pkey) & ~_MEMBERSHIP == 0 for entry in entries[: 1 if first else None])
 
 
-def is_same_partition(one: int, other: int) -> bool:
-    """Tell whether two keys are of one partition, whoever is a full member of it."""
-    return (one ^ other) & ~_MEMBERSHIP == 0
+def _told(entries: Iterable[int]) -> str:
+    return ", ".join(f"{entry:#06x}" for entry in entries if entry)
 
 
 def partitions(device: Path, port: int) -> tuple[int, ...]:
-    """List the partitions of a port, in the order of the table; entries without one are left out."""
+    """List a port's table of partitions, with 0 for an entry without one. Empty if it cannot be read."""
     try:
         names = sorted(os.listdir(device / "infiniband"))
         folder = device / "infiniband" / names[0] / "ports" / str(port) / "pkeys"
         indices = sorted((name for name in os.listdir(folder) if name.isdecimal()), key=int)
     except (OSError, IndexError):
         return ()
-    found = (sysfs_number(sysfs_text(folder / index)) for index in indices)
-    return tuple(entry for entry in found if entry)
-
-
-def first_partition(device: Path, port: int) -> int | None:
-    """Return the partition at index 0, which programs take that ask for none; None if it cannot be read."""
-    try:
-        names = sorted(os.listdir(device / "infiniband"))
-    except OSError:
-        return None
-    return sysfs_number(sysfs_text(device / f"infiniband/{names[0]}/ports/{port}/pkeys/0")) if names else None
+    return tuple(sysfs_number(sysfs_text(folder / index)) or 0 for index in indices)
 
 
 def port_of(netdev: Path) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from agent.hardware.host import Child, Host, Link, LinkChange
-from agent.model.allocation import Attachment, Undo, VfSettings
+from agent.model.allocation import Attachment, Undo
 from agent.model.device import Snapshot
 from cni.netconf import NetConf
 
@@ -51,16 +51,10 @@ class InterfaceFacts:
 class Planned:
     """What entering needs to know, found out before anything is changed."""
 
-    device: str
-    """The ledger's key."""
-    ifname: str
+    target: Target
     undo: Undo
-    pci_id: str | None = None
     link: Link | None = None
     change: LinkChange = field(default_factory=LinkChange)
-    settings: VfSettings = field(default_factory=VfSettings)
-    altnames: tuple[str, ...] = ()
-    """Names that it is to have in the pod besides its own."""
     child: Child | None = None
     """What is to be made upon `link`, where that stays in the host."""
     any_node: bool = False

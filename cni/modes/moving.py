@@ -19,13 +19,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import TypeVar
 
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Host, Link, LinkChange, TcxProgram
 from agent.model.allocation import Attachment, Undo
-from agent.model.device import Snapshot
+from agent.model.device import Snapshot, is_pci_address
 from agent.model.vf_identity import name_by_place
+from cni.modes.mode import InterfaceFacts, Planned
 from cni.netconf import NetConf
 
 SETTLE_SECONDS = 2.0
@@ -40,7 +42,17 @@ MAX_KEPT = 512
 MAC_REFUSED = frozenset((errno.EADDRNOTAVAIL, errno.EPERM, errno.EACCES))
 """What drivers answer when their PF enforces a MAC: igbvf; ixgbevf and others; iavf."""
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
+
+
+def awaited(look: Callable[[], T | None], seconds: float) -> T | None:
+    """Look again and again for so long until something is there. None if nothing is."""
+    deadline = time.monotonic() + seconds
+    while (found := look()) is None and time.monotonic() <= deadline:
+        time.sleep(POLL_SECONDS)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +118,13 @@ def _record(link: Link, programs: tuple[TcxProgram, ...], mode: str) -> Undo:
     )
 
 
-def move_in(
-    host: Host,
-    link: Link,
-    where: Whereabouts,
-    netns: int,
-    change: LinkChange,
-    altnames: tuple[str, ...] = (),
-) -> None:
-    """Move an interface of the host into a namespace, changed, with these alternative names more.
+def move_in(host: Host, planned: Planned, link: Link, where: Whereabouts, netns: int) -> None:
+    """Move an interface of the host into a namespace, changed, with its network's alternative names more.
 
     One request if nothing is in the way. An alternative name of its own that is taken in the pod (the kernel
     then refuses the move), or that is the name it is to have there, is taken away: the undo record has it.
     """
+    change, altnames = planned.change, planned.target.conf.altnames
     if change.name in link.altnames:
         host.links.change_altnames(link, remove=(str(change.name),))
     try:
@@ -138,6 +144,12 @@ def move_in(
         _complete(host, where, netns, change, altnames)
 
 
+def facts(planned: Planned, mac: str, mtu: int, *, in_kernel: bool = True) -> InterfaceFacts:
+    """Say what the answer to ADD says of an interface in its pod, which has this address and MTU."""
+    device = planned.target.device
+    return InterfaceFacts(planned.target.ifname, mac, mtu, device if is_pci_address(device) else None, in_kernel)
+
+
 def _move_past_names(
     host: Host, link: Link, where: Whereabouts, netns: int, change: LinkChange, error: NetlinkFailed
 ) -> None:
@@ -151,17 +163,25 @@ def _move_past_names(
 
 def _complete(host: Host, where: Whereabouts, netns: int, change: LinkChange, altnames: tuple[str, ...]) -> None:
     """See that the MAC holds, which some drivers (iavf) set later than they say so, and give the names."""
-    deadline = time.monotonic() + SETTLE_SECONDS
-    link = where.there(netns)
-    while link is not None and change.mac is not None and link.mac != change.mac:
-        if time.monotonic() > deadline:
-            raise HardwareError(f"{where.device} was given the MAC {change.mac} without an error but has {link.mac}")
-        time.sleep(POLL_SECONDS)
-        link = where.there(netns)
+
+    def has_it() -> Link | None:
+        link = there(where, netns)
+        return link if change.mac in (None, link.mac) else None
+
+    link = awaited(has_it, SETTLE_SECONDS)
     if link is None:
-        raise HardwareError(f"{where.device} was moved into the pod but is not there")
+        mac = there(where, netns).mac
+        raise HardwareError(f"{where.device} was given the MAC {change.mac} without an error but has {mac}")
     if altnames:
         host.links.change_altnames(link, add=altnames, netns=netns)
+
+
+def there(where: Whereabouts, netns: int) -> Link:
+    """Find an interface that was moved. Raises HardwareError."""
+    link = where.there(netns)
+    if link is None:
+        raise HardwareError(f"{where.device} was moved into the pod but is not there")
+    return link
 
 
 def fetch_mac(host: Host, link: Link, change: LinkChange, netns: int | None) -> None:
@@ -186,8 +206,9 @@ def expected_mac(attachment: Attachment, conf: NetConf) -> str:
     return str(told or attachment.request["settings"].get("mac") or attachment.undo.mac).lower()
 
 
-def link_differences(link: Link | None, ifname: str, mac: str, mtu: int, altnames: tuple[str, ...]) -> list[str]:
-    """Tell what about a pod's interface is not as it was set up."""
+def link_differences(link: Link | None, row: Attachment, mac: str = "") -> list[str]:
+    """Tell what about a pod's interface is not as it was set up. Without a MAC any will do."""
+    ifname, mtu = row.ifname, row.request["mtu"] or row.undo.mtu
     if link is None:
         return [f"interface {ifname} is not in the pod"]
     found = []
@@ -195,11 +216,11 @@ def link_differences(link: Link | None, ifname: str, mac: str, mtu: int, altname
         found.append(f"interface {ifname} is not in the pod: it is called {link.name} there")
     if not link.up:
         found.append(f"{ifname} is down")
-    if link.mtu != mtu:
+    if mtu and link.mtu != mtu:
         found.append(f"{ifname} has MTU {link.mtu}, not {mtu}")
-    if link.mac != mac:
+    if mac and link.mac != mac:
         found.append(f"{ifname} has MAC {link.mac}, not {mac}")
-    missing = [name for name in altnames if name not in link.altnames]
+    missing = [name for name in row.request.get("altnames", ()) if name not in link.altnames]
     return found + [f"{ifname} lacks the alternative name {name}" for name in missing]
 
 
@@ -219,17 +240,13 @@ def bring_back(host: Host, where: Whereabouts, undo: Undo, netns: int | None, *,
 
 def await_return(where: Whereabouts) -> Link:
     """Wait for the kernel to bring an interface back. Raises HardwareError if it does not."""
-    deadline = time.monotonic() + RETURN_SECONDS
-    while True:
-        link = where.home()
-        if link is not None:
-            return link
-        if time.monotonic() > deadline:
-            raise HardwareError(
-                f"{where.device} has no interface in the host after {RETURN_SECONDS:g} s: it is in a namespace"
-                " that still lives, or its driver is gone"
-            )
-        time.sleep(POLL_SECONDS)
+    link = awaited(where.home, RETURN_SECONDS)
+    if link is None:
+        raise HardwareError(
+            f"{where.device} has no interface in the host after {RETURN_SECONDS:g} s: it is in a namespace"
+            " that still lives, or its driver is gone"
+        )
+    return link
 
 
 def _bring_out(host: Host, where: Whereabouts, undo: Undo, netns: int, keep_mac: bool) -> None:

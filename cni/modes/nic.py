@@ -84,15 +84,7 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
     if has_pci:
         undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
     change = LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=True)
-    return Planned(
-        device=device,
-        ifname=target.ifname,
-        undo=undo,
-        pci_id=device if has_pci else None,
-        link=link,
-        change=change,
-        altnames=conf.altnames,
-    )
+    return Planned(target, undo, link, change)
 
 
 def _refuse_needed(host: Host, link: Link) -> None:
@@ -123,18 +115,21 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     """Move the interface into the namespace."""
     undo, link, change = planned.undo, planned.link, planned.change
     assert link is not None
-    where = _where(host, planned.device, planned.ifname, undo)
-    moving.move_in(host, link, where, netns, change, planned.altnames)
-    rdma.enter(host, planned.device, undo, netns, any_node=planned.any_node)
-    return InterfaceFacts(planned.ifname, change.mac or undo.mac, change.mtu or undo.mtu, planned.pci_id)
+    where = _where(host, planned.target.device, planned.target.ifname, undo)
+    moving.move_in(host, planned, link, where, netns)
+    rdma.enter(host, planned.target.device, undo, netns, any_node=planned.any_node)
+    return moving.facts(planned, change.mac or undo.mac, change.mtu or undo.mtu)
 
 
 def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
     """Bring the interface back to the host as it was found, with addresses and routes, and verify it."""
     if is_pci_address(attachment.device) and not pf.exists(host, attachment.device):
         return ()
-    with rdma.leaving_first(host, attachment.device, attachment, netns):
-        return _leave(host, attachment, netns)
+    try:
+        rdma.leave(host, attachment.device, attachment, netns)
+    finally:
+        lost = _leave(host, attachment, netns)
+    return lost
 
 
 def _leave(host: Host, attachment: Attachment, netns: int | None) -> Sequence[str]:
@@ -206,10 +201,8 @@ def away(host: Host, attachment: Attachment) -> bool:
 
 def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
     """Tell what about an attached interface is not as it was set up. Empty: all is well."""
-    request, undo = attachment.request, attachment.undo
-    link = _where(host, attachment.device, attachment.ifname, undo).there(netns)
-    mac, mtu = moving.expected_mac(attachment, conf), request["mtu"] or undo.mtu
-    found = moving.link_differences(link, attachment.ifname, mac, mtu, tuple(request.get("altnames", ())))
+    link = _where(host, attachment.device, attachment.ifname, attachment.undo).there(netns)
+    found = moving.link_differences(link, attachment, moving.expected_mac(attachment, conf))
     return found + rdma.differences(host, attachment, netns)
 
 

@@ -35,6 +35,8 @@ def with_settings(host: Host, facts: PciDevice, undo: Undo, wanted: VfSettings, 
     Raises HardwareError if the PF cannot be asked, or not be told of a trunk, RequestInvalid for a rate that is above
     its speed, or on the wrong side of the other one that stays. `network` is what errors name.
     """
+    if wanted.is_empty:
+        return undo
     pf = interface(host, facts.address)
     if facts.vf_index is None or pf is None:
         raise HardwareError(
@@ -105,10 +107,7 @@ def apply(host: Host, device: str, undo: Undo, settings: VfSettings) -> None:
     """Make the PF enforce settings on its VF, and read them back. Raises HardwareError."""
     if settings.is_empty or undo.vf_index is None:
         return
-    pf = interface(host, device)
-    if pf is None:
-        raise HardwareError(f"the PF of {device} (it was called {undo.pf_netdev}) has no interface in the host")
-    host.vf_control.apply(pf.name, undo.vf_index, settings)
+    host.vf_control.apply(_uplink(host, device, undo).name, undo.vf_index, settings)
 
 
 def restore(host: Host, device: str, undo: Undo) -> None:
@@ -119,15 +118,19 @@ def restore(host: Host, device: str, undo: Undo) -> None:
     """
     if undo.settings.is_empty or undo.vf_index is None:
         return
-    pf = interface(host, device)
-    if pf is None:
-        raise HardwareError(f"the PF of {device} (it was called {undo.pf_netdev}) has no interface in the host")
-    before = undo.settings
+    pf, before = _uplink(host, device, undo), undo.settings
     if before.trunk is not None and not trunk.exists(host.root, pf.name, undo.vf_index):
         log.warning("%s has another driver now, which keeps no trunk of %s", pf.name, device)
         before = replace(before, trunk=None)
     now = _reading(host, pf.name, undo.vf_index)
     host.vf_control.apply(pf.name, undo.vf_index, lacking(before, now))
+
+
+def _uplink(host: Host, device: str, undo: Undo) -> Link:
+    pf = interface(host, device)
+    if pf is None:
+        raise HardwareError(f"the PF of {device} (it was called {undo.pf_netdev}) has no interface in the host")
+    return pf
 
 
 def lacking(wanted: VfSettings, now: VfSettings) -> VfSettings:

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import errno
 import logging
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from agent.errors import DeviceBusy, DriverUnavailable, HardwareError, NetlinkFailed
+from agent.errors import DriverUnavailable, HardwareError, NetlinkFailed
 from agent.hardware.host import Host, RdmaLink
 from agent.model.allocation import Attachment, Undo
 from agent.model.device import Snapshot
-from cni.modes import pf
+from cni.modes import moving, pf
+from cni.modes.moving import RETURN_SECONDS
 
-RETURN_SECONDS = 2.0
-"""How long the kernel may take to bring back a device from a namespace that went away."""
-POLL_SECONDS = 0.02
 EXCLUSIVE_REMEDY = (
     "boot the node with ib_core.netns_mode=0, or run `rdma system set netns exclusive` before any pod does;"
     " or leave `rdma` out of the network"
@@ -84,19 +80,6 @@ def enter(host: Host, device: str, undo: Undo, netns: int, *, any_node: bool = F
             raise
         if not any_node:
             refuse_other_node(device, found, promised, node(host, found, netns))
-
-
-@contextmanager
-def leaving_first(host: Host, device: str, attachment: Attachment, netns: int | None) -> Iterator[None]:
-    """Bring the RDMA device back before what the block does, which is done in any case. Raises as `leave` does."""
-    trouble: DeviceBusy | HardwareError | None = None
-    try:
-        leave(host, device, attachment, netns)
-    except (DeviceBusy, HardwareError) as error:
-        trouble = error
-    yield
-    if trouble is not None:
-        raise trouble
 
 
 def refuse_other_node(device: str, found: RdmaLink, promised: str | None, given: str | None) -> None:
@@ -214,19 +197,15 @@ def _bring_out(host: Host, device: str, undo: Undo, netns: int) -> None:
 
 
 def _await_return(host: Host, device: str, name: str) -> RdmaLink | None:
-    deadline = time.monotonic() + RETURN_SECONDS
-    while True:
-        found = host.find_rdma(device)
-        if found is not None:
-            return found
-        if not pf.can_have_interface(host, device):
-            return None  # no driver, no device: in no namespace
-        if time.monotonic() > deadline:
-            raise HardwareError(
-                f"RDMA device {name} of {device} is not in the host after {RETURN_SECONDS:g} s: it is in a"
-                " namespace that still lives, or its RDMA driver is gone"
-            )
-        time.sleep(POLL_SECONDS)
+    if not pf.can_have_interface(host, device):
+        return host.find_rdma(device)  # no driver, no device: in no namespace
+    found = moving.awaited(lambda: host.find_rdma(device), RETURN_SECONDS)
+    if found is None:
+        raise HardwareError(
+            f"RDMA device {name} of {device} is not in the host after {RETURN_SECONDS:g} s: it is in a"
+            " namespace that still lives, or its RDMA driver is gone"
+        )
+    return found
 
 
 def rename(host: Host, found: RdmaLink, name: str) -> None:

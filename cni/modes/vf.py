@@ -11,8 +11,8 @@ import logging
 from collections.abc import Sequence
 
 from agent.errors import HardwareError, RequestInvalid
-from agent.hardware.host import Host, LinkChange
-from agent.model.allocation import Attachment
+from agent.hardware.host import Host, Link, LinkChange
+from agent.model.allocation import Attachment, Undo
 from agent.model.device import Snapshot
 from cni.modes import guid, moving, pf, rdma
 from cni.modes.mode import InterfaceFacts, Planned, Target
@@ -46,40 +46,38 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         raise RequestInvalid(f"functionReset is for VFs that programs drive, and {device} has a network driver")
     if conf.guid is not None or conf.pkey is not None:
         raise RequestInvalid(guid.not_infiniband("guid" if conf.guid is not None else "pkey", device, facts.physfn))
+    link, undo = recorded(host, snapshot, target, "a network driver")
+    up = not conf.ports  # a bond takes what is down, and brings it up
+    return Planned(target, undo, link, LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=up))
+
+
+def recorded(host: Host, snapshot: Snapshot, target: Target, needed: str) -> tuple[Link, Undo]:
+    """Find a VF's interface in the host, and record it with its PF's settings and its RDMA device. Changes nothing.
+
+    Raises HardwareError for one without an interface, which then lacks what is `needed`, or that the host uses.
+    """
+    device, conf = target.device, target.conf
     link = host.find_netdev(device)
     if link is None:
         raise HardwareError(
             f"{device} has no interface in the host (driver {pf.driver(host, device) or 'none'}):"
-            " it needs a network driver, or sits in another namespace"
+            f" it needs {needed}, or sits in another namespace"
         )
     moving.refuse_needed(snapshot, link)
-    up = not conf.ports  # a bond takes what is down, and brings it up
-    change = LinkChange(name=target.ifname, mac=conf.settings.mac, mtu=conf.mtu, up=up)
-    undo = moving.record(host, link, mode="vf")
-    if not conf.settings.is_empty:
-        undo = pf.with_settings(host, facts, undo, conf.settings, conf.name)
-    undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
-    return Planned(
-        device=device,
-        ifname=target.ifname,
-        undo=undo,
-        pci_id=device,
-        link=link,
-        change=change,
-        settings=conf.settings,
-        altnames=conf.altnames,
-    )
+    undo = moving.record(host, link, mode=target.mode)
+    undo = pf.with_settings(host, pf.known(snapshot, device), undo, conf.settings, conf.name)
+    return link, rdma.with_device(host, snapshot, device, conf.rdma, undo)
 
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     """Set the VF up on its PF and move its interface into the namespace."""
     undo, link, change = planned.undo, planned.link, planned.change
     assert link is not None
-    pf.apply(host, planned.device, undo, planned.settings)
-    where = moving.by_address(host, planned.device, planned.ifname)
-    moving.move_in(host, link, where, netns, change, planned.altnames)
-    rdma.enter(host, planned.device, undo, netns, any_node=planned.any_node)
-    return InterfaceFacts(planned.ifname, change.mac or undo.mac, change.mtu or undo.mtu, planned.pci_id)
+    pf.apply(host, planned.target.device, undo, planned.target.conf.settings)
+    where = moving.by_address(host, planned.target.device, planned.target.ifname)
+    moving.move_in(host, planned, link, where, netns)
+    rdma.enter(host, planned.target.device, undo, netns, any_node=planned.any_node)
+    return moving.facts(planned, change.mac or undo.mac, change.mtu or undo.mtu)
 
 
 def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
@@ -90,7 +88,9 @@ def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | N
     """
     device = attachment.device
     if pf.exists(host, device):
-        with rdma.leaving_first(host, device, attachment, netns):
+        try:
+            rdma.leave(host, device, attachment, netns)
+        finally:
             _leave(host, attachment, netns)
     return ()
 
@@ -118,8 +118,6 @@ def away(host: Host, attachment: Attachment) -> bool:
 
 def differences(host: Host, attachment: Attachment, netns: int, conf: NetConf) -> list[str]:
     """Tell what about an attached VF is not as it was set up. Empty: all is well."""
-    request, undo = attachment.request, attachment.undo
     link = moving.by_address(host, attachment.device, attachment.ifname).there(netns)
-    mac, mtu = moving.expected_mac(attachment, conf), request["mtu"] or undo.mtu
-    found = moving.link_differences(link, attachment.ifname, mac, mtu, tuple(request.get("altnames", ())))
+    found = moving.link_differences(link, attachment, moving.expected_mac(attachment, conf))
     return found + pf.differences(host, attachment) + rdma.differences(host, attachment, netns)

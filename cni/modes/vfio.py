@@ -16,7 +16,7 @@ from agent.hardware.host import Host, LinkChange
 from agent.hardware.sysfs import pci
 from agent.model.allocation import Attachment, Undo
 from agent.model.device import LinkLayer, PciDevice, Snapshot, drives_for_programs
-from cni.modes import guid, pf
+from cni.modes import guid, moving, pf
 from cni.modes.mode import InterfaceFacts, Planned, Target
 from cni.modes.vf import key as key
 from cni.netconf import NetConf
@@ -63,16 +63,16 @@ def plan(host: Host, snapshot: Snapshot, target: Target) -> Planned:
         undo = replace(undo, vf_index=facts.vf_index, extra=extra)
     mac = conf.settings.mac or ("" if _is_infiniband(snapshot, facts) else pf.given_mac(host, facts))
     change = LinkChange(mac=mac or None)  # which a program in the pod finds, or makes so
-    return Planned(device, target.ifname, undo, pci_id=device, change=change, settings=conf.settings)
+    return Planned(target, undo, change=change)
 
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     """Set the VF up on its PF."""
     undo = planned.undo
-    pf.apply(host, planned.device, undo, planned.settings)
+    pf.apply(host, planned.target.device, undo, planned.target.conf.settings)
     if "guids" in undo.extra:
-        guid.set_on_pf(host, planned.device, undo, str(undo.extra["rdma_guid"]))
-    return InterfaceFacts(planned.ifname, planned.change.mac or "", 0, planned.pci_id, in_kernel=False)
+        guid.set_on_pf(host, planned.target.device, undo, str(undo.extra["rdma_guid"]))
+    return moving.facts(planned, planned.change.mac or "", 0, in_kernel=False)
 
 
 def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
