@@ -77,70 +77,12 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What matters of a GET."""
-
-    path: str
-    accept: str = ""
-    known_tag: str = ""
-    """If-None-Match: the document that the reader has."""
-    encodings: str = ""
-    host: str = ""
-    is_from_here: bool = True
-    """Asked on this machine."""
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
     status: HTTPStatus
     content_type: str
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
     policy: str = CLOSED_POLICY
-
-
-def answer(asked: Asked, pages: Pages, scraping: threading.Lock, *, is_local: bool = False) -> Reply:
-    """Build the reply to a GET. A scrape holds `scraping`; `is_local`: the address is of loopback."""
-    path = asked.path.partition("?")[0]
-    match path:
-        case "/healthz":
-            return _checked(pages.health, {})
-        case "/readyz":
-            return _checked(pages.ready, pages.known())
-        case "/metrics":
-            # Reading the facts costs a ledger query, and a node with many VFs has thousands of counters.
-            if not scraping.acquire(timeout=SCRAPE_WAIT_SECONDS):
-                return text(HTTPStatus.SERVICE_UNAVAILABLE, "another scrape is still running")
-            try:
-                content_type, body = pages.metrics(asked.accept)
-            finally:
-                scraping.release()
-            return Reply(HTTPStatus.OK, content_type, body)
-    is_private = is_local or not pages.everywhere
-    if is_private and not asked.is_from_here:
-        return text(HTTPStatus.FORBIDDEN, "for readers on the node alone (endpoints.status in the configuration)")
-    # A page of elsewhere whose name was made to point here (DNS rebinding) must not read who holds what.
-    if is_private and not names_this_machine(asked.host):
-        return text(HTTPStatus.MISDIRECTED_REQUEST, "ask for localhost, or for an address")
-    if path == "/status":
-        return _status(pages.status(), asked)
-    if path == "/" and "text/html" not in asked.accept:
-        return text(HTTPStatus.OK, "nodefabric: /metrics /healthz /readyz /status, and a page for browsers here")
-    file = pages.files.get(path)
-    if file is None:
-        return text(HTTPStatus.NOT_FOUND, "not found")
-    return Reply(HTTPStatus.OK, file.content_type, file.body, policy=page.POLICY if path == "/" else CLOSED_POLICY)
-
-
-def _status(found: Served, asked: Asked) -> Reply:
-    """Give the document, compressed if the reader can, or say that it has this one already."""
-    headers = (("ETag", found.tag), ("Vary", "Accept-Encoding"))
-    # Whoever stands between may have marked the tag as weak (RFC 9110, section 13.1.2: compared weakly here).
-    if found.tag in {tag.strip().removeprefix("W/") for tag in asked.known_tag.split(",")}:
-        return Reply(HTTPStatus.NOT_MODIFIED, JSON, b"", headers)
-    if "gzip" in asked.encodings:
-        return Reply(HTTPStatus.OK, JSON, found.compressed, (*headers, ("Content-Encoding", "gzip")))
-    return Reply(HTTPStatus.OK, JSON, found.plain, headers)
 
 
 def run_checks(checks: Mapping[str, Check]) -> dict[str, str | None]:
@@ -204,7 +146,6 @@ class EndpointServer(ThreadingHTTPServer):
         self.scraping = threading.Lock()
         self._is_closing = False
         self._places = threading.Semaphore(MAX_CONNECTIONS)
-        self._is_short = False
         self._thread = threading.Thread(target=self.serve_forever, args=(POLL_SECONDS,), name="endpoints", daemon=True)
         super().__init__(address, _Connection)
 
@@ -242,27 +183,17 @@ class EndpointServer(ThreadingHTTPServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         """Take a connection. Without a descriptor or memory for it, readers wait, and we rest before we look again."""
         try:
-            taken = super().get_request()
-        except OSError as error:
-            if not self._is_short:
-                log.error("readers of the endpoints have to wait: %s", error)
-            self._is_short = True
+            return super().get_request()
+        except OSError:
             time.sleep(ACCEPT_PAUSE_SECONDS)
             raise
-        self._is_short = False
-        return taken
 
     def process_request(self, request: Any, client_address: Any) -> None:
         while not self._places.acquire(timeout=POLL_SECONDS):
             if self._is_closing:
                 self.shutdown_request(request)
                 return
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError as error:  # no thread for this one; its place is the next one's
-            log.error("a reader of the endpoints cannot be served: %s", error)
-            self.shutdown_request(request)
-            self._places.release()
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -291,16 +222,8 @@ class _Connection(BaseHTTPRequestHandler):
         self.handle_one_request()
 
     def do_GET(self) -> None:
-        asked = Asked(
-            self.path,
-            accept=self.headers.get("Accept", ""),
-            known_tag=self.headers.get("If-None-Match", ""),
-            encodings=self.headers.get("Accept-Encoding", ""),
-            host=self.headers.get("Host", ""),
-            is_from_here=is_from_here(self.client_address[0], self.connection.getsockname()[0]),
-        )
         try:
-            reply = answer(asked, self.server.pages, self.server.scraping, is_local=self.server.is_local)
+            reply = self._reply(self.server.pages)
         except AgentError as error:
             reply = text(HTTPStatus.SERVICE_UNAVAILABLE, one_line(f"{error.reason}: {error}"))
         except Exception:
@@ -309,6 +232,49 @@ class _Connection(BaseHTTPRequestHandler):
         self._send(reply)
 
     do_HEAD = do_GET
+
+    def _reply(self, pages: Pages) -> Reply:
+        path, accept = self.path.partition("?")[0], self.headers.get("Accept", "")
+        match path:
+            case "/healthz":
+                return _checked(pages.health, {})
+            case "/readyz":
+                return _checked(pages.ready, pages.known())
+            case "/metrics":
+                # Reading the facts costs a ledger query, and a node with many VFs has thousands of counters.
+                if not self.server.scraping.acquire(timeout=SCRAPE_WAIT_SECONDS):
+                    return text(HTTPStatus.SERVICE_UNAVAILABLE, "another scrape is still running")
+                try:
+                    content_type, body = pages.metrics(accept)
+                finally:
+                    self.server.scraping.release()
+                return Reply(HTTPStatus.OK, content_type, body)
+        if self.server.is_local or not pages.everywhere:
+            if not is_from_here(self.client_address[0], self.connection.getsockname()[0]):
+                said = "for readers on the node alone (endpoints.status in the configuration)"
+                return text(HTTPStatus.FORBIDDEN, said)
+            # A page of elsewhere whose name was made to point here (DNS rebinding) must not read who holds what.
+            if not names_this_machine(self.headers.get("Host", "")):
+                return text(HTTPStatus.MISDIRECTED_REQUEST, "ask for localhost, or for an address")
+        if path == "/status":
+            return self._status(pages.status())
+        if path == "/" and "text/html" not in accept:
+            return text(HTTPStatus.OK, "nodefabric: /metrics /healthz /readyz /status, and a page for browsers here")
+        file = pages.files.get(path)
+        if file is None:
+            return text(HTTPStatus.NOT_FOUND, "not found")
+        policy = page.POLICY if path == "/" else CLOSED_POLICY
+        return Reply(HTTPStatus.OK, file.content_type, file.body, policy=policy)
+
+    def _status(self, found: Served) -> Reply:
+        """Give the document, compressed if the reader can, or say that it has this one already."""
+        headers = (("ETag", found.tag), ("Vary", "Accept-Encoding"))
+        # Whoever stands between may have marked the tag as weak (RFC 9110, section 13.1.2: compared weakly here).
+        if found.tag in {tag.strip().removeprefix("W/") for tag in self.headers.get("If-None-Match", "").split(",")}:
+            return Reply(HTTPStatus.NOT_MODIFIED, JSON, b"", headers)
+        if "gzip" in self.headers.get("Accept-Encoding", ""):
+            return Reply(HTTPStatus.OK, JSON, found.compressed, (*headers, ("Content-Encoding", "gzip")))
+        return Reply(HTTPStatus.OK, JSON, found.plain, headers)
 
     def _refuse(self) -> None:
         self._send(text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD"), (("Allow", "GET, HEAD"),))

@@ -24,7 +24,6 @@ from agent.report import endpoints, page
 from agent.report.endpoints import Check, EndpointServer, Pages, is_from_here, names_this_machine
 from agent.report.status import Served, served
 from tests import descriptors, sandbox
-from tests.waiting import until
 
 
 def up(accept: str) -> tuple[str, bytes]:
@@ -343,32 +342,16 @@ def test_a_taken_port_is_named_with_the_remedy_and_free_again_after_close() -> N
     EndpointServer.open("127.0.0.1", server.port, pages()).close()
 
 
-def test_readers_for_whom_no_descriptor_is_left_cost_no_time_and_are_answered_later(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_readers_for_whom_no_descriptor_is_left_cost_no_time_and_are_answered_later() -> None:
     with serving(pages()) as server, socket.socket() as reader:
         reader.settimeout(30)
         (thread,) = (each for each in threading.enumerate() if each.name == "endpoints")
         clock = time.pthread_getcpuclockid(thread.ident or 0)
         with descriptors.none_left():
             reader.connect(("127.0.0.1", server.port))
-            until(lambda: "readers of the endpoints have to wait: [Errno 24] Too many open files" in caplog.text)
             used, began = time.clock_gettime(clock), time.monotonic()
             time.sleep(1)
             used, passed = time.clock_gettime(clock) - used, time.monotonic() - began
         assert used < 0.1 * passed
-        assert len(caplog.records) == 1
         reader.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
         assert reader.recv(100).startswith(b"HTTP/1.0 200 OK")
-
-
-def test_readers_who_get_no_thread_leave_their_places_to_others() -> None:
-    with serving(pages()) as server:
-        former = threading.stack_size(1 << 46)  # more than there is, so no thread can be started
-        try:
-            for _ in range(endpoints.MAX_CONNECTIONS + 1):
-                with socket.create_connection(("127.0.0.1", server.port), timeout=10) as reader:
-                    assert reader.recv(1) == b""
-        finally:
-            threading.stack_size(former)
-        assert ask(server, "/healthz")[0].status == 200
