@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+import threading
+from collections.abc import Hashable
+from typing import Any
 
 from agent.config import Config
 from agent.hardware.host import Host
@@ -17,18 +18,17 @@ from agent.kubelet.podresources import PodResources
 from agent.ledger import Ledger
 from agent.model.counters import Counters
 from agent.offer.left_out import LeftOut, left_out
-from agent.offer.offer import Offer, Units
+from agent.offer.offer import Offer
 from agent.process.conditions import Conditions
 from agent.report import status
 from agent.report.events import Events
 from agent.report.facts import Facts, held
 from agent.report.report import Report
-from agent.report.status import CachedStatus, Served
+from agent.report.status import Served
 from agent.state import Latest
 
-T = TypeVar("T")
-LOOK_SECONDS = 0.5
-"""How often a new offer is looked for; comparing with the last one costs nothing while it is the same."""
+REST_SECONDS = 0.5
+"""Between two comparisons of offers: the loop answers kubelet, too."""
 
 
 class Overview:
@@ -48,52 +48,51 @@ class Overview:
         self._facts = facts
         self._node = node
         self._version = version
-        self._offered: Units = {}
-        self._offers = 0
         self._changes = itertools.count(1)
         self._change = 0
         """Number of the last change in the books: some are known before they are in the file."""
-        self._cached = CachedStatus(self._state, self._build)
+        self._guard = threading.Lock()
+        self._made: Served | None = None
+        self._made_of: Hashable = None
 
     def follow(self, ledger: Ledger) -> None:
         """Hear of each change in the books."""
         ledger.subscribe(self._changed)
-        ledger.watch_holds(self._noting(self.events.hold_changed))
-        ledger.watch_attachments(self._noting(self.events.attachment_changed))
-        ledger.watch_claims(self._noting(self.events.claim_changed))
+        ledger.watch_holds(self._changed)
+        ledger.watch_holds(self.events.hold_changed)
+        ledger.watch_attachments(self._changed)
+        ledger.watch_attachments(self.events.attachment_changed)
+        ledger.watch_claims(self._changed)
+        ledger.watch_claims(self.events.claim_changed)
 
     async def run(self) -> None:
         """Note for ever which units become unhealthy, and which healthy."""
-        seen = self._facts.offer.value.offered
-        self.events.units_changed({}, seen)
+        offer = self._facts.offer.value
+        self.events.units_changed({}, offer.offered)
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            units = self._facts.offer.value.offered
-            if units is not seen:
-                self.events.units_changed(seen, units)
-                seen = units
+            await asyncio.sleep(REST_SECONDS)
+            seen, offer = offer, await self._facts.offer.other_than(offer)
+            self.events.units_changed(seen.offered, offer.offered)
 
     def served(self) -> Served:
-        """Return the status document. Any thread may ask; raises LedgerError while the books cannot be read."""
-        return self._cached.get()
+        """Return the status document of now. Any thread may ask; raises LedgerError while the books cannot be read.
 
-    def _changed(self) -> None:
+        It is made again only when something changed, and all who ask at once share one: a page that looks every two
+        seconds costs a comparison while nothing happens.
+        """
+        with self._guard:
+            state = self._state()  # before the document: what changes meanwhile is seen the next time
+            if self._made is None or state != self._made_of:
+                self._made, self._made_of = status.served(self._build()), state
+            return self._made
+
+    def _changed(self, *_: object) -> None:
         self._change = next(self._changes)  # on any thread: no number is ever there twice
 
-    def _noting(self, note: Callable[[T | None, T | None], None]) -> Callable[[T | None, T | None], None]:
-        def changed(before: T | None, after: T | None) -> None:
-            self._changed()
-            note(before, after)
-
-        return changed
-
     def _state(self) -> Hashable:
-        units = self._facts.offer.value.offered
-        if units is not self._offered:
-            self._offered, self._offers = units, self._offers + 1
-        generation, conditions = self._facts.snapshot.value.generation, tuple(self.conditions.found.items())
-        driver = self._facts.driver.value
-        return (generation, self._offers, self._change, conditions, self.events.noted, driver)
+        facts, conditions = self._facts, tuple(self.conditions.found.items())
+        hardware = facts.snapshot.value.generation, facts.offer.version
+        return (*hardware, self._change, conditions, self.events.noted, facts.driver.value)
 
     def _build(self) -> dict[str, Any]:
         return status.build(

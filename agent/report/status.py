@@ -3,9 +3,6 @@
 The same document feeds the /status endpoint, the status page, `nodefabric status` and tests. It holds only what
 changes when something happens, and no clock, so that two documents of one state are the same to the byte.
 `docs/status-json.md` describes it.
-
-`CachedStatus` gives it as bytes, made again only when something changed: a page that looks every two seconds costs a
-comparison while nothing happens. It is never older than the question; all who ask at once share one document.
 """
 
 from __future__ import annotations
@@ -13,8 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from http.client import HTTPException
 from types import MappingProxyType
@@ -125,67 +121,45 @@ def without_agent(found: Books, *, node: str, version: str, problem: str) -> dic
     return document | {"hardware": dict(NOTHING)}
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What is counted of the units of one resource on one device."""
-
-    units: int = 0
-    healthy: int = 0
-    granted: int = 0
-    bound: int = 0
-    reasons: tuple[str, ...] = ()
-
-    def count(self, unit: Unit, granted: Mapping[str, str]) -> None:
-        """Count a unit."""
-        self.units += 1
-        self.healthy += unit.health.healthy
-        self.granted += unit.unit_id in granted
-        self.bound += bool(granted.get(unit.unit_id))
-        if not unit.health.healthy and unit.health.reason not in self.reasons:
-            self.reasons = (*self.reasons, unit.health.reason)
+def _counts(units: Sequence[Unit], granted: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "units": len(units),
+        "healthy": sum(unit.health.healthy for unit in units),
+        "granted": sum(unit.unit_id in granted for unit in units),
+        "reasons": list(dict.fromkeys(unit.health.reason for unit in units if not unit.health.healthy)),
+    }
 
 
 def _offers(
     units: Mapping[str, Sequence[Unit]], kinds: Mapping[str, str], granted: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Count the units of each device in each resource; `_slots` counts those without a device."""
-    found: dict[tuple[str, str], _Tally] = {}
+    found: dict[tuple[str, str], list[Unit]] = {}
     for name, of_resource in units.items():
         for unit in of_resource:
             for device in filter(None, (*unit.devices, unit.gpu)):
-                found.setdefault((device, name), _Tally()).count(unit, granted)
+                found.setdefault((device, name), []).append(unit)
     return [
-        {
-            "device": device,
-            "resource": name,
-            "kind": kinds.get(name, ""),
-            "units": tally.units,
-            "healthy": tally.healthy,
-            "granted": tally.granted,
-            "reasons": list(tally.reasons),
-        }
-        for (device, name), tally in found.items()
+        {"device": device, "resource": name, "kind": kinds.get(name, ""), **_counts(mine, granted)}
+        for (device, name), mine in found.items()
     ]
 
 
 def _slots(units: Mapping[str, Sequence[Unit]], granted: Mapping[str, str]) -> list[dict[str, Any]]:
     """Count the slots of each resource and NUMA node, and how many of these have a device now."""
-    found: dict[tuple[str, int], _Tally] = {}
+    found: dict[tuple[str, int], list[Unit]] = {}
     for name, of_resource in units.items():
         for unit in of_resource:
             if not unit.device or UnitId.parse(unit.unit_id).is_slot:
-                found.setdefault((name, unit.numa_node), _Tally()).count(unit, granted)
+                found.setdefault((name, unit.numa_node), []).append(unit)
     return [
         {
             "resource": name,
             "numaNode": numa_node if numa_node >= 0 else None,
-            "units": tally.units,
-            "healthy": tally.healthy,
-            "granted": tally.granted,
-            "bound": tally.bound,
-            "reasons": list(tally.reasons),
+            "bound": sum(bool(granted.get(unit.unit_id)) for unit in mine),
+            **_counts(mine, granted),
         }
-        for (name, numa_node), tally in found.items()
+        for (name, numa_node), mine in found.items()
     ]
 
 
@@ -436,26 +410,6 @@ class Served:
     """Entity tag (RFC 9110), with its quotes: the same document has the same one, in any agent."""
     plain: bytes
     compressed: bytes
-
-
-class CachedStatus:
-    """Gives the newest document. Any thread may ask; one of them makes it."""
-
-    def __init__(self, version: Callable[[], Hashable], build: Callable[[], Any]) -> None:
-        """`version` is cheap and differs whenever `build` would give something else. Both may raise AgentError."""
-        self._version = version
-        self._build = build
-        self._guard = threading.Lock()
-        self._made: Served | None = None
-        self._made_of: Hashable = None
-
-    def get(self) -> Served:
-        """Return the document of now."""
-        with self._guard:
-            version = self._version()  # before the document: what changes meanwhile is seen the next time
-            if self._made is None or version != self._made_of:
-                self._made, self._made_of = served(self._build()), version
-            return self._made
 
 
 def served(document: Any) -> Served:

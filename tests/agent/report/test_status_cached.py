@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from agent.errors import LedgerError
 from agent.model.device import Snapshot
 from agent.model.health import HEALTHY, unhealthy
 from agent.offer.offer import Unit
-from agent.report.status import CachedStatus
 from tests.agent.report.reported_node import ReportedNode
 from tests.node import POD, VF, attach, granted, open_books, owner
-
-
-class Source:
-    """A document that counts how often it is made, the first time in vain."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.made = 0
-
-    def build(self) -> dict[str, int]:
-        self.made += 1
-        if self.made == 1:
-            raise LedgerError("disk full")
-        return {"version": self.version}
-
-
-def test_a_document_is_made_again_only_when_something_changed_or_it_failed() -> None:
-    source = Source()
-    cached = CachedStatus(lambda: source.version, source.build)
-    with pytest.raises(LedgerError):
-        cached.get()
-    first = cached.get()
-    assert cached.get() is first
-    source.version = 1
-    second = cached.get()
-    assert source.made == 3
-    assert json.loads(second.plain) == {"version": 1}
-    assert second.tag != first.tag
-    assert gzip.decompress(second.compressed) == second.plain
 
 
 def offered(reason: str = "") -> Unit:
