@@ -1,6 +1,6 @@
 """What is wrong with a row of the ledger, and putting that right: by itself, or by an operator's word.
 
-`look` finds out what is known of a row, and `condition` decides; `Healer` finishes what a crash, a lost DEL or a reboot
+`condition` looks at a row and decides; `Healer` finishes what a crash, a lost DEL or a reboot
 left of an attachment. A driver may hang in the kernel, so a device comes back on a thread of its own, and the healer
 goes on in time. `release` brings a device back now, or forgets it. It is safe against live pods: nothing is taken from
 a pod whose namespace lives, or which kubelet or the runtime know, unless that is forced, which is logged as an error.
@@ -41,60 +41,22 @@ PodKnown = Callable[[Attachment], bool | None]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RowFacts:
-    """What is known of a row."""
+def condition(node: Node, row: Attachment) -> str | None:
+    """Name what is wrong with a row: one word that says why it is undone. None if nothing is.
 
-    this_boot: bool
-    state: AttachmentState
-    namespace_lives: bool
-    """The pod's network namespace is where it was."""
-    away: bool
-    """The device is where only a living namespace can keep it, though nobody may see that one."""
-    tells: bool
-    """Its interface shows whether it is back. A device without one (vfio) shows nothing."""
-    pod_known: bool | None
-    """Whether kubelet or the runtime still know the pod; None if they could not be asked."""
-    is_orphan: bool = False
-    """It was found in a namespace that no container is known to have; that lives, and it is there no more."""
-
-
-def condition(row: RowFacts) -> str | None:
-    """Name what is wrong with a row that nobody works on: one word that says why it is undone. None if nothing is.
-
-    A namespace of the same number in another boot is another one. What an administrator had moved by hand and has
-    brought back is free, though the namespace lives: no DEL will ever come for it. Where the kernel cannot tell that an
-    owner is gone, it is gone once nobody knows its pod: rather a device too few than one with two owners.
+    The caller holds the device's lock, so nobody works on it. A namespace of the same number in another boot is
+    another one. What an administrator had moved by hand and has brought back is free, though the namespace lives: no
+    DEL will ever come for it. A device that is where only a living namespace can keep it is left alone, also where
+    nobody sees that one.
     """
-    if not row.this_boot:
+    if row.boot_id != node.ledger.boot_id:
         return REBOOTED
     if row.state is not AttachmentState.ATTACHED:
         return f"half-{row.state.value}"
-    if row.is_orphan:
-        return BROUGHT_BACK
-    if row.namespace_lives or row.away:
+    lives = namespaces.is_at(row.owner.netns, row.netns_path)
+    if (lives and not is_nobodys(row)) or mode_of(row).away(node.host, row):
         return None
-    if not row.tells and row.pod_known is not False:
-        return None
-    return OWNER_GONE
-
-
-def look(node: Node, row: Attachment, pod_known: PodKnown) -> RowFacts:
-    """Look at what a row is about. The caller holds the device's lock, so no ADD is in flight."""
-    this_boot = row.boot_id == node.ledger.boot_id
-    namespace_lives = this_boot and namespaces.is_at(row.owner.netns, row.netns_path)
-    stands = this_boot and row.state is AttachmentState.ATTACHED
-    may_be_gone, nobodys = stands and not namespace_lives, stands and namespace_lives and is_nobodys(row)
-    away = (may_be_gone or nobodys) and mode_of(row).away(node.host, row)
-    return RowFacts(
-        this_boot=this_boot,
-        state=row.state,
-        namespace_lives=namespace_lives,
-        away=may_be_gone and away,
-        tells=bool(row.undo.netdev) or row.undo.mode in ("vfio", "bond"),  # whose `away` looks at the path
-        pod_known=pod_known(row) if may_be_gone else None,
-        is_orphan=nobodys and not away,
-    )
+    return BROUGHT_BACK if lives else OWNER_GONE
 
 
 def owner_alive(node: Node, row: Attachment) -> bool:
@@ -103,12 +65,7 @@ def owner_alive(node: Node, row: Attachment) -> bool:
     The namespace at its path decides. Where that path cannot be seen, a device that is not back
     in the host still sits in a namespace that lives, and is left alone.
     """
-    return condition(look(node, replace(row, state=AttachmentState.ATTACHED), nobody_to_ask)) is None
-
-
-def nobody_to_ask(row: Attachment) -> bool | None:
-    """Stand in for kubelet and the runtime where neither can be asked."""
-    return None
+    return condition(node, replace(row, state=AttachmentState.ATTACHED)) is None
 
 
 def is_nobodys(row: Attachment) -> bool:
@@ -125,10 +82,9 @@ class Healer:
         self._detacher = detacher
         self._seconds = seconds
 
-    def heal(self, device: str, pod_known: PodKnown = nobody_to_ask) -> str | None:
+    def heal(self, device: str) -> str | None:
         """Finish what a crash, a lost DEL or a reboot left of an attachment.
 
-        `pod_known` tells whether kubelet or the runtime know a row's pod; None if they cannot be asked.
         Returns one word that says what was wrong, or None if all is well or somebody is at it.
         Raises AgentError if the device is still not back. One that takes too long is in quarantine until it is.
         """
@@ -141,7 +97,7 @@ class Healer:
             row = self._node.ledger.attachment_on(device)
             if row is None or row in self._detacher.leaving:
                 return None
-            reason = condition(look(self._node, row, pod_known))
+            reason = condition(self._node, row)
             if reason is None:
                 return None
             log.warning("healing %s of container %s: %s", device, row.owner.container_id, reason)

@@ -36,12 +36,12 @@ class Rows:
         self.retries.keep_only({row.device for row in rows} | {SEARCH})
         for row in rows:
             if self.retries.is_due(row.device):
-                self.heal_one(row.device, view)
+                self.heal_one(row.device)
 
-    def heal_one(self, device: str, view: View) -> None:
+    def heal_one(self, device: str) -> None:
         """Look at a device's row."""
         try:
-            reason = self._attachments.heal(device, view.pod_known)
+            reason = self._attachments.heal(device)
         except (AgentError, OSError) as error:
             log.error("%s cannot be healed yet: %s", device, error)
             self._outside.count("detach-failed", error.reason if isinstance(error, AgentError) else "OSError")

@@ -59,7 +59,7 @@ class Vfs:
         by_device = {k.device: k for k in known}
         for device in found.strange:
             if self._rows.retries.is_due(device):
-                self._put_back(device, by_device.get(device), view)
+                self._put_back(device, by_device.get(device))
         self._look_for(found.missing, view)
         # What the last boot's VFs were is needed until the grants have followed them.
         if self._settled.value or not moved(known, snapshot):
@@ -67,7 +67,7 @@ class Vfs:
             if found.learn or gone:
                 self._ledger.know(found.learn, gone)
 
-    def _put_back(self, device: str, known: KnownDevice | None, view: View) -> None:
+    def _put_back(self, device: str, known: KnownDevice | None) -> None:
         try:
             if not self._attachments.finder.under_a_strange_name(device, known):
                 return
@@ -75,7 +75,7 @@ class Vfs:
             log.error("%s has a strange name, and cannot be put back yet: %s", device, error)
             return
         self._outside.count("restore", "strange-name")
-        self._rows.heal_one(device, view)
+        self._rows.heal_one(device)
 
     def _look_for(self, missing: Sequence[str], view: View) -> None:
         """Search namespaces for VFs; for the same ones less and less often, since it opens each of them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -12,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import DeviceBusy
-from agent.model.allocation import AttachmentState, VfSettings
-from cni.heal import BROUGHT_BACK, OWNER_GONE, REBOOTED, RowFacts, condition
+from agent.model.allocation import VfSettings
 from hack.sim.machine import RecordedVfControl, SimulatedMachine
 from tests.cni import tiny_node
 from tests.cni.reconciled import reconciler_of
@@ -121,34 +119,3 @@ def test_a_del_whose_driver_hangs_withholds_its_device(own_network: None, tmp_pa
             driver.go.set()
         until(lambda: rig.ledger.attachments() == ())
         assert rig.ledger.quarantines() == ()
-
-
-ATTACHED = AttachmentState.ATTACHED
-ALL = [
-    RowFacts(*facts)
-    for facts in itertools.product(
-        *((True, False), AttachmentState, (True, False), (True, False), (True, False), (True, False, None)),
-        (True, False),
-    )
-]
-
-
-def test_a_row_of_another_boot_is_void_whatever_else() -> None:
-    assert {condition(row) for row in ALL if not row.this_boot} == {REBOOTED}
-
-
-def test_a_row_that_nobody_finishes_is_undone_whatever_else() -> None:
-    half = {condition(row) for row in ALL if row.this_boot and row.state is not ATTACHED}
-    assert half == {"half-attaching", "half-detaching"}
-
-
-def test_nothing_is_taken_from_a_pod_that_lives_or_may_live() -> None:
-    for row in ALL:
-        if not row.this_boot or row.state is not ATTACHED:
-            continue
-        if row.is_orphan:
-            assert condition(row) == BROUGHT_BACK
-            continue
-        may_live = row.namespace_lives or row.away or (not row.tells and row.pod_known is not False)
-        assert (condition(row) is None) == may_live, row
-        assert condition(row) in (None, OWNER_GONE)

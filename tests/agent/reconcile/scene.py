@@ -18,7 +18,6 @@ from agent.reconcile.grants import Grants
 from agent.reconcile.reconciler import Reconciler
 from agent.reconcile.view import Healer
 from agent.state import Latest
-from cni.heal import PodKnown
 from tests.agent.reconcile.outside import Answers
 from tests.node import VF
 
@@ -39,18 +38,16 @@ class Hands:
         self.healed: list[str] = []
         self.asked_for_leases = 0
         self.lease_error: Exception | None = None
-        self.pod_known: PodKnown = lambda row: None
         self.looked_for: list[tuple[Any, ...]] = []
         self.strange: list[tuple[str, KnownDevice | None]] = []
         self.adopted: tuple[str, ...] = ()
         self.is_due, self.waits = True, False
 
-    def heal(self, device: str, pod_known: PodKnown) -> str | None:
+    def heal(self, device: str) -> str | None:
         """Heal, or fail as told."""
         if device in self.errors:
             raise self.errors[device]
         self.healed.append(device)
-        self.pod_known = pod_known
         return "owner-gone"
 
     def resume(self) -> None:

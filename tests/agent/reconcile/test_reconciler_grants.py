@@ -127,12 +127,12 @@ def test_a_pod_is_known_to_kubelet_or_to_the_runtime_or_to_nobody(scene: Scene) 
     ):
         scene.held_units, scene.sandboxes = held_units, sandboxes
         scene.run_once()
-        known.append(scene.hands.pod_known(row))
+        known.append(scene.reconciler.pod_known(row))
     assert known == [True, True, False, None, None, True]
     scene.held_units, scene.sandboxes = (), ()
     scene.pods = frozenset({("default", "trainer")})  # kubelet counts no unit of ours to it
     scene.run_once()
-    assert scene.hands.pod_known(row) is True
+    assert scene.reconciler.pod_known(row) is True
 
 
 def test_grants_follow_their_vfs_to_new_addresses_after_a_reboot(tmp_path: Path) -> None:
