@@ -1,9 +1,9 @@
 """Our plugin in the cluster network's configuration: put there, kept there, taken out.
 
 libcni lists *.conf, *.conflist and *.json by name, and the runtime takes the first as the cluster network. In a
-*.conflist our entry is put into the text behind the last plugin, and nothing else of the text is touched: taken
-out again, the file is what it was, byte for byte. A *.conf names one plugin and cannot be chained: a conflist of
-our own goes before it, "10-a-nodefabric.conflist" before "10-a.conf", that holds its text unchanged.
+*.conflist our entry is put behind the last plugin, and taken out again; its keys and their order stay. A *.conf names
+one plugin and cannot be chained: a conflist of our own goes before it, "10-a-nodefabric.conflist" before "10-a.conf",
+that holds what it says.
 
 The configuration belongs to the cluster network's own installer, which may rewrite it whenever it likes.
 Then our entry is put back, but later and later if that goes on: two programs that undo each other's work
@@ -20,22 +20,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from agent.config.networks import OWN
-from agent.errors import InstallFailed
+from agent.errors import InstallFailed, RequestInvalid
+from agent.model.fields import MAX_BYTES, decode
 from agent.process.backoff import Backoff
 from cni.install.folder import LOOK_SECONDS, Entry, Folder, locked, version_of
 from cni.migrate import sriov_state
 from cni.netconf import SUPPORTED_VERSIONS
 
 EXTENSIONS = (".conf", ".conflist", ".json")
-ENTRY = f'{{"type": "{OWN}"}}'
+ENTRY = {"type": OWN}
 WRAPPER_SUFFIX = f"-{OWN}.conflist"
 _WRAPS = f"{OWN}-wraps"
 """A key that no runtime knows: it tells our wrapper from a file that only has such a name."""
-_SPACE = " \t\r\n"
-MAX_BYTES = 1 << 20
 MAX_REMEMBERED_BYTES = 16 << 20
 REMEDY = "mount the runtime's network configuration there, writable"
 POLL_SECONDS = 10.0
@@ -262,13 +261,11 @@ def plan_for(files: Mapping[str, bytes]) -> Plan:
 
 def chained(content: bytes) -> bytes | None:
     """Put our entry behind the last plugin of a conflist; None if our plugin is in it already."""
-    text = _decoded(content)
-    plugins = _plugins(text)
-    _check_version(_object(text))
-    if any(plugin.value.get("type") == OWN for plugin in plugins):
+    document = _conflist(content)
+    _check_version(document)
+    if any(plugin["type"] == OWN for plugin in document["plugins"]):
         return None
-    at = plugins[-1].end
-    return (text[:at] + ", " + ENTRY + text[at:]).encode()
+    return _written({**document, "plugins": [*document["plugins"], ENTRY]})
 
 
 def unchained(content: bytes, *, with_settings: bool = False) -> bytes | None:
@@ -276,25 +273,16 @@ def unchained(content: bytes, *, with_settings: bool = False) -> bytes | None:
 
     An entry with settings is its author's, and stays but for `with_settings`.
     """
-    text = _decoded(content)
-    plugins = _plugins(text)
-    kept = [
-        number
-        for number, plugin in enumerate(plugins)
-        if plugin.value != json.loads(ENTRY) and not (with_settings and plugin.value.get("type") == OWN)
-    ]
-    if len(kept) in (0, len(plugins)):
-        return None
-    left = text[: plugins[0].start] + text[plugins[kept[0]].start : plugins[kept[0]].end]
-    for number in kept[1:]:  # each with what parts it from the one before
-        left += text[plugins[number - 1].end : plugins[number].end]
-    return (left + text[plugins[-1].end :]).encode()
+    document = _conflist(content)
+    plugins = document["plugins"]
+    kept = [p for p in plugins if p != ENTRY and not (with_settings and p["type"] == OWN)]
+    return _written({**document, "plugins": kept}) if len(kept) not in (0, len(plugins)) else None
 
 
 def names_us(content: bytes) -> bool:
     """Return whether a configuration names our plugin anywhere a runtime would run it."""
     try:
-        document = _object(_decoded(content))
+        document = _object(content)
     except ConflistInvalid:
         return False
     plugins = document.get("plugins")
@@ -304,15 +292,13 @@ def names_us(content: bytes) -> bool:
 
 def wrapped(name: str, content: bytes) -> bytes:
     """Make the conflist that stands before the single configuration `name`."""
-    text = _decoded(content)
-    document = _object(text)
-    if not isinstance(document.get("type"), str) or not document["type"]:
-        raise ConflistInvalid("it has no 'type': the runtime cannot use it")
-    if not isinstance(document.get("name"), str) or not document["name"]:
-        raise ConflistInvalid("it has no 'name': the runtime cannot use it")
+    document = _object(content)
+    for key in ("type", "name"):
+        if not isinstance(document.get(key), str) or not document[key]:
+            raise ConflistInvalid(f"it has no '{key}': the runtime cannot use it")
     _check_version(document)
     head = {"cniVersion": document["cniVersion"], "name": document["name"], _WRAPS: name}
-    return (json.dumps(head)[:-1] + ', "plugins": [' + text.strip(_SPACE) + ", " + ENTRY + "]}\n").encode()
+    return _written({**head, "plugins": [document, ENTRY]})
 
 
 def wrapped_file(name: str, content: bytes) -> str | None:
@@ -320,17 +306,10 @@ def wrapped_file(name: str, content: bytes) -> str | None:
     if not name.endswith(WRAPPER_SUFFIX):
         return None
     try:
-        wraps = _object(_decoded(content)).get(_WRAPS)
+        wraps = _object(content).get(_WRAPS)
     except ConflistInvalid:
         return None
     return wraps if isinstance(wraps, str) else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Plugin:
-    start: int
-    end: int
-    value: Mapping[str, Any]
 
 
 def _check_version(document: Mapping[str, Any]) -> None:
@@ -343,67 +322,26 @@ def _check_version(document: Mapping[str, Any]) -> None:
         )
 
 
-def _decoded(content: bytes) -> str:
+def _conflist(content: bytes) -> dict[str, Any]:
+    document = _object(content)
+    plugins = document.get("plugins")
+    if not isinstance(plugins, list) or not plugins:
+        raise ConflistInvalid("it has no list 'plugins' with any in it")
+    for number, plugin in enumerate(plugins):
+        if not isinstance(plugin, dict) or not isinstance(plugin.get("type"), str):
+            raise ConflistInvalid(f"plugins[{number}] has no 'type'")
+    return document
+
+
+def _object(content: bytes) -> dict[str, Any]:
     try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ConflistInvalid(f"it is not UTF-8 (byte {error.start})") from error
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _value(text: str, at: int) -> tuple[Any, int]:
-    try:
-        return json.JSONDecoder(parse_constant=_refuse_constant, parse_int=float).raw_decode(text, at)
-    except (ValueError, RecursionError) as error:
-        raise ConflistInvalid(f"it is not JSON ({error}); is it being written?") from error
-
-
-def _object(text: str) -> dict[str, Any]:
-    value, end = _value(text, _skip(text, 0))
-    if text[end:].strip(_SPACE):
-        raise ConflistInvalid("something follows the JSON object")
-    if not isinstance(value, dict):
+        document = decode(content, "it")
+    except RequestInvalid as error:
+        raise ConflistInvalid(f"{error}; is it being written?") from error
+    if not isinstance(document, dict):
         raise ConflistInvalid("it is no JSON object")
-    return value
+    return document
 
 
-def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _SPACE:
-        at += 1
-    return at
-
-
-def _plugins(text: str) -> list[_Plugin]:
-    """Find the plugins in the text of a conflist. Raises ConflistInvalid if there is none."""
-    if not isinstance(_object(text).get("plugins"), list):
-        raise ConflistInvalid("it has no list 'plugins'")
-    found: list[_Plugin] = []
-    at = _skip(text, 0)
-    while text[at] != "}":
-        key, at = _value(text, _skip(text, at + 1))
-        start = _skip(text, _skip(text, at) + 1)
-        _, at = _value(text, start)
-        at = _skip(text, at)
-        if key == "plugins":
-            found = _elements(text, start)  # of a key that is there twice, the last counts
-    if not found:
-        raise ConflistInvalid("its list 'plugins' is empty")
-    return found
-
-
-def _elements(text: str, start: int) -> list[_Plugin]:
-    found: list[_Plugin] = []
-    at = start
-    while text[at] != "]":
-        begin = _skip(text, at + 1)
-        if text[begin] == "]":
-            break
-        value, end = _value(text, begin)
-        if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-            raise ConflistInvalid(f"plugins[{len(found)}] has no 'type'")
-        found.append(_Plugin(begin, end, value))
-        at = _skip(text, end)
-    return found
+def _written(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, indent=2).encode() + b"\n"

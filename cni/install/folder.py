@@ -24,7 +24,6 @@ from agent.errors import InstallFailed
 TEMPORARY = ".nodefabric-install-"
 LOCK_SECONDS = 10.0
 LOCK_PAUSE_SECONDS = 0.05
-WRITE_BYTES = 1 << 16
 LOOK_SECONDS = 0.5
 """Between two looks at whether others have changed something."""
 
@@ -94,9 +93,9 @@ class Folder:
         temporary = self._temporary()
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
         try:
-            with open(fd, "wb", buffering=0) as file:
-                for at in range(0, len(content), WRITE_BYTES):
-                    _write_all(file.fileno(), content[at : at + WRITE_BYTES])
+            with open(fd, "wb", buffering=0):
+                while content:
+                    content = content[os.write(fd, content) :]
                 os.fchmod(fd, like.mode if like is not None else mode)
                 if like is not None and (like.uid, like.gid) != (os.geteuid(), os.getegid()):
                     os.fchown(fd, like.uid, like.gid)
@@ -207,8 +206,3 @@ def _entry(found: os.stat_result, content: bytes | None, link: str | None) -> En
 
 def _version(found: os.stat_result) -> tuple[int, ...]:
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-def _write_all(fd: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(fd, content) :]

@@ -19,7 +19,7 @@ from cni.install import commands
 from cni.install.installation import MARKER
 from tests.waiting import until
 
-CONFLIST = '{"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ptp"}]}'
+CONFLIST = json.dumps({"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ptp"}]}, indent=2) + "\n"
 
 
 class Host:

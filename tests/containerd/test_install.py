@@ -169,7 +169,7 @@ def cluster(stage: Stage, containerd: Containerd, suite: str, request: pytest.Fi
         node = Node(stage, containerd)
         network = {"type": "ptp", "ipam": stage.ipam("cluster", "10.244.0.0/24")}
         document = {"cniVersion": CNI_VERSIONS[suite], "name": "cluster", "plugins": [network]}
-        (containerd.net_d / "10-cluster.conflist").write_text(json.dumps(document))
+        (containerd.net_d / "10-cluster.conflist").write_text(json.dumps(document, indent=2) + "\n")
         node.start_kubelet()
         made = Cluster(node, kube, image.name, stage.folder / "node", changed)
         failed_before = request.session.testsfailed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -22,7 +23,7 @@ CLAIM = Claim(
     ClaimState.PREPARING,
     (claimed("nic", "n", "vf-1", "rdma/vf", "vf", VF, "c1-0-vf-1", edits={"env": ["A=1"]}),),
 )
-CONFLIST = '{"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ptp"}]}'
+CONFLIST = json.dumps({"cniVersion": "1.0.0", "name": "cluster", "plugins": [{"type": "ptp"}]}, indent=2) + "\n"
 
 
 class Host:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from agent.config.networks import OWN
 from agent.errors import InstallFailed
+from agent.model.fields import MAX_BYTES
 from cni.install import chain
 from cni.install.chain import ConflistInvalid, Keeper
 from tests.cni.killed import kill_at_each_step
@@ -49,36 +50,25 @@ CONFLISTS = st.builds(
 )
 
 
-def text_of(document: Any, indent: int | None, ascii_only: bool) -> bytes:
-    return json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "replace")
-
-
-@given(CONFLISTS, st.sampled_from([None, 0, 2]), st.booleans())
-def test_what_is_chained_is_the_same_with_our_plugin_last_and_comes_back_byte_for_byte(
-    document: dict[str, Any], indent: int | None, ascii_only: bool
-) -> None:
-    content = text_of(document, indent, ascii_only)
+@given(CONFLISTS)
+def test_what_is_chained_is_the_same_with_our_plugin_last_and_comes_back(document: dict[str, Any]) -> None:
+    content = json.dumps(document).encode()
     assume(all(plugin["type"] != OWN for plugin in document["plugins"]))
     chained = chain.chained(content)
     assert chained is not None
-    before, after = json.loads(content), json.loads(chained)
-    assert after.pop("plugins") == [*before.pop("plugins"), {"type": "nodefabric"}]
-    assert after == before
+    assert list(json.loads(chained).items()) == list(
+        {**document, "plugins": [*document["plugins"], {"type": "nodefabric"}]}.items()
+    )
     assert chain.chained(chained) is None
-    assert chain.unchained(chained) == content
+    assert json.loads(chain.unchained(chained) or b"") == document
     assert chain.unchained(content) is None
 
 
 def test_an_entry_in_another_place_or_twice_is_taken_out_too() -> None:
-    entry, other = '{ "type" : "nodefabric" }', '{"type": "a"}'
-    lists = [entry, other], [other, entry, other], [entry, entry, other], [entry, other, entry]
-    for listed, before_other in itertools.product(lists, (" , ", ",")):
-        plugins = " , ".join(listed).replace(f" , {other}", before_other + other)
-        content = f'{{"cniVersion":"1.0.0","plugins":[{plugins}]}}'.encode()
-        found = chain.unchained(content)
-        assert found is not None
-        kinds_left = [plugin["type"] for plugin in json.loads(found)["plugins"]]
-        assert kinds_left == ["a"] * listed.count(other)
+    other = {"type": "a"}
+    for listed in ([OURS, other], [other, OURS, other], [OURS, OURS, other], [OURS, other, OURS]):
+        found = chain.unchained(json.dumps({"cniVersion": "1.0.0", "plugins": listed}).encode())
+        assert json.loads(found or b"")["plugins"] == [other] * listed.count(other)
 
 
 @pytest.mark.parametrize(
@@ -86,13 +76,14 @@ def test_an_entry_in_another_place_or_twice_is_taken_out_too() -> None:
     [
         (b"", "not JSON"),
         (CALICO[:-40], "is it being written"),
-        (b"\xff", "not UTF-8"),
+        (b"\xff", "not JSON"),
         (b"\xef\xbb\xbf{}", "not JSON"),
         (b"[]", "no JSON object"),
-        (b"{} {}", "something follows"),
+        (b"{} {}", "not JSON"),
+        (b'{"plugins": [{"type": "x"}], "plugins": [{"type": "y"}]}', "twice"),
         (b"{}", "no list 'plugins'"),
         (b'{"plugins": {}}', "no list 'plugins'"),
-        (b'{"plugins": []}', "'plugins' is empty"),
+        (b'{"plugins": []}', "no list 'plugins' with any in it"),
         (b'{"plugins": [1]}', r"plugins\[0\] has no 'type'"),
         (b'{"plugins": [{"type": "a"}, {"type": 1}]}', r"plugins\[1\] has no 'type'"),
         (b'{"plugins": [{"type": "a"}]}', "cniVersion is '0.1.0'"),
@@ -117,11 +108,6 @@ def test_whatever_bytes_come_only_our_error_is_raised(content: bytes) -> None:
     with suppress(ConflistInvalid):
         chain.wrapped("10-a.conf", content)
     chain.names_us(content)
-
-
-def test_a_key_that_is_there_twice_counts_the_last_time() -> None:
-    content = b'{"plugins": [{"type": "x"}], "cniVersion": "1.0.0", "plugins": [{"type": "y"}]}'
-    assert chain.chained(content) == content[:-2] + b', {"type": "nodefabric"}]}'
 
 
 def test_the_runtime_takes_the_first_by_bytes_of_what_libcni_reads() -> None:
@@ -186,7 +172,8 @@ def test_the_plugin_joins_the_first_network_once_and_leaves_as_it_came(tmp_path:
     assert second.read_bytes() == CALICO
     assert chain.unchain(tmp_path) == ("10-calico.conflist",)
     assert chain.unchain(tmp_path) == ()
-    assert (first.read_bytes(), first.stat().st_mode & 0o7777, first.stat().st_uid) == (CALICO, 0o600, 12)
+    assert json.loads(first.read_bytes()) == json.loads(CALICO)
+    assert (first.stat().st_mode & 0o7777, first.stat().st_uid) == (0o600, 12)
     assert names(tmp_path) == [first.name, second.name]
 
 
@@ -199,7 +186,6 @@ def test_a_single_configuration_is_wrapped_and_never_touched(tmp_path: Path) -> 
     wrapper = tmp_path / "10-bridge-nodefabric.conflist"
     assert names(tmp_path) == [wrapper.name, "10-bridge.conf"]
     assert (json.loads(wrapper.read_bytes())["cniVersion"], plugins(wrapper)) == ("1.0.0", [json.loads(BRIDGE), OURS])
-    assert BRIDGE.strip() in wrapper.read_bytes()
     assert chain.chain(tmp_path).is_done
     assert (tmp_path / "10-bridge-nodefabric.conflist").stat().st_mode & 0o7777 == 0o640
     assert state(file) == before
@@ -241,7 +227,7 @@ def test_what_cannot_be_joined_is_named_and_left(tmp_path: Path) -> None:
     (tmp_path / "10-a.conflist").write_bytes(CALICO.replace(b"0.3.1", b"0.2.0"))
     with pytest.raises(InstallFailed, match=r"10-a\.conflist: its cniVersion is '0.2.0'"):
         chain.chain(tmp_path)
-    (tmp_path / "10-a.conflist").write_bytes(b" " * (chain.MAX_BYTES + 1))
+    (tmp_path / "10-a.conflist").write_bytes(b" " * (MAX_BYTES + 1))
     with pytest.raises(InstallFailed, match=r"10-a\.conflist: File too large"):
         chain.chain(tmp_path)
 
@@ -290,7 +276,8 @@ def test_a_killed_installer_never_leaves_a_half_written_network(
         chain.chain(folder)
         assert chain.look(folder).is_done
         chain.unchain(folder)
-        assert {path.name: path.read_bytes() for path in folder.iterdir()} == {name: content}
+        left = {path.name: json.loads(path.read_bytes()) for path in folder.iterdir()}
+        assert left == {name: json.loads(content)}
 
 
 class Clock:
