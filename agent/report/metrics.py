@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from prometheus_client import (
@@ -23,8 +22,6 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from agent.config import Config
 from agent.errors import AgentError
@@ -35,19 +32,15 @@ from agent.state import Latest
 
 MILLISECONDS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)
 CNI_COMMANDS = frozenset({"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"})
-MOST_PENDING = 1000
 
 
 class Observation:
     """One request, timed while its `with` block runs. No generator, which takes as long as many a request."""
 
-    __slots__ = ("_clock", "_histogram", "_labels", "_pending", "_start", "outcome")
+    __slots__ = ("_clock", "_histogram", "_labels", "_start", "outcome")
 
-    def __init__(
-        self, pending: _Pending, histogram: Histogram, labels: tuple[str, ...], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, histogram: Histogram, labels: tuple[str, ...], clock: Callable[[], float]) -> None:
         """The outcome is the last label."""
-        self._pending = pending
         self._histogram = histogram
         self._labels = labels
         self._clock = clock
@@ -61,7 +54,7 @@ class Observation:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None:
             self.outcome = outcome_of(error)
-        self._pending.add(self._histogram, (*self._labels, self.outcome), (self._clock() - self._start) * 1000)
+        self._histogram.labels(*self._labels, self.outcome).observe((self._clock() - self._start) * 1000)
 
 
 class Metrics:
@@ -72,9 +65,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry
         self._clock = clock
-        self._pending = _Pending()
         self._adapters: Adapters | None = None
-        registry.register(self._pending)
         timed = partial(Histogram, buckets=MILLISECONDS, registry=registry)
         counted = partial(Counter, registry=registry)
         self._rpc = timed(
@@ -137,17 +128,17 @@ class Metrics:
 
     def observe(self, operation: str, resource: str) -> Observation:
         """Time one call from kubelet. Its outcome is that of the block, unless the block names one."""
-        return Observation(self._pending, self._rpc, (operation, resource), self._clock)
+        return Observation(self._rpc, (operation, resource), self._clock)
 
     def observe_steps(self, seconds: Mapping[str, float]) -> None:
         """Count what the steps of an ADD took."""
         for step, taken in seconds.items():
-            self._pending.add(self._steps, (step,), taken * 1000)
+            self._steps.labels(step).observe(taken * 1000)
 
     def observe_cni(self, command: str) -> Observation:
         """Time one CNI command. A command that CNI does not know counts as `other`."""
         known = command if command in CNI_COMMANDS else "other"
-        return Observation(self._pending, self._cni, (known,), self._clock)
+        return Observation(self._cni, (known,), self._clock)
 
     def reloaded(self, outcome: str) -> None:
         """Count a new version of the configuration."""
@@ -191,38 +182,6 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         families = self._adapters.families() if self._adapters is not None else ()
         return content_type, joined(content_type, encode(self.registry), families)
-
-
-class _Pending(Collector):
-    """Observations that are counted when somebody looks: neither a pod nor kubelet waits for a histogram.
-
-    Registered before the instruments, so a scrape counts them before it reads.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[Histogram, tuple[str, ...], float]] = deque()
-
-    def add(self, histogram: Histogram, labels: tuple[str, ...], milliseconds: float) -> None:
-        """Keep an observation for later. If nobody ever looks, there is an end to that."""
-        self._waiting.append((histogram, labels, milliseconds))
-        if len(self._waiting) > MOST_PENDING:
-            self.count()
-
-    def count(self) -> None:
-        """Count what waits."""
-        while True:
-            try:
-                histogram, labels, milliseconds = self._waiting.popleft()
-            except IndexError:
-                return
-            histogram.labels(*labels).observe(milliseconds)
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        self.count()
-        return ()
 
 
 def outcome_of(error: BaseException) -> str:
