@@ -17,9 +17,8 @@ from agent.errors import Unavailable
 from agent.hardware.host import Host
 from agent.hardware.lldp import Neighbour
 from agent.hardware.sysfs.counters import read_port_counts, sums, with_busy_vfs
-from agent.kubelet import podresources as kubelet
 from agent.kubelet.kubelet_config import KubeletConfigFile, KubeletSettings
-from agent.kubelet.podresources import Allocatable, MemoryBlock, PodResources
+from agent.kubelet.podresources import Allocatable, PodDevices, PodResources
 from agent.ledger import Ledger
 from agent.model.counters import PortCount, VfCounters
 from agent.model.device import Snapshot
@@ -27,34 +26,10 @@ from agent.offer.offer import Offer, Unit
 from agent.state import Latest
 
 
-@dataclass(frozen=True, slots=True)
-class PodUsage:
-    """What one pod holds, by PodResources."""
-
-    namespace: str
-    name: str
-    units: frozenset[tuple[str, str]] = frozenset()
-    """(resource name, device ID): other plugins' IDs need not differ from ours."""
-    cpus_of: tuple[tuple[str, frozenset[int]], ...] = ()
-    """(container, CPUs that it owns); the name is empty for CPUs that a pod's containers share."""
-    memory: tuple[MemoryBlock, ...] = ()
-
-    @classmethod
-    def of(cls, pod: kubelet.PodDevices) -> PodUsage:
-        """Take what kubelet reports of a pod."""
-        owned = [("", frozenset(pod.cpu_ids)), *((c.name, frozenset(c.cpu_ids)) for c in pod.containers)]
-        return cls(
-            namespace=pod.pod.namespace,
-            name=pod.pod.name,
-            units=frozenset((d.resource_name, i) for c in pod.containers for d in c.devices for i in d.device_ids),
-            cpus_of=tuple(sorted((name, cpus) for name, cpus in owned if cpus)),
-            memory=(*pod.memory, *(block for container in pod.containers for block in container.memory)),
-        )
-
-    @property
-    def cpus(self) -> frozenset[int]:
-        """All CPUs that the pod owns."""
-        return frozenset[int]().union(*(cpus for _, cpus in self.cpus_of))
+def cpus_of(pod: PodDevices) -> list[tuple[str, frozenset[int]]]:
+    """List each container's own CPUs; the name is empty for those that a pod's containers share."""
+    owned = [("", pod.cpu_ids), *((c.name, c.cpu_ids) for c in pod.containers)]
+    return sorted((name, frozenset(cpus)) for name, cpus in owned if cpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +39,7 @@ class NodeState:
     node_name: str
     snapshot: Snapshot
     units: Mapping[str, Sequence[Unit]]
-    pods: tuple[PodUsage, ...] = ()
+    pods: tuple[PodDevices, ...] = ()
     allocatable: Allocatable = field(default_factory=Allocatable)
     """What kubelet hands out. CPUs only if its CPU manager is static, memory only if its memory manager is Static."""
     kubelet: KubeletSettings = field(default_factory=KubeletSettings)
@@ -73,10 +48,15 @@ class NodeState:
     watched: tuple[WatchedPod, ...] | None = None
     """The node's pods by the API server. None: not known, or not wanted."""
 
+    @property
+    def owned_cpus(self) -> frozenset[int]:
+        """All CPUs that some pod owns."""
+        return frozenset(cpu for pod in self.pods for _, cpus in cpus_of(pod) for cpu in cpus)
 
-def unlisted(watched: Iterable[WatchedPod], pods: Iterable[kubelet.PodDevices]) -> tuple[WatchedPod, ...]:
+
+def unlisted(watched: Iterable[WatchedPod], pods: Iterable[PodDevices]) -> tuple[WatchedPod, ...]:
     """List the running pods that ask for something of their own, and that kubelet does not list."""
-    known = {(pod.pod.namespace, pod.pod.name) for pod in pods}
+    known = {pod.pod.names for pod in pods}
     return tuple(
         pod
         for pod in watched
@@ -224,7 +204,7 @@ class View:
                 snapshot=self.node.snapshot.value,
                 units=offer.units,
                 kubelet=settings,
-                pods=tuple(PodUsage.of(pod) for pod in listed.pods),
+                pods=listed.pods,
                 allocatable=await self.node.kubelet.allocatable(),
                 watched=watched,
             )

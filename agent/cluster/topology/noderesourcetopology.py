@@ -135,7 +135,7 @@ def _attributes(state: NodeState, rule: Fingerprint, resources: set[str]) -> dic
     if state.watched is not None:
         pods, method = counted(state.watched, rule, resources), rule.method
     else:
-        pods, method = [(pod.namespace, pod.name) for pod in state.pods], METHOD_ALL
+        pods, method = [pod.pod.names for pod in state.pods], METHOD_ALL
     attributes = {
         "topologyManagerPolicy": state.kubelet.policy,
         "topologyManagerScope": state.kubelet.scope,
@@ -217,8 +217,7 @@ def _cpu(node: NumaNode, nodes: Mapping[int, NumaNode], state: NodeState) -> Amo
     mine = frozenset(node.cpus)
     if state.allocatable.cpu_ids:
         handed_out = mine.intersection(state.allocatable.cpu_ids)
-        owned = frozenset[int]().union(*(pod.cpus for pod in state.pods))
-        return Amount("cpu", len(mine) * 1000, len(handed_out) * 1000, len(handed_out - owned) * 1000)
+        return Amount("cpu", len(mine) * 1000, len(handed_out) * 1000, len(handed_out - state.owned_cpus) * 1000)
     whole = 1000 * sum(len(other.cpus) for other in nodes.values())
     kubelet = state.kubelet
     rest = whole - (1000 * len(kubelet.reserved_cpus) if kubelet.reserved_cpus else kubelet.reserved_milli_cpu)
@@ -229,10 +228,11 @@ def _cpu(node: NumaNode, nodes: Mapping[int, NumaNode], state: NodeState) -> Amo
 def _memory(nodes: Mapping[int, NumaNode], state: NodeState) -> dict[int, list[Amount]]:
     capacities = {number: _capacities(node, nodes) for number, node in nodes.items()}
     found: dict[int, list[Amount]] = {number: [] for number in nodes}
+    owned = [b for pod in state.pods for of in (pod.memory, *(c.memory for c in pod.containers)) for b in of]
     for name in sorted({name for amounts in capacities.values() for name in amounts}):
         blocks = [block for block in state.allocatable.memory if block.memory_type == name]
         allocatable = _handed_out(blocks, nodes) if blocks else _computed(name, capacities, nodes, state)
-        pinned = [block for pod in state.pods for block in pod.memory if block.memory_type == name]
+        pinned = [block for block in owned if block.memory_type == name]
         available = _without(allocatable, pinned)
         for number in nodes:
             capacity = capacities[number][name]
@@ -300,7 +300,7 @@ def _devices(state: NodeState) -> dict[int, list[Amount]]:
 
     A slot counts where it stands, whether a device is bound to it or not.
     """
-    held = frozenset[tuple[str, str]]().union(*(pod.units for pod in state.pods))
+    held = {unit for pod in state.pods for container in pod.containers for unit in container.units}
     counts: dict[tuple[int, str], list[int]] = {}
 
     def add(zone: int, name: str, *numbers: int) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.cluster.apiserver import NUMATOPOLOGY
-from agent.cluster.topology.node_view import NodeState, View
+from agent.cluster.topology.node_view import NodeState, View, cpus_of
 from agent.cluster.topology.noderesourcetopology import metadata
 from agent.cluster.topology.publisher import Publication
 from agent.errors import AgentError
@@ -71,12 +71,11 @@ def build(state: NodeState, places: Mapping[int, CpuPlace], *, with_pods: bool =
     numa_of = {cpu: node.number for node in state.snapshot.numa_nodes for cpu in node.cpus}
     kubelet = state.kubelet
     handed_out = frozenset(state.allocatable.cpu_ids) or (frozenset(numa_of) - kubelet.reserved_cpus)
-    owned = frozenset[int]().union(*(pod.cpus for pod in state.pods))
     reserved = 0 if state.allocatable.cpu_ids or kubelet.reserved_cpus else kubelet.reserved_milli_cpu
     spec: dict[str, Any] = {
         "policies": {"CPUManagerPolicy": kubelet.cpu_manager, "TopologyManagerPolicy": kubelet.policy},
         "resReserved": {"cpu": milli_text(reserved)},
-        "numares": {"cpu": {"allocatable": cpu_list(handed_out - owned), "capacity": len(numa_of)}},
+        "numares": {"cpu": {"allocatable": cpu_list(handed_out - state.owned_cpus), "capacity": len(numa_of)}},
         "cpuDetail": {str(cpu): _detail(cpu, numa, places) for cpu, numa in sorted(numa_of.items())},
     }
     if with_pods:
@@ -99,16 +98,13 @@ def _pods(state: NodeState) -> list[dict[str, Any]]:
     """List the pods that own CPUs. The scheduler knows a pod again by its UID, or by namespace and name."""
     uids = {(pod.namespace, pod.name): pod.uid for pod in state.watched or ()}
     found = []
-    for pod in sorted(state.pods, key=lambda pod: (pod.namespace, pod.name)):
-        if not pod.cpus:
+    for pod in sorted(state.pods, key=lambda pod: pod.pod.names):
+        containers = [{"name": name, "allocations": {"cpu": cpu_list(cpus)}} for name, cpus in cpus_of(pod)]
+        if not containers:
             continue
-        containers = [{"name": name, "allocations": {"cpu": cpu_list(cpus)}} for name, cpus in pod.cpus_of]
-        listed: dict[str, Any] = {
-            "namespace": pod.namespace,
-            "name": pod.name,
-            "containerAllocations": containers,
-        }
-        if uid := uids.get((pod.namespace, pod.name)):
+        namespace, name = pod.pod.names
+        listed: dict[str, Any] = {"namespace": namespace, "name": name, "containerAllocations": containers}
+        if uid := uids.get(pod.pod.names):
             listed["uid"] = uid
         found.append(listed)
     return found

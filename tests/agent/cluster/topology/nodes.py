@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agent.cluster.object_watch import WatchedPod
-from agent.cluster.topology.node_view import NodeState, PodUsage
+from agent.cluster.topology.node_view import NodeState
 from agent.kubelet import podresources as kubelet
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.model.allocation import PodRef
@@ -26,6 +28,20 @@ def offered(
 ) -> Unit:
     """Make a unit of which only what topology asks for is known."""
     return Unit(unit_id, resource_name, "vf", device, health, numa_node)
+
+
+def pod_with(
+    name: str = "p",
+    units: Iterable[str] = (),
+    cpus: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    memory: tuple[kubelet.MemoryBlock, ...] = (),
+    resource: str = "rdma/vf",
+) -> kubelet.PodDevices:
+    """A pod with a container `c` that has these units, and containers with CPUs of their own."""
+    owned = {"c": (), **cpus}
+    devices = {"c": (kubelet.DeviceAssignment(resource, tuple(units)),)}
+    containers = [kubelet.ContainerDevices(c, devices.get(c, ()), tuple(own)) for c, own in owned.items()]
+    return kubelet.PodDevices(PodRef("ns", name), tuple(containers), memory=memory)
 
 
 TWO_SOCKETS = Snapshot(
@@ -66,7 +82,7 @@ def in_use(snapshot: Snapshot) -> NodeState:
         snapshot=snapshot,
         units={"rdma/vf": vfs},
         kubelet=KubeletSettings("single-numa-node", "pod", cpu_manager="static"),
-        pods=(PodUsage.of(pod), PodUsage("kube-system", "node-agent")),
+        pods=(pod, kubelet.PodDevices(PodRef("kube-system", "node-agent"))),
         allocatable=kubelet.Allocatable(
             (kubelet.DeviceAssignment("vendor.com/fpga", ("f0", "f1"), (0,)),), tuple(cpus), blocks
         ),

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cluster.topology.node_view import NodeState, PodUsage
+from agent.cluster.topology.node_view import NodeState
 from agent.cluster.topology.noderesourcetopology import by_zone, numa_nodes
 from agent.kubelet.kubelet_config import KubeletSettings
 from agent.kubelet.podresources import Allocatable, DeviceAssignment, MemoryBlock
 from agent.model.device import NumaNode, Snapshot
 from agent.model.health import HEALTHY, unhealthy
-from tests.agent.cluster.topology.nodes import GIB, NODE, PAGE, offered
+from tests.agent.cluster.topology.nodes import GIB, NODE, PAGE, offered, pod_with
 
 MIB = 1 << 20
 
@@ -24,14 +24,6 @@ ONE_SOCKET = replace(NODE, snapshot=Snapshot(numa_nodes=(NumaNode(0, (0, 1, 2, 3
 def amount(state: NodeState, zone: int, name: str) -> tuple[int, int, int] | None:
     found = (a for a in zones_of(state)[zone] if a.name == name)
     return next(((a.capacity, a.allocatable, a.available) for a in found), None)
-
-
-def held(*units: str, resource: str = "rdma/vf") -> tuple[PodUsage, ...]:
-    return (PodUsage("ns", "p", frozenset((resource, unit) for unit in units)),)
-
-
-def owning(*cpus: int, container: str = "c") -> PodUsage:
-    return PodUsage("ns", container, cpus_of=((container, frozenset(cpus)),))
 
 
 def test_by_default_all_is_given_out_but_huge_pages_are_no_ordinary_memory() -> None:
@@ -75,7 +67,7 @@ def test_what_managers_hand_out_counts_where_they_are_static_and_not_what_is_res
     handed_out = (MemoryBlock("memory", 60 * GIB, (0,)), MemoryBlock("memory", 30 * GIB, (1,)))
     state = replace(
         NODE,
-        pods=(replace(owning(2, 3), memory=(MemoryBlock("memory", 10 * GIB, (0,)),)),),
+        pods=(pod_with(cpus={"c": (2, 3)}, memory=(MemoryBlock("memory", 10 * GIB, (0,)),)),),
         allocatable=Allocatable(cpu_ids=(1, 2, 3, 5, 6, 7), memory=handed_out),
         kubelet=TOO_MUCH,
     )
@@ -88,8 +80,8 @@ def test_what_managers_hand_out_counts_where_they_are_static_and_not_what_is_res
 def test_memory_that_spans_zones_fills_them_in_order_as_kubelet_does() -> None:
     told = (MemoryBlock("memory", 60 * GIB, (0,)), MemoryBlock("memory", 30 * GIB, (1,)))
     pods = (
-        PodUsage("ns", "wide", memory=(MemoryBlock("memory", 70 * GIB, (0, 1)),)),
-        PodUsage("ns", "narrow", memory=(MemoryBlock("memory", 5 * GIB, (1,)),)),
+        pod_with("wide", memory=(MemoryBlock("memory", 70 * GIB, (0, 1)),)),
+        pod_with("narrow", memory=(MemoryBlock("memory", 5 * GIB, (1,)),)),
     )
     state = replace(NODE, pods=pods, allocatable=Allocatable(memory=told))
     assert amount(state, 0, "memory") == (64 * GIB, 60 * GIB, 0)
@@ -98,10 +90,10 @@ def test_memory_that_spans_zones_fills_them_in_order_as_kubelet_does() -> None:
 
 def test_devices_are_counted_per_zone_by_health_and_holder() -> None:
     units = (offered("a", 0), offered("b", 0, health=unhealthy("LinkDown")), offered("c", 1), offered("nowhere", -1))
-    state = replace(NODE, units={"rdma/vf": units}, pods=held("c"))
+    state = replace(NODE, units={"rdma/vf": units}, pods=(pod_with(units=["c"]),))
     assert amount(state, 0, "rdma/vf") == (2, 1, 1)
     assert amount(state, 1, "rdma/vf") == (1, 1, 0)
-    assert amount(replace(state, pods=held("b")), 0, "rdma/vf") == (2, 1, 1)
+    assert amount(replace(state, pods=(pod_with(units=["b"]),)), 0, "rdma/vf") == (2, 1, 1)
     assert amount(replace(state, units={"rdma/vf": units[3:]}), 0, "rdma/vf") is None
 
 
@@ -116,7 +108,7 @@ def test_devices_of_other_plugins_are_counted_too_and_ours_not_twice() -> None:
         NODE,
         units={"rdma/vf": (offered("0", 0),)},
         allocatable=Allocatable(devices=devices),
-        pods=held("0", resource="nvidia.com/gpu"),
+        pods=(pod_with(units=["0"], resource="nvidia.com/gpu"),),
     )
     assert amount(state, 0, "nvidia.com/gpu") == (2, 2, 1)
     assert amount(state, 1, "nvidia.com/gpu") == (1, 1, 1)
@@ -150,11 +142,10 @@ def nodes_and_grants(draw: st.DrawFn) -> NodeState:
     blocks = [MemoryBlock("memory", draw(st.integers(0, 300)) * MIB, (number,)) for number in numbers] if told else []
     wide = draw(st.lists(st.tuples(st.integers(0, 200), st.sets(st.sampled_from(numbers), min_size=1)), max_size=4))
     pods = [
-        PodUsage(
-            "ns",
+        pod_with(
             "p",
-            frozenset(("rdma/vf", unit.unit_id) for unit in units if draw(st.booleans())),
-            (("c", frozenset(taken)), ("d", frozenset(taken[:2]))),
+            [unit.unit_id for unit in units if draw(st.booleans())],
+            {"c": taken, "d": taken[:2]},
             tuple(MemoryBlock("memory", size * MIB, tuple(sorted(zones))) for size, zones in wide),
         )
     ]
@@ -189,10 +180,10 @@ def test_amounts_of_any_node_add_up(state: NodeState) -> None:
         return sum(getattr(a, of) for amounts in zones.values() for a in amounts if a.name == name)
 
     (pod,) = state.pods
-    owned = len(pod.cpus.intersection(state.allocatable.cpu_ids))
+    owned = len(state.owned_cpus.intersection(state.allocatable.cpu_ids))
     assert total("cpu", "allocatable") - total("cpu", "available") == 1000 * owned
     placed = [unit for unit in state.units["rdma/vf"] if unit.numa_node >= 0 and unit.health.healthy]
-    mine = sum(("rdma/vf", unit.unit_id) in pod.units for unit in placed)
+    mine = sum(unit.unit_id in pod.all_device_ids for unit in placed)
     assert (total("rdma/vf", "allocatable"), total("rdma/vf", "available")) == (len(placed), len(placed) - mine)
     pinned = sum(block.size for block in pod.memory)
     assert 0 <= total("memory", "allocatable") - total("memory", "available") <= pinned

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from agent.cluster.object_watch import WatchedPod
-from agent.cluster.topology.node_view import NodeState, PodUsage
+from agent.cluster.topology.node_view import NodeState
 from agent.cluster.topology.noderesourcetopology import build, fingerprint
 from agent.cluster.topology.publisher import canonical
 from agent.config.topology import Fingerprint
 from agent.kubelet.kubelet_config import KubeletSettings
-from agent.kubelet.podresources import Allocatable, DeviceAssignment
+from agent.kubelet.podresources import Allocatable, DeviceAssignment, PodDevices
+from agent.model.allocation import PodRef
 from agent.model.device import NumaNode, Snapshot
 from hack.sim.cluster import definitions
-from tests.agent.cluster.topology.nodes import GIB, NODE, OBJECTS, TWO_SOCKETS, in_use, offered
+from tests.agent.cluster.topology.nodes import GIB, NODE, OBJECTS, TWO_SOCKETS, in_use, offered, pod_with
 
 (DEFINITION,) = [d for d in definitions.load() if d.kind == "NodeResourceTopology"]
 UNITS = {"rdma/vf": (offered("a", 0), offered("b", 0), offered("c", 1))}
@@ -86,7 +87,9 @@ PODS = [("ns1", "n1"), ("ns1", "n2"), ("ns2", "n1"), ("ns3", "n1"), ("ns3", "n2"
 
 def test_without_a_watch_the_fingerprint_counts_the_pods_that_kubelet_lists_in_any_order() -> None:
     for pods in (PODS, PODS[::-1]):
-        found = attributes(built(replace(NODE, pods=tuple(PodUsage(*pod) for pod in pods)), "podresources", "all"))
+        found = attributes(
+            built(replace(NODE, pods=tuple(PodDevices(PodRef(*pod)) for pod in pods)), "podresources", "all")
+        )
         assert found["nodeTopologyPodsFingerprint"] == "pfp0v001b92008c14168b3a6"
         assert found["nodeTopologyPodsFingerprintMethod"] == "all"
     assert fingerprint([]) == "pfp0v001ef46db3751d8e999"  # XXH64 of nothing, seed 0
@@ -94,7 +97,7 @@ def test_without_a_watch_the_fingerprint_counts_the_pods_that_kubelet_lists_in_a
 
 
 def fingerprinted(watched: tuple[WatchedPod, ...], *rule: str) -> str:
-    state = replace(NODE, units=UNITS, watched=watched, pods=(PodUsage("other", "pod"),))
+    state = replace(NODE, units=UNITS, watched=watched, pods=(pod_with("other"),))
     return attributes(built(state, *rule))["nodeTopologyPodsFingerprint"]
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from agent.cluster.object_watch import WatchedPod
-from agent.cluster.topology.node_view import NodeState, PodUsage
+from agent.cluster.topology.node_view import NodeState
 from agent.cluster.topology.numatopology import build
 from agent.hardware.sysfs.numa import read_cpu_places
 from agent.kubelet.kubelet_config import KubeletSettings
-from agent.kubelet.podresources import Allocatable
+from agent.kubelet.podresources import Allocatable, PodDevices
 from agent.model.device import CpuPlace, Snapshot
 from hack.sim.cluster import definitions
-from tests.agent.cluster.topology.nodes import NODE, OBJECTS, in_use
+from tests.agent.cluster.topology.nodes import NODE, OBJECTS, in_use, pod_with
 
 (DEFINITION,) = [d for d in definitions.load() if d.kind == "Numatopology"]
 STATIC = KubeletSettings("best-effort", cpu_manager="static", reserved_milli_cpu=1500)
@@ -30,7 +30,7 @@ def spec(state: NodeState, places: dict[int, CpuPlace] | None = None, *, with_po
     return found
 
 
-OWNING = PodUsage("ns", "p", cpus_of=(("c", frozenset({2})), ("d", frozenset({5, 6}))))
+OWNING = pod_with(cpus={"c": [2], "d": [5, 6]})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ OWNING = PodUsage("ns", "p", cpus_of=(("c", frozenset({2})), ("d", frozenset({5,
     ],
 )
 def test_free_cpus_are_numbers(
-    pods: tuple[PodUsage, ...], handed_out: Sequence[int], kubelet: KubeletSettings, allocatable: str, reserved: str
+    pods: tuple[PodDevices, ...], handed_out: Sequence[int], kubelet: KubeletSettings, allocatable: str, reserved: str
 ) -> None:
     found = spec(replace(NODE, kubelet=kubelet, pods=pods, allocatable=Allocatable(cpu_ids=tuple(handed_out))))
     assert found["numares"] == {"cpu": {"allocatable": allocatable, "capacity": 8}}
@@ -59,11 +59,7 @@ def test_every_cpu_has_its_place_also_where_the_kernel_does_not_tell() -> None:
 
 
 def test_pods_that_own_cpus_are_listed_by_namespace_name_and_uid() -> None:
-    pods = (
-        PodUsage("ns", "b", cpus_of=(("c", frozenset({2, 3})), ("d", frozenset({5})))),
-        PodUsage("ns", "a", cpus_of=(("c", frozenset({1})),)),
-        PodUsage("ns", "shared"),
-    )
+    pods = (pod_with("b", cpus={"c": [2, 3], "d": [5]}), pod_with("a", cpus={"c": [1]}), pod_with("shared"))
     state = replace(NODE, pods=pods, watched=(WatchedPod("ns", "b", "uid-b", "Running"),))
     found = spec(state)["podAllocations"]
     assert [(pod["name"], pod.get("uid")) for pod in found] == [("a", None), ("b", "uid-b")]
