@@ -117,21 +117,17 @@ class Adopter:
             log.warning("%s %s", what, text)
 
     def _adopt(self, kind: str, file: Path) -> str | None:
-        device = sriov_state.device_in(file)
+        record = sriov_state.read(self._state, kind, file)
+        device = record.device
         if self._has_row(device, file):
             return None
         lock = sriov_state.lock_of(self._state, self._run, kind, device)
         with adopted_rows.locked(lock, LOCK_SECONDS), self._node.locks.hold([device], LOCK_SECONDS):
-            try:
-                record = sriov_state.read(self._state, kind, file)
-            except Unreadable:
-                if not file.exists():  # its DEL has come meanwhile
-                    return None
-                raise
-            if record.device != device:
-                raise DeviceBusy(f"{file} was written again meanwhile")
-            if self._has_row(device, file):
+            # Its DEL may have come meanwhile, or another ADD, with the one or the other program.
+            if not file.exists() or self._has_row(device, file):
                 return None
+            if sriov_state.read(self._state, kind, file) != record:
+                raise DeviceBusy(f"{file} was written again meanwhile")
             self._write(record, lock)
         return device
 

@@ -23,7 +23,6 @@ import json
 import logging
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +37,7 @@ from agent.model.allocation import PodRef, VfSettings
 from agent.model.device import is_pci_address
 from agent.model.fields import MAX_BYTES, decode, unicast_mac
 from cni import netconf
+from cni.modes import pf
 from cni.netconf import NetConf
 from cni.result import check_result, in_version
 
@@ -105,24 +105,15 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def text_of(file: Path) -> bytes | None:
-    """Read a regular file; None if there is none. Raises Unreadable."""
+    """Read a file, not much further than JSON may go; None if there is none. Raises Unreadable."""
     try:
         # Neither to follow a link nor to hang on a pipe: it is not our folder.
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+            return opened.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise Unreadable(f"{file} cannot be read: {error.strerror}") from error
-    with open(descriptor, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Unreadable(f"{file} is no regular file")
-        try:
-            text = opened.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise Unreadable(f"{file} cannot be read: {error.strerror}") from error
-    if len(text) > MAX_BYTES:
-        raise Unreadable(f"{file} has more than {MAX_BYTES} bytes")
-    return text
 
 
 def _pci_address(text: str) -> str | None:
@@ -188,31 +179,25 @@ class _VfState(JsonSection):
 
     def settings(self, asked: VfSettings) -> VfSettings:
         """Return what the PF enforced, of the settings that were asked to be otherwise."""
-        settings = VfSettings()
-        if asked.mac is not None:
-            settings = replace(settings, mac=self.admin_mac)
-        if asked.vlan is not None:
-            protocol = _VLAN_PROTOCOLS.get(self.vlan_proto or 0, "802.1q")
-            settings = replace(settings, vlan=self.vlan or 0, vlan_qos=self.vlan_qos or 0, vlan_proto=protocol)
-        if asked.min_tx_rate is not None or asked.max_tx_rate is not None:
-            settings = replace(settings, min_tx_rate=self.min_tx_rate or 0, max_tx_rate=self.max_tx_rate or 0)
-        return replace(
-            settings,
-            spoofchk=self.spoof_chk if asked.spoofchk is not None else None,
-            trust=self.trust if asked.trust is not None else None,
-            link_state=_LINK_STATES.get(self.link_state or 0) if asked.link_state is not None else None,
+        found = VfSettings(
+            mac=self.admin_mac,
+            vlan=self.vlan or 0,
+            vlan_qos=self.vlan_qos or 0,
+            vlan_proto=_VLAN_PROTOCOLS.get(self.vlan_proto or 0, "802.1q"),
+            min_tx_rate=self.min_tx_rate or 0,
+            max_tx_rate=self.max_tx_rate or 0,
+            spoofchk=self.spoof_chk,
+            trust=self.trust,
+            link_state=_LINK_STATES.get(self.link_state or 0),
         )
+        return pf.only(found, asked)
 
 
 @dataclass(frozen=True, slots=True)
-class _Device(JsonSection):
-    device_id: Annotated[str | None, that("a PCI address such as 0000:3b:02.1", _pci_address)] = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Written(_Device):
+class _Written(JsonSection):
     """What sriov and ib-sriov write of an attachment, beside its configuration."""
 
+    device_id: Annotated[str | None, that("a PCI address such as 0000:3b:02.1", _pci_address)] = None
     vfid: Annotated[int | None, _NUMBER] = None
     dpdk_mode: Annotated[bool | None, FLAG] = None
     orig_vf_state: _VfState = _VfState()
@@ -250,32 +235,26 @@ def _read(model: type[T], file: Path) -> tuple[T, Any] | None:
         raise Unreadable(f"{file}: {error}") from error
 
 
-def device_in(file: Path) -> str:
-    """Read which device a file is about, and no more: to read on, hold its lock. Raises Unreadable."""
-    found = _read(_Device, file)
-    if found is None:
-        raise Unreadable(f"{file} has gone")
-    if found[0].device_id is None:
-        raise Unreadable(f"{file}: deviceID is missing")
-    return found[0].device_id
-
-
 def lock_of(state: Path, run: Path, kind: str, device: str) -> Path:
     """Name the file that a plugin locks while it works on a device."""
     return run / "ib-sriov/cni.lock" if kind == "ib-sriov" else state / "sriov/pci/vf_lock" / f"{device}.lock"
 
 
 def read(state: Path, kind: str, file: Path) -> Record:
-    """Read what a plugin wrote of one attachment, and what others wrote of the same. Raises Unreadable."""
-    device = device_in(file)
+    """Read what a plugin wrote of one attachment, and what others wrote of the same. Raises Unreadable.
+
+    Who goes by it holds the device's lock, and reads it once more.
+    """
     found = _read(_Written, file)
-    if found is None:  # since it was looked into: its own DEL may not hold our lock
+    if found is None:
         raise Unreadable(f"{file} has gone")
     written, document = found
+    if written.device_id is None:
+        raise Unreadable(f"{file}: deviceID is missing")
     try:
         conf = _conf(document, kind)
-        container_id, ifname = _owner(file.name)
-        record = Record(kind, container_id, ifname, device, conf, (file,), **_before(kind, written, conf))
+        owner = _owner(file.name)
+        record = Record(kind, *owner, written.device_id, conf, (file,), **_before(kind, written, conf))
         return _with_others(state, record)
     except RequestInvalid as error:
         raise Unreadable(f"{file}: {error}") from error
@@ -402,13 +381,11 @@ def _cached_conf(encoded: str, kind: str, network: str, args: Mapping[str, str])
         raise RequestInvalid(f"config is not base64: {error}") from error
     if not isinstance(document, dict):
         raise RequestInvalid("config must be an object")
-    outer = {fold(key): value for key, value in document.items() if value is not None}
-    plugins = outer.get("plugins", [document | {"type": kind}])
-    if not isinstance(plugins, list):
-        raise RequestInvalid("config.plugins must be a list")
-    fitting = [plugin for plugin in plugins if isinstance(plugin, dict) and plugin.get("type") == kind]
+    listed = document.get("plugins", [document])
+    plugins = listed if isinstance(listed, list) else []
+    fitting = [each for each in plugins if isinstance(each, dict) and each.get("type", kind) == kind]
     if not fitting:
         return None
-    version = outer.get("cniversion")
+    version = document.get("cniVersion")
     known = version if version in netconf.SUPPORTED_VERSIONS else None
-    return netconf.from_document({"cniVersion": known, **fitting[0], "name": network}, args)
+    return netconf.from_document({"cniVersion": known, **fitting[0], "type": kind, "name": network}, args)

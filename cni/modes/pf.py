@@ -53,7 +53,7 @@ def with_settings(host: Host, facts: PciDevice, undo: Undo, wanted: VfSettings, 
     if before.mac == NO_MAC and undo.mac and facts.driver == "mlx5_core" and facts.rdma_devices:
         # mlx5 makes the VF's node GUID from this MAC; with none, RDMA-CM fails until the driver is bound anew.
         before = replace(before, mac=undo.mac)
-    return replace(undo, pf_netdev=pf.name, vf_index=facts.vf_index, settings=_only(before, wanted))
+    return replace(undo, pf_netdev=pf.name, vf_index=facts.vf_index, settings=only(before, wanted))
 
 
 def _refuse_rates(host: Host, pf: str, wanted: VfSettings) -> None:
@@ -221,7 +221,7 @@ def _target(host: Host, device: str, link: str) -> str | None:
         return None
 
 
-def _only(before: VfSettings, touched: VfSettings) -> VfSettings:
+def only(before: VfSettings, touched: VfSettings) -> VfSettings:
     """Keep of a reading what is about to be changed: nothing else is put back later."""
     said = touched.document().keys()
     return VfSettings(**{name: getattr(before, name) for group in _GROUPS if said & set(group) for name in group})

@@ -289,7 +289,7 @@ def count(event, arguments):
         steps -= 1
         if steps < 0:
             os.kill(os.getpid(), 9)
-for model in (sriov_state._Device, sriov_state._Written, sriov_state._Rdma, sriov_state._Cache):
+for model in (sriov_state._Written, sriov_state._Rdma, sriov_state._Cache):
     sriov_state._adapter(model)  # which opens modules of pydantic's
 with tiny_node.open_rig(Path(sys.argv[1])) as rig:
     sys.addaudithook(count)
