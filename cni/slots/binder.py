@@ -10,9 +10,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from agent.config import Config, Resource
 from agent.config.networks import Network
@@ -24,7 +23,6 @@ from agent.kubelet.checkpoint import Held
 from agent.kubelet.podresources import PodDevices
 from agent.ledger import Ledger
 from agent.model.allocation import Hold, PodRef, Spec
-from agent.model.device import Snapshot
 from agent.model.unit_id import UnitId
 from agent.offer.offer import Offer, Unit
 from agent.placement import Distances, for_pairs
@@ -32,61 +30,6 @@ from agent.state import Latest
 from cni.call import Call, GrantedDevice, pf_in_pod
 from cni.pod_devices import HeldDevices
 from cni.slots.choice import Choice, Wish, choose, wishes
-
-Find = Callable[[str, str], Unit | None]
-"""Finds a unit by the names of its resource and its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What one slot brings."""
-
-    wish: Wish
-    slot: str
-    device: str
-    edits: Mapping[str, Any]
-
-
-def _edits_of_pod(
-    chosen: Sequence[Choice],
-    containers: Sequence[Held],
-    resources: Mapping[str, Resource],
-    units: Mapping[str, Unit],
-    snapshot: Snapshot,
-    find: Find,
-) -> tuple[Given, ...]:
-    """Work out what each slot of a pod brings.
-
-    `units` are the chosen devices by address. Raises UnitUnhealthy for a device that lacks what a container needs.
-    """
-    found: list[Given] = []
-    for choice in chosen:
-        wish, resource = choice.wish, resources[choice.wish.resource_name]
-        held = [
-            (resources[other.wish.resource_name], [units[device] for device in other.devices])
-            for other in chosen
-            if other.wish.container == wish.container
-        ]
-        held += _early(wish.container, containers, resources.values(), find)
-        variables = variables_of_container(held, snapshot)
-        if (
-            resource.kind == "hca"
-        ):  # which of several is whose must be told, also to who finds the spec without the books
-            variables = ((pcidevice_name(resource.name), ",".join(choice.devices)), *variables)
-        edits = edits_by_device(resource, [units[device] for device in choice.devices], snapshot, variables)
-        found += (Given(wish, slot, device, edits[device]) for slot, device in choice.pairs)
-    return tuple(found)
-
-
-def _early(
-    container: str, containers: Sequence[Held], resources: Iterable[Resource], find: Find
-) -> list[tuple[Resource, list[Unit]]]:
-    """List what a container has of early-bound resources with helper variables: they name these devices, too."""
-    ids = next((held.units for held in containers if held.container == container), {})
-    early = [resource for resource in resources if resource.binding == "early" and resource.environment]
-    units = [(resource, [find(resource.name, i) for i in ids.get(resource.name, ())]) for resource in early]
-    return [(resource, [unit for unit in mine if unit is not None]) for resource, mine in units]
-
 
 BUSY_SECONDS = 5.0
 """How long ADD waits for devices on their way back."""
@@ -220,12 +163,12 @@ class Binder:
                 lacking = self._shortage(name, count, free, pool)
                 return f"{lacking}; a bond joins two of different PFs" if late[name].bonded else lacking
             chosen += found
-        units = {unit.device: unit for choice in chosen for unit in offer.pools[choice.wish.resource_name]}
         try:
-            given = _edits_of_pod(chosen, containers, config.by_name, units, offer.snapshot, offer.find)
+            made = list(_holds(call, chosen, containers, config, offer))
         except UnitUnhealthy as error:
             raise DeviceBusy(str(error)) from error
-        self._write(call, given, late)
+        for slot in self._specs.bind(made):
+            log.info("%s is bound to %s for container %s of pod %s", slot.key, slot.device, slot.container, slot.pod)
         return None
 
     def _free(self, pool: Sequence[Unit], slots: Collection[str]) -> list[Unit]:
@@ -251,25 +194,49 @@ class Binder:
         used = len(pool) - len(free) - sick.total()
         return f"{count} devices of {name} are wanted and {len(free)} are free: of {len(pool)}, {used} in use{reasons}"
 
-    def _write(self, call: Call, given: Sequence[Given], late: Mapping[str, Resource]) -> None:
-        """Write books and specs, in this order."""
-        made = [
-            Hold(
-                each.slot,
-                each.wish.resource_name,
-                (each.device,),
+
+def _holds(
+    call: Call, chosen: Sequence[Choice], containers: Sequence[Held], config: Config, offer: Offer
+) -> Iterator[Hold]:
+    """Say what each slot of a pod is bound to, and brings. Raises UnitUnhealthy for a device that lacks something."""
+    units = {unit.device: unit for choice in chosen for unit in offer.pools[choice.wish.resource_name]}
+    for choice in chosen:
+        wish, resource = choice.wish, config.by_name[choice.wish.resource_name]
+        held = [
+            (config.by_name[other.wish.resource_name], [units[device] for device in other.devices])
+            for other in chosen
+            if other.wish.container == wish.container
+        ]
+        variables = variables_of_container([*held, *_early(wish.container, containers, config, offer)], offer.snapshot)
+        if (
+            resource.kind == "hca"
+        ):  # which of several is whose must be told, also to who finds the spec without the books
+            variables = ((pcidevice_name(resource.name), ",".join(choice.devices)), *variables)
+        edits = edits_by_device(resource, [units[device] for device in choice.devices], offer.snapshot, variables)
+        for slot, device in choice.pairs:
+            yield Hold(
+                slot,
+                resource.name,
+                (device,),
                 pod=call.pod,
-                spec=Spec(late[each.wish.resource_name].kind, each.edits),
-                kind=late[each.wish.resource_name].kind,
-                container=each.wish.container,
+                spec=Spec(resource.kind, edits[device]),
+                kind=resource.kind,
+                container=wish.container,
                 container_id=call.container_id,
                 # What a call of Multus's is not about gets its name from the call that is.
-                cni_ifname=call.ifname if call.conf.device in (None, each.slot) else "",
+                cni_ifname=call.ifname if call.conf.device in (None, slot) else "",
             )
-            for each in given
-        ]
-        for slot in self._specs.bind(made):
-            log.info("%s is bound to %s for container %s of pod %s", slot.key, slot.device, slot.container, slot.pod)
+
+
+def _early(
+    container: str, containers: Sequence[Held], config: Config, offer: Offer
+) -> Iterator[tuple[Resource, list[Unit]]]:
+    """List what a container has of early-bound resources with helper variables: they name these devices, too."""
+    ids = next((held.units for held in containers if held.container == container), {})
+    for resource in config.resources:
+        if resource.binding == "early" and resource.environment:
+            units = (offer.find(resource.name, unit_id) for unit_id in ids.get(resource.name, ()))
+            yield resource, [unit for unit in units if unit is not None]
 
 
 def _granted(slot: Hold, network: Network | None) -> GrantedDevice:
