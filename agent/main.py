@@ -166,7 +166,7 @@ class Agent:
         yield Part("claims", run=partial(dra.run, claims_due), close=dra.close)
         yield Part("devices on their way back", close=partial(self._end, attachments.close))
         # Relays have kept DELs until now, and the next may ask for what one of those has given back.
-        answering = partial(listen, partial(server.start, reconciler.spooled.carry_out), conditions, stop)
+        answering = partial(listen, partial(server.start, reconciler.carry_out_dels), conditions, stop)
         standing = partial(keep_listening, server.stands, server.listen_again, conditions)
         yield Part("CNI socket", answering, standing, partial(self._end, server.close))
         operators = AsyncExitStack()

@@ -7,10 +7,8 @@ Claims end by their objects (`agent.reconcile.claims`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,8 +25,8 @@ from agent.reconcile.view import Outside, View
 from agent.state import Latest
 from cni.pods_file import PodsFile
 
-ENDED_SECONDS = (0.3, 1.3, 3.3, 7.3, 15.3, 31.3)
-"""How long after a pod's DEL kubelet is asked about it."""
+ENDED_PAUSES = (0.3, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds before each time that kubelet is asked after a pod's DEL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,66 +42,55 @@ class EndedPods:
     """Pods whose network was taken down, and when to ask kubelet whether it lists them still.
 
     kubelet counts a pod for a moment after its DEL, until its end has reached the API server, and tells nobody when
-    that is over. So it is asked some times, later and later; after that the usual look finds out. Any thread may note
-    pods; the rest is for the reconciler.
+    that is over. So it is asked some times after the last DEL, later and later; after that the usual look finds out.
+    Any thread may note pods; the rest is for the reconciler.
     """
 
-    def __init__(
-        self, ledger: Ledger, clock: Callable[[], float], uptime: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, ledger: Ledger, clock: Callable[[], float], pauses: Sequence[float] = ENDED_PAUSES) -> None:
         """`clock` tells the time as the books have it."""
         self._ledger = ledger
         self._clock = clock
-        self._uptime = uptime
+        self._pauses = pauses
         self._guard = threading.Lock()
-        self._waiting: dict[PodRef, tuple[Ended, Sequence[float]]] = {}
-        """Pod → its end, and when kubelet is still to be asked, by a clock that nobody sets."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._noted = asyncio.Event()
+        self._ended: Latest[tuple[Ended, ...]] = Latest(())
+        self._asked: tuple[Ended, ...] = ()
+        """Those that kubelet is being asked about."""
+        self._left: Sequence[float] = ()
+        """The pauses before it is asked again."""
 
     def note(self, pod: PodRef, spooled_at: float | None = None) -> None:
         """Note that a DEL has come for a pod, now or when it was put on disk. Does not block."""
         ended = Ended(pod, self._clock() if spooled_at is None else spooled_at)
         with self._guard:
-            self._waiting[pod] = ended, [self._uptime() + seconds for seconds in ENDED_SECONDS]
-            loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._noted.set)
+            self._ended.set((*(one for one in self.pods() if one.pod != pod), ended))
 
     def pods(self) -> tuple[Ended, ...]:
         """List the pods that kubelet may have stopped to list."""
-        with self._guard:
-            return tuple(ended for ended, _ in self._waiting.values())
+        return self._ended.value
 
     async def due(self) -> None:
         """Return when kubelet is to be asked."""
-        with self._guard:
-            self._loop = asyncio.get_running_loop()
-        while True:
-            self._noted.clear()
-            with self._guard:
-                first = min((dues[0] for _, dues in self._waiting.values()), default=None)
-            seconds = None if first is None else first - self._uptime()
-            if seconds is not None and seconds <= 0:
-                return
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._noted.wait()
-            except TimeoutError:
-                continue
+        try:
+            async with asyncio.timeout(self._left[0] if self._left else None):
+                self._asked = await self._ended.other_than(self._asked)
+        except TimeoutError:
+            self._left = self._left[1:]
+        else:
+            first, *self._left = self._pauses
+            await asyncio.sleep(first)
 
     def looked(self) -> None:
         """Take note that kubelet was asked. Who holds nothing, or was asked about often enough, is forgotten."""
-        holds, now = self._ledger.holds(), self._uptime()
+        holds = self._ledger.holds()
         holders = {hold.pod.names for hold in holds if hold.pod is not None}
         any_unknown = any(hold.pod is None for hold in holds)
+        asked = [one for one in self._asked if self._left and (any_unknown or one.pod.names in holders)]
         with self._guard:
-            for pod, (ended, dues) in tuple(self._waiting.items()):
-                left = [due for due in dues if due > now]
-                if not left or not (left == dues or any_unknown or pod.names in holders):
-                    del self._waiting[pod]
-                else:
-                    self._waiting[pod] = ended, left
+            new = [one for one in self.pods() if one not in self._asked]
+            self._asked = tuple(asked)
+            self._ended.set((*asked, *new) if new else self._asked)
+        if not asked:
+            self._left = ()
 
 
 UNCLAIMED_SECONDS = 60.0
@@ -416,18 +403,10 @@ class Owners:
 
     async def run(self) -> None:
         """Ask kubelet after each change of the books, a few times, for as long as a grant's pod is unknown."""
-        changed, loop = asyncio.Event(), asyncio.get_running_loop()
-
-        def note() -> None:
-            if self._holders.has_unknown:
-                with contextlib.suppress(RuntimeError):  # the ledger may outlive the loop
-                    loop.call_soon_threadsafe(changed.set)
-
-        self._ledger.subscribe(note)
-        note()
+        changed = Latest(object())
+        self._ledger.subscribe(lambda: changed.set(object()) if self._holders.has_unknown else None)
         while True:
-            await changed.wait()
-            changed.clear()
+            last = changed.value
             for pause in self._pauses:
                 await asyncio.sleep(pause)
                 if not self._holders.has_unknown:
@@ -437,6 +416,7 @@ class Owners:
                     await asyncio.to_thread(self._bind, await self._outside.held_units(), asked_at)
                 except AgentError as error:
                     log.debug("the pods of new grants are not known yet: %s", error)
+            await changed.other_than(last)
 
     def _bind(self, held_units: Sequence[HeldUnit], asked_at: float) -> None:
         """Name the pods that hold granted units. What else there is to settle is left to the reconciler."""

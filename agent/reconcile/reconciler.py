@@ -6,15 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from agent.errors import AgentError, LedgerDamaged, LedgerError, Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import Attachment
 from agent.model.device import Snapshot
 from agent.reconcile.grants import Grants
-from agent.reconcile.rows import Leases, ReplacedPlugins, Rows, SpooledDels
-from agent.reconcile.vfs import Quarantines, Vfs
-from agent.reconcile.view import Healer, Outside, View
+from agent.reconcile.rows import Rows, adopt, give_leases_back
+from agent.reconcile.vfs import Vfs, end_quarantines
+from agent.reconcile.view import Healer, Outside, Task, View
 from agent.state import Latest
 from cni.attachment import Attachments
 
@@ -66,20 +67,17 @@ class Reconciler:
         """When the last round ended, of the monotonic clock; before that, when the first began."""
         self._at_work = ""
 
-        replaced = ReplacedPlugins(attachments, snapshot, outside)
+        self._attachments = attachments
         self._rows = Rows(ledger, attachments, outside)
-        self.spooled = SpooledDels(outside)
         # What is healed, in this order: at the start before anybody is served, and in each round.
         self.healers: tuple[Healer, ...] = (
-            replaced,
-            self.spooled,
+            Task("replaced plugins", self._adopt),
+            Task("DELs on disk", self.carry_out_dels),
             self._rows,
             *holds,
             Vfs(ledger, attachments, outside, self._rows, snapshot, grants.settled),
-            Quarantines(ledger, snapshot, outside),
+            Task("quarantine", lambda: end_quarantines(ledger, snapshot.value, outside)),
         )
-        # In its own time, since a plugin that hangs takes its whole time limit.
-        self.leases = Leases(attachments, outside)
 
     async def run(self, seconds: float = ROUND_SECONDS, served: Callable[[], Awaitable[object]] = _at_once) -> None:
         """Reconcile for ever: when the hardware changes, and at the latest after `seconds`.
@@ -105,8 +103,14 @@ class Reconciler:
             await asyncio.to_thread(self._heal_round)
 
     async def give_leases_back(self) -> None:
-        """Give back addresses that are due."""
-        await asyncio.to_thread(self._let_heal, self.leases)
+        """Give back addresses that are due, in their own time: a plugin that hangs takes its whole time limit."""
+        leases = Task("leases", partial(give_leases_back, self._attachments, self._outside))
+        await asyncio.to_thread(self._let_heal, leases)
+
+    def carry_out_dels(self) -> None:
+        """Carry out the DELs that lie on disk. Blocks."""
+        for _ in range(self._outside.replay()):
+            self._outside.count("replay", "spooled-del")
 
     async def look_around(self) -> None:
         """Ask kubelet and the runtime what they know. Neither need answer."""
@@ -129,7 +133,13 @@ class Reconciler:
     def heal_attachments(self) -> None:
         """Let all healers of devices look once. Blocks."""
         for healer in self.healers:
+            self._at_work = f"the healer of {healer.name}"
             self._let_heal(healer)
+
+    def _adopt(self) -> None:
+        """Take over what the replaced plugins left, once, before anybody's DEL looks for it."""
+        if self._snapshot.value.boot_id and self._attachments.adopter.is_due:
+            adopt(self._attachments, self._outside)
 
     def _let_heal(self, healer: Healer) -> None:
         """Let a healer look once. What ends it early is logged when it is news, counted and shown, and never raised.
@@ -189,7 +199,7 @@ class Reconciler:
 
     async def _give_leases_back(self, seconds: float, served: Callable[[], Awaitable[object]]) -> None:
         await served()
-        self.leases.resume()
+        self._attachments.leases.resume()
         while True:
             await self.give_leases_back()
             await asyncio.sleep(seconds)
@@ -213,9 +223,7 @@ class Reconciler:
     def _heal_round(self) -> None:
         self._at_work = "the probe of the books"
         self._probe()
-        for healer in self.healers:
-            self._at_work = f"the healer of {healer.name}"
-            self._let_heal(healer)
+        self.heal_attachments()
 
     def _probe(self) -> None:
         """Find out now and then whether the books can be written: pods that start would find out for good.

@@ -6,10 +6,8 @@ import logging
 
 from agent.errors import AgentError
 from agent.ledger import Ledger
-from agent.model.device import Snapshot
 from agent.process.backoff import Backoff, Retries
 from agent.reconcile.view import Outside, View
-from agent.state import Latest
 from cni.attachment import Attachments
 
 BACKOFF = Backoff(first=2.0, longest=600.0)
@@ -52,67 +50,20 @@ class Rows:
                 self._outside.count("detach", reason)
 
 
-class ReplacedPlugins:
-    """Takes over what the replaced plugins left, before anybody's DEL looks for it."""
-
-    name = "replaced plugins"
-
-    def __init__(self, attachments: Attachments, snapshot: Latest[Snapshot], outside: Outside) -> None:
-        self._attachments = attachments
-        self._snapshot = snapshot
-        self._outside = outside
-
-    def heal(self, view: View) -> None:
-        """Take over once, at the start."""
-        if self._snapshot.value.boot_id and self._attachments.adopter.is_due:
-            adopt(self._attachments, self._outside)
-
-
 def adopt(attachments: Attachments, outside: Outside) -> None:
     """Take over what replaced plugins have left."""
     for _ in attachments.adopter.adopt():
         outside.count("adopt", "replaced-plugin")
 
 
-class SpooledDels:
-    """Carries out the DELs that lie on disk."""
-
-    name = "DELs on disk"
-
-    def __init__(self, outside: Outside) -> None:
-        self._outside = outside
-
-    def heal(self, view: View) -> None:
-        """Carry them out."""
-        self.carry_out()
-
-    def carry_out(self) -> None:
-        """Carry them out. Blocks."""
-        for _ in range(self._outside.replay()):
-            self._outside.count("replay", "spooled-del")
-
-
-class Leases:
-    """Gives back addresses of ended pods that the IPAM plugin has not taken back yet."""
-
-    name = "leases"
-
-    def __init__(self, attachments: Attachments, outside: Outside) -> None:
-        self._attachments = attachments
-        self._outside = outside
-
-    def resume(self) -> None:
-        """Give leases back from now on."""
-        self._attachments.leases.resume()
-
-    def heal(self, view: View) -> None:
-        """Give back what is due. A plugin that hangs takes its whole time limit."""
-        try:
-            settled, given_up = self._attachments.leases.settle()
-        except AgentError as error:
-            log.error("addresses are still to be given back: %s", error)
-            return
-        for _ in range(settled):
-            self._outside.count("lease-return", "owed")
-        for _ in range(given_up):
-            self._outside.count("lease-give-up", "too-old")
+def give_leases_back(attachments: Attachments, outside: Outside) -> None:
+    """Give back addresses of ended pods that are due. A plugin that hangs takes its whole time limit."""
+    try:
+        settled, given_up = attachments.leases.settle()
+    except AgentError as error:
+        log.error("addresses are still to be given back: %s", error)
+        return
+    for _ in range(settled):
+        outside.count("lease-return", "owed")
+    for _ in range(given_up):
+        outside.count("lease-give-up", "too-old")

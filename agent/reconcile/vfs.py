@@ -173,28 +173,17 @@ class Ended(StrEnum):
     DEVICE_GONE = "device-gone"
 
 
-class Quarantines:
-    """Ends the quarantine of devices that are clean again."""
-
-    name = "quarantine"
-
-    def __init__(self, ledger: Ledger, snapshot: Latest[Snapshot], outside: Outside) -> None:
-        self._ledger = ledger
-        self._snapshot = snapshot
-        self._outside = outside
-
-    def heal(self, view: View) -> None:
-        """Look at each device in quarantine."""
-        quarantined = self._ledger.quarantines()
-        # Read in this order: a device that is put in quarantine meanwhile still has its row.
-        held = {row.device for row in self._ledger.attachments()}
-        snapshot = self._snapshot.value
-        if not snapshot.boot_id:
-            return
-        for device, reason in quarantines_to_end(quarantined, snapshot, held, self._ledger.boot_id).items():
-            log.info("%s leaves quarantine: %s", device, reason)
-            self._ledger.end_quarantine(device)
-            self._outside.count("quarantine-end", reason)
+def end_quarantines(ledger: Ledger, snapshot: Snapshot, outside: Outside) -> None:
+    """End the quarantine of devices that are clean again."""
+    quarantined = ledger.quarantines()
+    # Read in this order: a device that is put in quarantine meanwhile still has its row.
+    held = {row.device for row in ledger.attachments()}
+    if not snapshot.boot_id:
+        return
+    for device, reason in quarantines_to_end(quarantined, snapshot, held, ledger.boot_id).items():
+        log.info("%s leaves quarantine: %s", device, reason)
+        ledger.end_quarantine(device)
+        outside.count("quarantine-end", reason)
 
 
 def quarantines_to_end(

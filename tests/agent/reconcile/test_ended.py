@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.kubelet.podresources import HeldUnit
 from agent.model.allocation import PodRef
-from agent.reconcile.grants import ENDED_SECONDS, EndedPods
+from agent.reconcile.grants import EndedPods
 from tests.agent.reconcile.scene import Scene
 from tests.awaiting import until
 from tests.node import POD, VF, granted, open_books
@@ -65,20 +65,40 @@ def test_kubelet_is_asked_again_while_it_still_lists_the_pod(scene: Scene) -> No
 
 
 def test_pods_are_asked_about_a_few_times_and_those_without_grants_once(tmp_path: Path) -> None:
-    now = 0.0
+    async def ask() -> list[PodRef]:
+        await asyncio.wait_for(ended.due(), 10)
+        ended.looked()
+        return [one.pod for one in ended.pods()]
+
+    async def asked() -> list[list[PodRef]]:
+        return [await ask() for _ in pauses]
+
+    pauses = (0.0, 0.01, 0.01)
     with open_books(tmp_path) as books:
-        ended = EndedPods(books, clock=lambda: 1000.0 + now, uptime=lambda: now)
+        ended = EndedPods(books, clock=lambda: 1000.0, pauses=pauses)
         books.grant(granted("rdma/vf", {VF: VF}))
         books.bind([VF], POD)
+        for again in range(2):
+            ended.note(NEXT)
+            ended.note(POD)
+            ended.note(PodRef("default", "spooled"), 900.0)
+            assert [one.at for one in ended.pods()] == [1000.0, 1000.0, 900.0]
+            assert asyncio.run(asked()) == [[POD], [POD], []], again
+
+
+def test_a_pod_that_ends_while_kubelet_is_asked_about_another_is_asked_about_soon(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await ended.due()
         ended.note(NEXT)
+        ended.looked()
+        assert [one.pod for one in ended.pods()] == [POD, NEXT]
+        await asyncio.wait_for(ended.due(), 10)
+        ended.looked()
+        assert [one.pod for one in ended.pods()] == [POD]
+
+    with open_books(tmp_path) as books:
+        ended = EndedPods(books, clock=lambda: 1000.0, pauses=(0.0, 3600.0))
+        books.grant(granted("rdma/vf", {VF: VF}))
+        books.bind([VF], POD)
         ended.note(POD)
-        ended.note(PodRef("default", "spooled"), 900.0)
-        assert [one.at for one in ended.pods()] == [1000.0, 1000.0, 900.0]
-        left = []
-        for seconds in ENDED_SECONDS:
-            ended.looked()  # too early
-            now = seconds
-            asyncio.run(asyncio.wait_for(ended.due(), 10))
-            ended.looked()
-            left.append([one.pod for one in ended.pods()])
-        assert left == [[POD]] * (len(ENDED_SECONDS) - 1) + [[]]
+        asyncio.run(scenario())
