@@ -46,19 +46,13 @@ def configuration(facts: Facts) -> Iterator[Result]:
 
 
 def cdi(facts: Facts) -> Iterator[Result]:
-    """Whether the runtime resolves CDI names, and the agent can write what they stand for."""
+    """Whether the runtime resolves CDI names."""
     runtime = facts.runtime
     resources = facts.config.resources if facts.config is not None else ()
     claims = any(r.offer == "dra" for r in resources)
     late = claims or any(r.binding == "late" for r in resources)
     by_name = facts.config is not None and facts.config.cdi_names and any(r.kind != "gpu" for r in resources)
     who = "claims need" if claims else "late binding needs" if late else "units that stay true after a reboot need"
-    if (late or by_name) and facts.config is not None and facts.cdi_read_only:
-        yield Result(
-            Severity.ERROR if late else Severity.WARNING,
-            f"{facts.config.cdi_dir} is mounted read-only, and {who} to write to it",
-            "mount it read-write, as base and chart do" + ("" if late else ", or set cdiNames: false"),
-        )
     if runtime is None:
         told = "neither containerd's nor CRI-O's socket is to be seen"
         if facts.config is not None and facts.config.runtime_socket is not None:

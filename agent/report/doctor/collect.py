@@ -76,7 +76,6 @@ def collect(
         command_line=tuple((_text(root / "proc/cmdline") or "").split()),
         has_iommu=bool(_names(root / "sys/class/iommu")),
         runtime=runtime(root, config),
-        cdi_read_only=config is not None and is_read_only(below(root, config.cdi_dir)),
         kubelet_sockets=tuple(
             (str(path), listens(path))
             for path in (kubelet_dir / "device-plugins/kubelet.sock", kubelet_dir / "pod-resources/kubelet.sock")
@@ -281,20 +280,10 @@ def is_open(folder: Path) -> bool:
     return os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)
 
 
-def is_read_only(folder: Path) -> bool:
-    """Return whether a folder is on a read-only mount; not so if there is none."""
-    try:
-        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-    except OSError:
-        return False
-
-
 def unusable(folder: Path) -> str | None:
     """Return what keeps files from being made in a folder; None if nothing does."""
     if not os.path.isdir(folder):
         return "is not there"
-    if is_read_only(folder):
-        return "is mounted read-only"
     return None if os.access(folder, os.W_OK | os.X_OK) else "may not be written to"
 
 

@@ -106,8 +106,6 @@ class Facts:
     """Of the kernel."""
     has_iommu: bool = False
     runtime: ContainerRuntime | None = None
-    cdi_read_only: bool = False
-    """Whether the folder that the agent writes CDI specs to is mounted read-only here."""
     kubelet_sockets: tuple[tuple[str, str | None], ...] = ()
     """(path, None if it answers or what is wrong)."""
     topology_policy: str | None = None

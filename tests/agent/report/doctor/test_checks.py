@@ -160,14 +160,8 @@ CASES = [
     ),
     (
         checks_node.cdi,
-        {"config": LATE, "cdi_read_only": True},
-        *(Severity.ERROR, "/var/run/cdi is mounted read-only", "mount it read-write"),
-    ),
-    (checks_node.cdi, {"cdi_read_only": True}, Severity.WARNING, "stay true after a reboot need", "cdiNames: false"),
-    (
-        checks_node.cdi,
-        {"config": replace(ALL, cdi_names=False), "cdi_read_only": True},
-        *(Severity.FINE, "resolves", ""),
+        {"runtime": ContainerRuntime("containerd", "1.7.24", False)},
+        *(Severity.WARNING, "units that stay true after a reboot need it", "cdiNames: false"),
     ),
     (
         checks_node.memlock,

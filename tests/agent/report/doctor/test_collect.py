@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -201,19 +200,6 @@ def test_a_whole_root_is_collected(short_folder: Path, node_root: Callable[[str]
     assert (facts.config_problems, facts.config_path, facts.agent) == (("is bad",), "/c.yaml", {})
     elsewhere = collect(short_folder, Snapshot(), None, Path("/c.yaml"), ask_agent=False)
     assert elsewhere.rails_unknown == "/var/lib/nodefabric/ledger.db is not there"
-
-
-def test_a_folder_for_cdi_specs_that_is_mounted_read_only_is_seen(own_network: None, short_folder: Path) -> None:
-    """With own_network the mounts are the test's own too."""
-    root, config = short_folder / "root", Config(cdi_dir=Path("/cdi"))
-    assert not collect(root, Snapshot(), config, Path("c"), ask_agent=False).cdi_read_only
-    (root / "cdi").mkdir(parents=True)
-    assert not collect(root, Snapshot(), config, Path("c"), ask_agent=False).cdi_read_only
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", root / "cdi"], check=True)
-    try:
-        assert collect(root, Snapshot(), config, Path("c"), ask_agent=False).cdi_read_only
-    finally:
-        subprocess.run(["umount", root / "cdi"], check=True)
 
 
 def test_doctor_ends_with_status_1_if_it_finds_something(
