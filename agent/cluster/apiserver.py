@@ -13,7 +13,6 @@ import contextlib
 import json
 import logging
 import re
-import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -424,7 +423,7 @@ def translated(where: str) -> Iterator[None]:
 
     try:
         yield
-    except (ApiException, ConfigException, HTTPError, ssl.SSLError, OSError) as error:
+    except (ApiException, ConfigException, HTTPError, OSError) as error:
         raise Unavailable(f"{where}: the API server does not answer: {_short(error)}") from error
 
 

@@ -21,7 +21,6 @@ from agent.model.device import LinkLayer, Snapshot
 
 SETTLE_SECONDS = 90.0
 """Three announcements at the usual interval of 30 s (802.1AB, msgTxInterval)."""
-MAX_NICS = 4096
 MAX_SPEAKERS = 8
 """Of one link; so many within the time to settle are too many in any case."""
 FLOOD = 8
@@ -134,11 +133,7 @@ class Neighbours:
         """Note an announcement on a NIC's link. Returns whether its neighbour changes with this."""
         if seconds_valid == 0:
             return False
-        link = self._links.get(nic)
-        if link is None:
-            if len(self._links) >= MAX_NICS:
-                return False
-            link = self._links[nic] = _Link()
+        link = self._links.setdefault(nic, _Link())
         others = {
             other: span
             for other, span in link.speakers.items()

@@ -140,8 +140,6 @@ class Publisher(Keeper):
         """When the write is due that says that the object has settled; None if it has been written."""
         self._changed_at = ""
         self._dispute: str | None = None
-        self.problem: str | None = None
-        """What is wrong with publishing now; None if nothing."""
 
     async def _notice(self, now: float, *, is_changed: bool) -> None:
         if self._look_at is None:
@@ -164,7 +162,7 @@ class Publisher(Keeper):
             self._look_at = min(self._look_at, self._check_at, self._settle_at or self._check_at)
         if failures := self._went_well():
             log.info("%s is published again", self._kind.kind, extra={"failures": failures})
-        self._say(self._dispute)
+        self._problems.note(self._kind.kind, self._dispute)
         return self._look_at
 
     async def _publish(self, document: Mapping[str, Any], now: float) -> None:
@@ -256,13 +254,8 @@ class Publisher(Keeper):
         return now + self._times.heartbeat * (1 + self._times.retry.jitter * (2 * self.chance() - 1))
 
     def _failed(self, error: AgentError, pause: float) -> float:
-        self._say(f"{self._kind.kind} cannot be published: {error}")
+        self._problems.note(self._kind.kind, f"{self._kind.kind} cannot be published: {error}")
         return min(pause, self._times.coalesce if self._publication.yields(error) else self._longest)
-
-    def _say(self, problem: str | None) -> None:
-        if problem != self.problem:
-            self.problem = problem
-            self._problems.note(self._kind.kind, problem)
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:

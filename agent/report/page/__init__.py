@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-HTML = "text/html; charset=utf-8"
-_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-FILES = (
-    *("details.js", "dom.js", "hardware.js", "icon.svg", "keyboard.js", "lists.js", "main.js", "model.js", "page.css"),
-    *("states.js", "times.js"),
-)
+_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
@@ -30,8 +30,9 @@ class File:
 
 def load() -> Mapping[str, File]:
     """Read the page's files: address → file. They are part of the installed package."""
-    folder = resources.files(__package__)
-    found = {"/": File(HTML, folder.joinpath("index.html").read_bytes())}
-    for name in FILES:
-        found[f"/page/{name}"] = File(_TYPES[name.rpartition(".")[2]], folder.joinpath(name).read_bytes())
+    found = {}
+    for file in resources.files(__package__).iterdir():
+        if (content_type := _TYPES.get(file.name.rpartition(".")[2])) is not None:
+            address = "/" if file.name == "index.html" else f"/page/{file.name}"
+            found[address] = File(content_type, file.read_bytes())
     return found

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,12 +122,6 @@ def test_the_page_names_no_other_place() -> None:
     for path, file in page.load().items():
         found = set(re.findall(rb"""https?://[\w./-]*|["'(]//[\w.-]+""", file.body))
         assert found <= {b"http://www.w3.org/2000/svg"}, path
-
-
-def test_every_file_of_the_page_is_served() -> None:
-    folder = Path(page.__file__).parent
-    lying = {path.name for path in folder.iterdir() if path.suffix in (".js", ".css", ".svg")}
-    assert lying == set(page.FILES)
 
 
 @pytest.mark.parametrize("path", ["/", "/status", "/page/main.js"])

@@ -106,6 +106,10 @@ class Rig:
     def _note(self, _name: str, what: str | None) -> None:
         self.complaints.append(what)
 
+    @property
+    def problem(self) -> str | None:
+        return self.complaints[-1] if self.complaints else None
+
     async def __aenter__(self) -> Rig:
         self.task = asyncio.create_task(self.publisher.run())
         return self

@@ -198,7 +198,7 @@ def test_whatever_happens_the_server_ends_up_with_what_the_node_says(
     assert node.document is not None
     assert settled(api.stored) == bool(times.settle)
     assert {**api.stored, "metadata": node.document["metadata"]} == node.document
-    assert rig.publisher.problem is None
+    assert rig.problem is None
     changes, tampered = version, sum(what == "tamper" for _, what in steps)
     assert len(api.applied) <= (1 + changes + tampered) * (2 if times.settle else 1)
     assert all(later - earlier >= SLOW.coalesce for earlier, later in pairwise(api.moments))
@@ -219,7 +219,7 @@ def test_a_failing_server_is_asked_again_with_growing_pauses_and_the_newest_cont
     api.failing = Unavailable("PATCH: 500")
     rig = Rig(api, node, SLOW)
     assert rig.pass_time(0, 1000)[1:] == [15, 16, 18, 22, 30, 46, 78, 142, 270, 526, 826]
-    assert rig.publisher.problem == "NodeResourceTopology cannot be published: PATCH: 500"
+    assert rig.problem == "NodeResourceTopology cannot be published: PATCH: 500"
     api.failing = None
     node.document = CHANGED
     rig.pass_time(1126, 1126)
@@ -248,13 +248,13 @@ def test_another_writer_is_named_and_the_object_taken_over() -> None:
     rig = Rig(api, node, SLOW)
     rig.pass_time(0, 16)
     assert api.forced == [True]
-    assert rig.publisher.problem == (
+    assert rig.problem == (
         "nfd-topology-updater writes .zones of this node's NodeResourceTopology too: let only one of them publish it"
     )
     assert rig.writes("Conflicted") == 1
     api.owner = None
     rig.pass_time(16, 620)
-    assert rig.publisher.problem is None
+    assert rig.problem is None
 
 
 def test_labels_of_another_writer_are_left_out_and_tried_again_later() -> None:
@@ -270,7 +270,7 @@ def test_labels_of_another_writer_are_left_out_and_tried_again_later() -> None:
     api.owner = None
     rig.pass_time(16, 620)
     assert api.applied[-1]["metadata"]["labels"] == labels
-    assert rig.publisher.problem is None
+    assert rig.problem is None
 
 
 async def test_a_publication_that_yields_to_an_error_is_built_anew_at_once() -> None:
@@ -296,7 +296,7 @@ async def test_a_build_that_fails_with_an_error_of_ours_is_waited_out_and_others
     node.failing = LedgerError("disk full")
     async with Rig(api, node) as rig:
         await until(lambda: node.built >= 3)
-        assert rig.publisher.problem == "NodeResourceTopology cannot be published: disk full"
+        assert rig.problem == "NodeResourceTopology cannot be published: disk full"
         node.failing = KeyError("bug")
         with pytest.raises(KeyError):
             await rig.task
