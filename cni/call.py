@@ -185,32 +185,24 @@ class InFlight:
 
     A runtime that gives an ADD up sends its DEL at once, and that may come before the ADD has written its row: then
     there is nothing to undo, and nobody would ever come again. So the DEL leaves word here, and the ADD undoes itself.
-    Who has called before is no stranger: a DEL without a row is a repeated one then, or its ADD has failed. And a DEL
-    that lay on disk may be older than an ADD of the same interface, and is not about what that brought.
+    Who has called before is no stranger: a DEL without a row is a repeated one then, or its ADD has failed.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._guard = threading.Lock()
         self._adds: dict[Key, list[Add]] = {}
-        self._callers: dict[Key, float] = {}
-        """Who has called → when the last call began, if that was an ADD that has not failed, and else 0.
-        Who has called longest ago comes first."""
+        self._callers: dict[Key, None] = {}
+        """Who has called, the one first who has called longest ago."""
 
     @contextmanager
     def add(self, container_id: str, ifname: str) -> Iterator[Add]:
         """Register an ADD for as long as the `with` block runs."""
-        key, add = (container_id, ifname), Add(self._guard, self._clock())
-        self._remember(key, add.begun)
+        key, add = (container_id, ifname), Add(self._guard)
+        self.remember(*key)
         with self._guard:
             self._adds.setdefault(key, []).append(add)
         try:
             yield add
-        except BaseException:
-            with self._guard:
-                if self._callers.get(key) == add.begun:
-                    self._callers[key] = 0.0
-            raise
         finally:
             with self._guard:
                 self._adds[key].remove(add)
@@ -225,12 +217,9 @@ class InFlight:
 
     def remember(self, container_id: str, ifname: str) -> None:
         """Note that a call has come, in place of who has called longest ago if there are too many."""
-        self._remember((container_id, ifname), 0.0)
-
-    def _remember(self, key: Key, begun: float) -> None:
         with self._guard:
-            self._callers.pop(key, None)
-            self._callers[key] = begun
+            self._callers.pop((container_id, ifname), None)
+            self._callers[container_id, ifname] = None
             if len(self._callers) > MAX_CALLERS:
                 del self._callers[next(iter(self._callers))]
 
@@ -239,13 +228,10 @@ class InFlight:
         with self._guard:
             return (container_id, ifname) in self._callers
 
-    def later_add(self, container_id: str, ifname: str, moment: float) -> bool | None:
-        """Return whether an ADD that began after a moment (of time.time) has succeeded; None if one is in flight."""
-        key = container_id, ifname
+    def has_add_since(self, container_id: str, ifname: str, moment: float) -> bool:
+        """Return whether an ADD is in flight that began after a moment (of time.time)."""
         with self._guard:
-            if self._callers.get(key, 0.0) <= moment:
-                return False
-            return None if key in self._adds else True
+            return any(add.begun > moment for add in self._adds.get((container_id, ifname), ()))
 
 
 class Add:
@@ -253,9 +239,9 @@ class Add:
 
     __slots__ = ("_guard", "begun", "closed", "overtaken")
 
-    def __init__(self, guard: threading.Lock, begun: float) -> None:
+    def __init__(self, guard: threading.Lock) -> None:
         self._guard = guard
-        self.begun = begun
+        self.begun = time.time()
         self.overtaken = False
         """Whether its DEL has come."""
         self.closed = False

@@ -151,11 +151,10 @@ class Detacher:
         if call.spooled_at is None:
             return False
         of = call.container_id, call.ifname
-        is_later = self.in_flight.later_add(*of, call.spooled_at)
-        if is_later is None:
+        if self.in_flight.has_add_since(*of, call.spooled_at):
             raise DeviceBusy(f"an ADD of {call.container_id} {call.ifname} is under way that is later than this DEL")
         rows = self._node.ledger.attachments_of(*of)
-        if not is_later and not any(row.request.get(BEGUN, 0.0) > call.spooled_at for row in rows):
+        if not any(row.request.get(BEGUN, 0.0) > call.spooled_at for row in rows):
             return False
         log.info("a DEL of container %s came before its interface %s was attached again, and is ignored", *of)
         return True

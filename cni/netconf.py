@@ -21,7 +21,6 @@ from pydantic import Field, PlainValidator, TypeAdapter
 
 from agent.config.networks import (
     DEVICE,
-    FOREIGN,
     GUID,
     INTERFACE,
     LINK_STATE,
@@ -50,7 +49,6 @@ from agent.config.section import (
     Refusal,
     checked,
     fold,
-    keys_of,
     must_be,
     refuse,
     string,
@@ -80,21 +78,11 @@ MAX_PATH = 4095
 MAX_KEPT, MAX_KEPT_BYTES = 256, 4096
 """So many configurations are remembered as read, each of at most so many bytes: pods of a network come with the same
 one, or with one for each VF, and wait for it to be read."""
-MAX_KEPT_MAC = 32
 WHAT = "the network configuration"
 VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 """What GC must keep. The specification has called it both; libcni says both, others the one or the other."""
-OF_ONE_CALL = re.compile(rb"prevResult|CNIDeviceInfoFile|cni\.dev/(?:valid-)?attachments")
 _AUXILIARY = re.compile(r"[a-z0-9_]{1,60}(?:\.[a-z0-9_]{1,60}){1,2}")
 """Such as mlx5_core.sf.4"""
-
-# Those that the replaced plugins know themselves and that have no effect, there or here.
-_EFFECTLESS = frozenset(
-    (
-        *("mtu", "pkey", "master", "vfid", "dpdkmode", "contifnames", "vlan_trunk", "ibkubernetesenabled"),
-        *("deviceid", "pcibusid"),
-    )
-)
 
 
 class VersionUnsupported(RequestInvalid):
@@ -120,8 +108,6 @@ class NetConf(Setup):
     """Where the caller wants to read what the device is (runtimeConfig.CNIDeviceInfoFile)."""
     ports: tuple[str, ...] = ()
     """PCI addresses of the VFs that a bond joins: of its own configuration, which names no device, and of theirs."""
-    ignored: tuple[str, ...] = ()
-    """Keys that a replaced plugin would have passed over in silence."""
     network: str = ""
     """The entry of the agent's `networks` that says what becomes of the device; empty where the call itself does."""
 
@@ -138,29 +124,20 @@ class NetConf(Setup):
 
 def parse(text: bytes, cni_args: Mapping[str, str] | None = None) -> NetConf:
     """Read the configuration of a CNI call. Raises RequestInvalid with the path of what is wrong."""
-    mac = (cni_args or {}).get("MAC") or ""
-    if not OF_ONE_CALL.search(text):
-        return _parsed(text, mac)
-    document = decode(text, WHAT)
-    previous = document.get("prevResult") if isinstance(document, dict) and document.get("type") == OWN else None
-    if not isinstance(previous, dict):
-        return from_document(document, {"MAC": mac})
-    # All else is as in the network's other calls.
-    conf = _parsed(json.dumps({key: value for key, value in document.items() if value is not previous}).encode(), mac)
+    document, mac = decode(text, WHAT), (cni_args or {}).get("MAC") or ""
+    is_own = isinstance(document, dict) and document.get("type") == OWN
+    previous = document.pop("prevResult", None) if is_own else None  # all else is as in the network's other calls
+    rest = json.dumps(document)
+    conf = _kept(rest, mac) if len(rest + mac) <= MAX_KEPT_BYTES else from_document(document, {"MAC": mac})
+    if previous is None:
+        return conf
     check_result(previous, "prevResult")
     return replace(conf, prev_result=previous)
 
 
-def _parsed(text: bytes, mac: str) -> NetConf:
-    # What is another for each call would only crowd out what comes again.
-    if len(text) > MAX_KEPT_BYTES or len(mac) > MAX_KEPT_MAC or OF_ONE_CALL.search(text):
-        return from_document(decode(text, WHAT), {"MAC": mac})
-    return _kept(text, mac)
-
-
 @functools.lru_cache(MAX_KEPT)
-def _kept(text: bytes, mac: str) -> NetConf:
-    return from_document(decode(text, WHAT), {"MAC": mac})
+def _kept(document: str, mac: str) -> NetConf:
+    return from_document(json.loads(document), {"MAC": mac})
 
 
 def version_in(text: bytes) -> str:
@@ -458,7 +435,6 @@ def from_document(document: Any, cni_args: Mapping[str, str] | None = None) -> N
         pf=getattr(said, "pf", ()),
         network=getattr(said, "network", None) or "",
         device_info_file=said.runtime.info,
-        ignored=() if is_own else _passed_over(document, kind),
     )
 
 
@@ -467,12 +443,6 @@ def _folded(document: Any) -> list[tuple[str, Any]]:
     if not isinstance(document, dict):
         raise RequestInvalid(f"the network configuration must be an object, is {shown(document)}")
     return list({fold(key): value for key, value in document.items() if value is not None}.items())
-
-
-def _passed_over(document: Mapping[str, Any], kind: str) -> tuple[str, ...]:
-    """List the keys that no plugin knows."""
-    known = {key.lower() for key in (*FOREIGN, *keys_of(_MODELS[kind]))} | _EFFECTLESS
-    return tuple(sorted(k for k in document if fold(k) not in known and not k.lower().startswith("cni.dev/")))
 
 
 def _version(given: Any) -> str:

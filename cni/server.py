@@ -51,7 +51,6 @@ MAX_SLOW = 8
 RECEIVE_SECONDS = 10.0
 """For a request to come whole, and for its answer to be taken."""
 BEAT_SECONDS = 1.0
-MAX_REPORTED = 256
 BACKLOG = 128
 NEWEST = "1.1.0"
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
@@ -116,14 +115,12 @@ class CniServer(sockets.UnixServer):
         self._observe = observe
         self._receive_seconds = receive_seconds
         self._slow = Turns("CHECKs and GCs under way", Rules(MAX_SLOW))
-        self._reported: set[tuple[str, str, int]] = set()
-        """Type, name and keys, which may be thousands, of networks whose ignored keys were reported."""
         self._beats = _Beats(self.ending)
 
     def start(self, first: Callable[[], object] = lambda: None, mode: int = protocol.BEATING_MODE) -> None:
         """Listen, do something first (no relay puts a DEL on disk any more), then answer. Raises ConfigError."""
         self._beats.start()
-        super().start(first, mode if self._beats.is_running else 0o600)
+        super().start(first, mode)
 
     def serve(self, connection: socket.socket) -> None:
         """Answer one request."""
@@ -153,8 +150,6 @@ class CniServer(sockets.UnixServer):
                 if command == "VERSION":
                     return printed({"cniVersion": NEWEST, "supportedVersions": list(netconf.SUPPORTED_VERSIONS)})
                 call = read_call(command, request)
-                if call.conf.ignored:
-                    self._report_ignored(call)
                 if (result := self._commands[command](call)) is None:
                     return Answer(0, b"")
                 version = call.conf.cni_version
@@ -184,16 +179,6 @@ class CniServer(sockets.UnixServer):
             raise Unavailable(condition)
         self._attachments.status(call)
 
-    def _report_ignored(self, call: Call) -> None:
-        """Say once that a replaced plugin's configuration has keys without effect."""
-        conf = call.conf
-        key = conf.kind, conf.name, hash(conf.ignored)
-        if key not in self._reported and len(self._reported) < MAX_REPORTED:
-            self._reported.add(key)
-            log.warning(
-                "network %s of type %s has keys that mean nothing: %s", conf.name, conf.kind, ", ".join(conf.ignored)
-            )
-
 
 class _Beats:
     """Tells relays each second that this process works on their requests, as one that is stopped or stuck does not.
@@ -205,17 +190,10 @@ class _Beats:
         self._ending = ending
         self._guard = threading.Lock()
         self._connections: set[socket.socket] = set()
-        self.is_running = False
 
     def start(self) -> None:
-        """Begin, once. Without a thread no beats are given, and none are promised."""
-        if self.is_running:
-            return
-        try:
-            threading.Thread(target=self._run, name="cni-beats", daemon=True).start()
-            self.is_running = True
-        except RuntimeError as error:
-            log.error("relays will wait long for an agent that hangs: %s", error)
+        """Begin."""
+        threading.Thread(target=self._run, name="cni-beats", daemon=True).start()
 
     @contextmanager
     def given(self, connection: socket.socket, request: protocol.Request) -> Iterator[None]:

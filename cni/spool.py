@@ -20,12 +20,8 @@ from pathlib import Path
 
 from cni import protocol
 
-MAX_FILES = 10_000
-"""How many are carried out in one go; the next go does the rest."""
 UNFINISHED_SECONDS = 3600.0
 """A relay that writes for longer is dead."""
-TELL_EVERY = 60
-"""A DEL that fails again and again is told of the first time, and then each so many."""
 
 _SPOOLED = re.compile(r"[0-9][0-9a-f-]{0,99}\.del")
 _TIMED = re.compile(r"([0-9]{20})-")
@@ -42,18 +38,16 @@ class _NoDel(ValueError):
 
 
 class Spool:
-    """The folder, and which of its DELs failed before."""
+    """The folder."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder
         self._clock = clock
-        self._failures: dict[str, int] = {}
 
     def replay(self, answer: Answerer) -> int:
         """Carry out the spooled DELs, oldest first, and remove those that succeeded.
 
-        One that fails stays for the next time, when it comes after those that are new. One that can
-        never succeed is removed. Returns how many were carried out.
+        One that fails stays for the next time, one that can never succeed is removed. Returns how many were done.
         """
         try:
             names = sorted(os.listdir(self._folder))
@@ -62,10 +56,7 @@ class Spool:
         except OSError as error:
             log.error("the spool %s cannot be read: %s", self._folder, error.strerror)
             return 0
-        spooled = [name for name in names if _SPOOLED.fullmatch(name)]
-        self._failures = {name: self._failures[name] for name in spooled if name in self._failures}
-        spooled.sort(key=self._failures.__contains__)  # which keeps the order among each
-        done = sum(self._carry_out(name, answer) for name in spooled[:MAX_FILES])
+        done = sum(self._carry_out(name, answer) for name in names if _SPOOLED.fullmatch(name))
         self._tidy(names)
         return done
 
@@ -89,12 +80,8 @@ class Spool:
         if result.exit == 0:
             with _tolerated(file):
                 file.unlink(missing_ok=True)
-            self._failures.pop(name, None)
             return True
-        failed = self._failures[name] = self._failures.get(name, 0) + 1
-        if failed % TELL_EVERY == 1:
-            text = result.stdout.decode(errors="replace")
-            log.error("the spooled DEL %s failed (%d times) and stays: %s", file, failed, text)
+        log.error("the spooled DEL %s failed and stays: %s", file, result.stdout.decode(errors="replace"))
         return False
 
     def _tidy(self, names: list[str]) -> None:

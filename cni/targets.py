@@ -10,12 +10,12 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from agent.config.routing import NO_ROUTING
 from agent.errors import AgentError, DeviceBusy, HardwareError, RequestInvalid, Unavailable
-from agent.model.allocation import NO_SETTINGS, PodRef, is_place
+from agent.model.allocation import NO_SETTINGS, Hold, PodRef, is_place
 from agent.model.device import LinkLayer, PciDevice, Snapshot, is_pci_address
 from agent.model.pf_selector import PfSelector
 from agent.model.unit_id import UnitId
@@ -38,19 +38,9 @@ MAX_BASE = 12
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A device that a call is about."""
-
-    conf: NetConf
-    """What it is set up with. Names the device, or the interface that it is made upon."""
-    ifname: str
-    resource_name: str | None = None
-    """The resource that kubelet gave it for; None where the call itself names it."""
-    claim_uid: str = ""
-    """The DRA claim that brings it."""
-    unit_id: str = ""
-    """The unit or slot that brings it."""
+Named = tuple[NetConf, str, GrantedDevice | Hold | None]
+"""What a device is set up with, which names it or the interface that it is made upon; its name in the pod; and by what
+the pod has it: None where the call itself names it."""
 
 
 class Targets:
@@ -80,7 +70,7 @@ class Targets:
         Raises NotAllowed, RequestInvalid, DeviceBusy, and Unavailable if kubelet does not answer.
         """
         try:
-            targets = tuple([self._target(call, named) for named in self._named(call, add)])
+            targets = tuple([self._target(call, *named) for named in self._named(call, add)])
             _refuse_same_guid(targets)
             yield targets
         except BaseException:
@@ -93,7 +83,7 @@ class Targets:
     def _named(self, call: Call, add: Add) -> Sequence[Named]:
         device = call.conf.device
         if device is None and call.conf.pf:
-            return [Named(replace(call.conf, device=self._pool.take(call)), call.ifname)]
+            return [(replace(call.conf, device=self._pool.take(call)), call.ifname, None)]
         if device is None and call.conf.master is None:
             return self._given_to_pod(call, add)
         if device is not None:
@@ -104,7 +94,7 @@ class Targets:
                 return self._slot(call, add, device)
             if is_place(device):
                 return self._place(call, device)
-        return [Named(self._named_before(call, call.conf), call.ifname)]
+        return [(self._named_before(call, call.conf), call.ifname, None)]
 
     # ------------------------------------------------------------------------------------ the ways to name devices
 
@@ -113,14 +103,14 @@ class Targets:
         adapter = hold.device if (hold := self._node.ledger.hold(share)) is not None else None
         if adapter is None and call.conf.master is None:
             raise RequestInvalid(f"deviceID {share} is a share that kubelet has given to no pod")
-        return [Named(self._named_before(call, replace(call.conf, device=adapter)), call.ifname)]
+        return [(self._named_before(call, replace(call.conf, device=adapter)), call.ifname, None)]
 
     def _slot(self, call: Call, add: Add, slot: str) -> Sequence[Named]:
         """Multus names a slot: for it, kubelet's unit is the device."""
         found = next((found for found in self._bound(call, add) if found.unit_id == slot), None)
         if found is None:
             raise RequestInvalid(f"deviceID {slot} is a slot that kubelet has not given to pod {call.pod}")
-        return [Named(replace(call.conf, device=found.device), call.ifname, found.resource_name)]
+        return [(replace(call.conf, device=found.device), call.ifname, found)]
 
     def _place(self, call: Call, place: str) -> Sequence[Named]:
         """Multus names a place, which the scheduler gave to a claim: one of the devices that were chosen for it.
@@ -139,7 +129,7 @@ class Targets:
                 f"deviceID {place} is a place of late-bound devices, and {have}: claim a device for each network of the"
                 " pod that names this resource"
             )
-        return [Named(replace(call.conf, device=found.device), call.ifname, found.resource_name, found.claim_uid)]
+        return [(replace(call.conf, device=found.device), call.ifname, found)]
 
     def _given_to_pod(self, call: Call, add: Add) -> Sequence[Named]:
         """The call names nothing, as a chained one does: all that kubelet gave to its pod, as net1, net2 …"""
@@ -161,10 +151,7 @@ class Targets:
         if any(conf.bond for conf, _ in wanted):
             return self._joined(wanted, taken)
         names = interface_names([(found.ifname, _usual(found)) for _, found in wanted], taken)
-        return [
-            Named(conf, name, found.resource_name, found.claim_uid, found.unit_id)
-            for (conf, found), name in zip(wanted, names, strict=True)
-        ]
+        return [(conf, name, found) for (conf, found), name in zip(wanted, names, strict=True)]
 
     def _joined(self, wanted: Sequence[tuple[NetConf, GrantedDevice]], taken: Collection[str]) -> Sequence[Named]:
         """Name what comes along where some of it is joined to bonds: VFs first, then what is made over them."""
@@ -179,43 +166,39 @@ class Targets:
                 own = interface_names([("", f"{name[:MAX_BASE]}p%d")] * len(group), used)
                 inner = [_as_port(conf, ports) for conf, _ in group]
             used.update(own)
-            named += [
-                Named(conf, each, found.resource_name, found.claim_uid, found.unit_id)
-                for conf, each, (_, found) in zip(inner, own, group, strict=True)
-            ]
+            named += [(conf, each, found) for conf, each, (_, found) in zip(inner, own, group, strict=True)]
             if len(group) > 1:
                 conf = replace(group[0][0], device=None, ports=ports, settings=NO_SETTINGS, rdma=None)
-                named.append(Named(conf, name, group[0][1].resource_name))
+                named.append((conf, name, GrantedDevice("", group[0][1].resource_name, None)))
         return named
 
     # ------------------------------------------------------------------------------------------------------ steps
 
-    def _target(self, call: Call, named: Named) -> Target:
+    def _target(self, call: Call, conf: NetConf, ifname: str, given: GrantedDevice | Hold | None) -> Target:
         """Work out what becomes of a device. Raises NotAllowed.
 
         Of one that the call itself names the books say which resource it was granted for.
         """
-        conf, resource_name, claim_uid = named.conf, named.resource_name, named.claim_uid
         if conf.network:
             conf = self._as_configured(conf)
         mode = mode_for(conf, self._node.scans.value)
-        device = MODES[mode].key(self._node.host, conf, call.container_id, named.ifname)
+        device = MODES[mode].key(self._node.host, conf, call.container_id, ifname)
         if conf.bond is not None and not conf.ports:
             raise RequestInvalid(
                 f"bond: {conf.bond} joins two VFs that kubelet gave to the pod, and this call names one device:"
                 " leave bond out, or chain the plugin after the pod's network, with a network that their resource names"
             )
-        is_granted = resource_name is not None and call.conf.master is None  # a slot's network may name one, too
+        is_granted = given is not None and call.conf.master is None  # a slot's network may name one, too
         if mode != "bond" and (self._held.settings.protect or not is_granted):  # of a bond its VFs are looked at, each
             self._permission.check(call, conf, mode, device, is_granted=is_granted)
-        if resource_name is None:
-            claimed = self._held.claimed(call.pod, conf.device or device)
-            claim_uid = claimed.claim_uid if claimed is not None else ""
-            held = self._node.ledger.resource_held(device) or ""
-            resource_name = claimed.resource_name if claimed is not None else held
+        if given is None:
+            given = self._held.claimed(call.pod, conf.device or device)
+        name = given.resource_name if given is not None else self._node.ledger.resource_held(device) or ""
         if mode in ("vf", "vfio"):
-            conf = self._limited(conf, resource_name)
-        return Target(device, resource_name, call.container_id, named.ifname, mode, conf, claim_uid, named.unit_id)
+            conf = self._limited(conf, name)
+        claim_uid = given.claim_uid if given is not None else ""
+        unit_id = given.unit_id if isinstance(given, GrantedDevice) else ""
+        return Target(device, name, call.container_id, ifname, mode, conf, claim_uid, unit_id)
 
     def _as_configured(self, conf: NetConf) -> NetConf:
         """Set a call's device up as the network says that it names. What is the pod's own stays: MAC, GUID, file."""

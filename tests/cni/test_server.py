@@ -157,14 +157,6 @@ def test_an_answer_of_another_version_is_told_in_that_of_the_call(door: Door) ->
     assert document == {"cniVersion": "0.4.0", "interfaces": [{"name": "net1"}], "ips": [{**ip, "version": "4"}]}
 
 
-def test_keys_without_effect_are_told_of_once(door: Door, caplog: pytest.LogCaptureFixture) -> None:
-    old = {**CONF, "type": "sriov", "deviceID": "0000:3b:00.2", "SelectorObj": 1}
-    for _ in range(2):
-        assert door.ask("ADD", old)[0] == 0
-    told = [r.getMessage() for r in caplog.records if "SelectorObj" in r.getMessage()]
-    assert told == ["network rails of type sriov has keys that mean nothing: SelectorObj"]
-
-
 def test_what_keys_have_no_effect_is_not_kept(door: Door, caplog: pytest.LogCaptureFixture) -> None:
     """A network may have thousands, and another the next time."""
     caplog.set_level(logging.ERROR, "cni.server")

@@ -97,28 +97,6 @@ def test_any_other_refusal_keeps_it(tmp_path: Path, text: bytes) -> None:
     assert names(tmp_path) == ["1.del"]
 
 
-def test_those_that_failed_come_after_those_that_are_new(tmp_path: Path) -> None:
-    """So that many that fail for good never keep one waiting that would succeed."""
-    put(tmp_path, "1.del", "c1")
-    put(tmp_path, "2.del", "c2")
-    kept, server = spool.Spool(tmp_path), Server("c1")
-    kept.replay(server.answer)
-    put(tmp_path, "3.del", "c3")
-    server.asked.clear()
-    kept.replay(server.answer)
-    assert server.asked == ["c3", "c1"]
-
-
-def test_one_that_fails_again_and_again_is_told_of_now_and_then(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    put(tmp_path, "1.del", "c1")
-    kept = spool.Spool(tmp_path)
-    for _ in range(2 * spool.TELL_EVERY):
-        kept.replay(Server("c1").answer)
-    assert len(caplog.records) == 2
-
-
 def test_what_killed_relays_left_is_removed_when_it_is_old(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in (".1-a.del.tmp", ".2-a.tmp", ".3-a.del.tmp", ".vimrc.tmp", "4.tmp"):
         put(tmp_path, name, "c1")
@@ -216,17 +194,6 @@ def test_a_del_from_before_a_new_add_is_known_as_one_by_the_next_agent(rig: Rig,
     rig.restart()
     assert spool.Spool(sanitized_relay.spool).replay(rig.server().answer) == 1
     assert [row.state for row in rig.ledger.attachments()] == [AttachmentState.ATTACHED]
-
-
-def test_a_del_from_before_an_add_that_was_answered_from_the_books_is_let_be(
-    rig: Rig, answering: Callable[[Request], Answer], sanitized_relay: Relay
-) -> None:
-    pod = rig.pod()
-    first = rig.add("c1", pod)
-    spooled_by(sanitized_relay, "c1", str(pod))
-    assert rig.add("c1", pod) == first
-    assert spool.Spool(sanitized_relay.spool).replay(answering) == 1
-    rig.check("c1", pod)
 
 
 def test_a_del_from_before_an_add_that_failed_is_carried_out(
