@@ -10,8 +10,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 from agent.config import Config
 from agent.edits.add_facts import (
     NOTED,
-    AddedEdits,
     Nic,
     NodeFacts,
     RdmaFacts,
@@ -231,9 +230,10 @@ class FactsWriter:
             mine = self._rows(container_id)
             nics = [Nic.of(row, result) for row in mine]
             files = self._files.write(container_id, pod, self._asked(container_id, pod), nics, self._sets(pod))
-            facts = _PodFacts(nics, self._socket_ifname(mine, netns), files)
-            self._specs.change(lambda: self._with_facts(container_id, pod, facts))
-        for text in facts.left_out:
+            added = partial(added_edits, nics=nics, socket_ifname=self._socket_ifname(mine, netns), files=files)
+            left_out: dict[str, None] = {}
+            self._specs.change(lambda: self._with_facts(container_id, pod, added, left_out))
+        for text in left_out:
             self._node.observer.not_told(pod, text)
 
     def detached(self, container_id: str, pod: PodRef) -> None:
@@ -333,45 +333,36 @@ class FactsWriter:
 
     # ---------------------------------------------------------------------------------------------- writing it
 
-    def _with_facts(self, container_id: str, pod: PodRef, facts: _PodFacts) -> Mapping[str, Spec]:
-        """Say the specs that are to have other facts than they have.
+    def _with_facts(
+        self,
+        container_id: str,
+        pod: PodRef,
+        added: Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], list[str]]],
+        left_out: dict[str, None],
+    ) -> Mapping[str, Spec]:
+        """Say the specs that are to have other facts than they have; sentences on what they lack join `left_out`.
 
         All pods of a claim share its spec, so nothing pod-specific is written if there are several pods.
         """
-        changed = {}
+        changed: dict[str, Spec] = {}
+        more: Mapping[str, Any]
         for hold in self._holds(container_id, pod):
             if (spec := hold.spec) is None or not wants_facts(spec.edits):
                 continue
-            its = facts
             if hold.claim_uid and self._is_of_others(hold.claim_uid, container_id):
                 claim = self._node.ledger.claim(hold.claim_uid)
                 name = claim.ref if claim is not None else hold.claim_uid
-                facts.left_out[f"claim {name} is several pods', and its containers learn no pod's addresses"] = None
-                its = _PodFacts(left_out=facts.left_out)
-            new = replace(spec, edits=without_facts(spec.edits)).with_added(its.of(spec.edits).edits)
+                more, lacks = {}, [f"claim {name} is several pods', and its containers learn no pod's addresses"]
+            else:
+                more, lacks = added(spec.edits)
+            left_out.update(dict.fromkeys(lacks))
+            new = replace(spec, edits=without_facts(spec.edits)).with_added(more)
             if new != spec:
                 changed[hold.key] = new
         return changed
 
     def _is_of_others(self, claim_uid: str, container_id: str) -> bool:
         return any(r.claim_uid == claim_uid and r.owner.container_id != container_id for r in self._living())
-
-
-@dataclass(frozen=True, slots=True)
-class _PodFacts:
-    """What ADD found out for one pod."""
-
-    nics: Sequence[Nic] = ()
-    ifname: str = ""
-    files: Mapping[str, str] = field(default_factory=dict)
-    left_out: dict[str, None] = field(default_factory=dict)
-    """Sentences, each once."""
-
-    def of(self, edits: Mapping[str, Any]) -> AddedEdits:
-        """Work out what to add to some edits."""
-        found = added_edits(edits, self.nics, self.ifname, self.files)
-        self.left_out.update(dict.fromkeys(found.left_out))
-        return found
 
 
 def _await_gid(ports: Sequence[Path], addresses: Sequence[str], ifname: str) -> Gid | None:

@@ -73,18 +73,10 @@ class Nic:
         return cls(row.parent, row.resource_name, network, rdma)
 
 
-@dataclass(frozen=True, slots=True)
-class AddedEdits:
-    """containerEdits that ADD adds to some others, and sentences about what is left out."""
-
-    edits: Mapping[str, Any]
-    left_out: tuple[str, ...] = ()
-
-
 def added_edits(
     edits: Mapping[str, Any], nics: Sequence[Nic], socket_ifname: str = "", files: Mapping[str, str] | None = None
-) -> AddedEdits:
-    """Work out what to add to containerEdits, by what is known of a pod's devices now.
+) -> tuple[Mapping[str, Any], list[str]]:
+    """Work out what to add to containerEdits, by what is known of a pod's devices now; and say what is left out.
 
     `socket_ifname` is the pod's interface to everybody; `files` maps the variables of `FILES` to paths on the host.
     """
@@ -106,7 +98,7 @@ def added_edits(
         if variable in asked
     ]
     found = {"env": env, "mounts": mounts}
-    return AddedEdits({key: value for key, value in found.items() if value}, tuple(left_out))
+    return {key: value for key, value in found.items() if value}, left_out
 
 
 def without_facts(edits: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
@@ -10,7 +11,6 @@ import pytest
 
 from agent.config import ENVIRONMENTS
 from agent.edits.add_facts import (
-    AddedEdits,
     Nic,
     NodeFacts,
     RdmaFacts,
@@ -42,13 +42,13 @@ def edits(*numbers: int, words: tuple[str, ...] = ENVIRONMENTS) -> dict[str, Any
     return {"env": [f"{name}={value}" for name, value in helper_variables(words, devices)], "deviceNodes": [{}]}
 
 
-def env(said: AddedEdits) -> dict[str, str]:
-    return dict(entry.split("=", 1) for entry in said.edits.get("env", ()))
+def env(said: tuple[Mapping[str, Any], list[str]]) -> dict[str, str]:
+    return dict(entry.split("=", 1) for entry in said[0].get("env", ()))
 
 
 def test_each_library_is_told_the_index_that_all_of_its_devices_have() -> None:
     said = added_edits(edits(1, 2), [nic(1, 5), nic(2, 5), nic(3, 7)], "eth0", FILES)
-    assert said.left_out == ()
+    assert said[1] == []
     assert env(said) == {
         "NCCL_IB_GID_INDEX": "5",
         "UCX_IB_GID_INDEX": "5",
@@ -56,16 +56,16 @@ def test_each_library_is_told_the_index_that_all_of_its_devices_have() -> None:
         "MV2_DEFAULT_GID_INDEX": "5",
         "NCCL_SOCKET_IFNAME": "=eth0",
     }
-    assert [(mount["hostPath"], mount["containerPath"]) for mount in said.edits["mounts"]] == [
+    assert [(mount["hostPath"], mount["containerPath"]) for mount in said[0]["mounts"]] == [
         ("/run/cdi/a.rails", "/run/nodefabric/rails.json"),
         ("/run/cdi/a.nccl", "/run/nodefabric/nccl-topology.xml"),
     ]
-    assert all("ro" in mount["options"] for mount in said.edits["mounts"])
+    assert all("ro" in mount["options"] for mount in said[0]["mounts"])
 
 
 def test_it_stands_beside_the_edits_in_place_of_what_was_told_before() -> None:
     bare = Spec("vf", edits(1))
-    first = added_edits(bare.edits, [nic(1, 3)], "eth0", FILES).edits
+    first = added_edits(bare.edits, [nic(1, 3)], "eth0", FILES)[0]
     once = bare.with_added(first)
     assert once.whole == {**bare.edits, "env": [*bare.edits["env"], *first["env"]], "mounts": first["mounts"]}
     assert once.with_added(first) == once
@@ -85,13 +85,13 @@ def test_it_stands_beside_the_edits_in_place_of_what_was_told_before() -> None:
 )
 def test_where_no_index_is_right_for_all_it_is_left_out_and_said_why(nics: list[Nic], why: str) -> None:
     said = added_edits(edits(1, 2, words=("nccl",)), nics, "eth0")
-    assert said.left_out == (f"NCCL_IB_GID_INDEX is left out, for the library to choose: {why}",)
+    assert said[1] == [f"NCCL_IB_GID_INDEX is left out, for the library to choose: {why}"]
     assert env(said) == {"NCCL_SOCKET_IFNAME": "=eth0"}
 
 
 def test_infiniband_is_told_no_index_and_nothing_is_missing_there() -> None:
     both = edits(1, 2, words=("ucx",))
-    assert added_edits(both, [nic(1, None, is_roce=False), nic(2, None, is_roce=False)]) == AddedEdits({})
+    assert added_edits(both, [nic(1, None, is_roce=False), nic(2, None, is_roce=False)]) == ({}, [])
     assert env(added_edits(both, [nic(1, None, is_roce=False), nic(2, 3)]))["UCX_IB_GID_INDEX"] == "3"
 
 
