@@ -73,6 +73,11 @@ class HeldDevices:
         return self._config.value.cni
 
     @property
+    def has_late(self) -> bool:
+        """Whether the configuration binds a resource late."""
+        return bool(self._config.value.late)
+
+    @property
     def pods(self) -> Collection[tuple[str, str]]:
         """Namespace and name of all pods that kubelet listed last, whatever they hold."""
         return self._kubelet.newest.names

@@ -219,6 +219,8 @@ class Targets:
 
     def _bound(self, call: Call, add: Add) -> Sequence[GrantedDevice]:
         """List the devices of the pod's slots. Who has to wait for them needs a place, as who has a device does."""
+        if not (self._held.has_late or self._slots.specs.had_slots):
+            return ()
         with ExitStack() as place:
 
             @cache

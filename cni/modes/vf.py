@@ -66,7 +66,9 @@ def recorded(host: Host, snapshot: Snapshot, target: Target, needed: str) -> tup
     moving.refuse_needed(snapshot, link)
     undo = moving.record(host, link, mode=target.mode)
     undo = pf.with_settings(host, pf.known(snapshot, device), undo, conf.settings, conf.name)
-    return link, rdma.with_device(host, snapshot, device, conf.rdma, undo)
+    if conf.rdma or snapshot.rdma_exclusive:
+        undo = rdma.with_device(host, snapshot, device, conf.rdma, undo)
+    return link, undo
 
 
 def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
@@ -76,7 +78,8 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     pf.apply(host, planned.target.device, undo, planned.target.conf.settings)
     where = moving.by_address(host, planned.target.device, planned.target.ifname)
     moving.move_in(host, planned, link, where, netns)
-    rdma.enter(host, planned.target.device, undo, netns, any_node=planned.any_node)
+    if undo.rdma is not None:
+        rdma.enter(host, planned.target.device, undo, netns, any_node=planned.any_node)
     return moving.facts(planned, change.mac or undo.mac, change.mtu or undo.mtu)
 
 

@@ -53,7 +53,7 @@ class Binder:
         """`busy_seconds` is how long a pod waits for devices on their way back."""
         self._config = config
         self._ledger = ledger
-        self._specs = specs
+        self.specs = specs
         self._offer = offer
         self._held = held
         self._busy_seconds = busy_seconds
@@ -87,7 +87,7 @@ class Binder:
     def unbind(self, container_id: str, ifname: str) -> None:
         """Let go of what was chosen for a sandbox in calls for this interface, and of what no call has used."""
         if mine := self._ledger.bound_slots(container_id):
-            self._specs.let_go(slot for slot in mine if slot.cni_ifname in ("", ifname))
+            self.specs.let_go(slot for slot in mine if slot.cni_ifname in ("", ifname))
 
     # ------------------------------------------------------------------ binding
 
@@ -98,7 +98,7 @@ class Binder:
         if not own:
             return slots
         with self._choosing:
-            self._specs.bind([replace(slot, cni_ifname=call.ifname, bound_at=0.0) for slot in own])
+            self.specs.bind([replace(slot, cni_ifname=call.ifname, bound_at=0.0) for slot in own])
         return self._of(call)
 
     def _of(self, call: Call) -> tuple[Hold, ...]:
@@ -106,7 +106,7 @@ class Binder:
 
     def _containers(self, pod: PodRef, late: Collection[str]) -> tuple[Held, ...]:
         """Ask what a pod's containers have. kubelet is not asked where books and checkpoint tell of no slots."""
-        if not (late or self._specs.had_slots) or not pod.name:
+        if not pod.name:
             return ()
         # The grant of what only an init container has may have ended: nobody tells the reconciler whose it is.
         noted = checkpoint.containers_of(self._config.value.kubelet_dir, pod.uid) if pod.uid else ()
@@ -167,7 +167,7 @@ class Binder:
             made = list(_holds(call, chosen, containers, config, offer))
         except UnitUnhealthy as error:
             raise DeviceBusy(str(error)) from error
-        for slot in self._specs.bind(made):
+        for slot in self.specs.bind(made):
             log.info("%s is bound to %s for container %s of pod %s", slot.key, slot.device, slot.container, slot.pod)
         return None
 

@@ -45,6 +45,10 @@ class FixedDevices(HeldDevices):
         return self.cni
 
     @property
+    def has_late(self) -> bool:
+        return True
+
+    @property
     def is_settled(self) -> bool:
         return self.settles()
 
