@@ -436,10 +436,10 @@ def _network_of(conf: NetConf) -> Hashable:
 
 
 def _answer(call: Call, brought: Sequence[_BroughtIn]) -> Mapping[str, Any]:
+    made = [(one.facts, one.leases) for one in brought]
     interfaces = [
-        (result.Interface(f.name, f.mac, f.mtu, call.netns_path, f.pci_id or ""), one.leases)
-        for one in brought
-        for f in [one.facts]
+        ({"name": f.name, "mac": f.mac, "mtu": f.mtu, "sandbox": call.netns_path, "pciID": f.pci_id}, leases)
+        for f, leases in made
     ]
     return result.build(call.conf.cni_version, call.conf.prev_result, interfaces)
 

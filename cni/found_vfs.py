@@ -128,7 +128,7 @@ class Finder:
 
     def _among(self, netns: NetnsId, path: Path, lost: set[str]) -> set[str]:
         try:
-            with _opened(path) as descriptor:
+            with FileIO(path) as descriptor:
                 if namespaces.identity(descriptor.fileno()) != netns:
                     return set()
                 found = self._node.host.links.listed(descriptor.fileno(), lambda link: link.device in lost)
@@ -141,7 +141,7 @@ class Finder:
 
     def _take_over(self, device: str, owner: Owner, path: Path, resource_name: str) -> bool:
         try:
-            with self._node.locks.hold([device], seconds=0.2), _opened(path) as descriptor:
+            with self._node.locks.hold([device], seconds=0.2), FileIO(path) as descriptor:
                 facts = self._node.scans.value.by_address.get(device)
                 # Now that nobody else is at it: an ADD may have begun, or a DEL ended, since it was searched.
                 if facts is None or self._node.ledger.attachment_on(device) or self._node.host.find_netdev(device):
@@ -203,10 +203,11 @@ class Finder:
         if pf is not None and facts.vf_index is not None:
             settings = self._settings(facts, pf.name, facts.vf_index, same_boot.mac if same_boot else None)
         touched = pf is not None and not settings.is_empty
+        usual = {neighbour.netdev.mtu for neighbour in self._neighbours(facts) if neighbour.netdev is not None}
         return Undo(
             netdev=name,
             mac=same_boot.mac if same_boot else link.mac,
-            mtu=same_boot.mtu if same_boot else self._usual_mtu(facts) or link.mtu,
+            mtu=same_boot.mtu if same_boot else usual.pop() if len(usual) == 1 else link.mtu,
             up=False,
             pf_netdev=pf.name if pf is not None and touched else None,
             vf_index=facts.vf_index if touched else None,
@@ -226,7 +227,8 @@ class Finder:
         """List what the PF enforces and should not: what differs from a VF of its that no pod has."""
         try:
             now = self._node.host.vf_control.read(pf_netdev, vf_index)
-            pattern = self._untouched(facts, pf_netdev) or CLEAN
+            untouched = (vf.vf_index for vf in self._neighbours(facts) if vf.vf_index is not None)
+            pattern = next((self._node.host.vf_control.read(pf_netdev, index) for index in untouched), CLEAN)
         except HardwareError as error:
             log.warning("what %s enforces on %s stays: %s", pf_netdev, facts.address, error)
             return VfSettings()
@@ -244,18 +246,6 @@ class Finder:
             differing |= {k: getattr(pattern, k) for k in ("vlan", "vlan_qos", "vlan_proto")}
         return VfSettings(**differing)
 
-    def _untouched(self, facts: PciDevice, pf_netdev: str) -> VfSettings | None:
-        """Read what the PF enforces on a VF that no pod has."""
-        for neighbour in self._neighbours(facts):
-            if neighbour.vf_index is not None:
-                return self._node.host.vf_control.read(pf_netdev, neighbour.vf_index)
-        return None
-
-    def _usual_mtu(self, facts: PciDevice) -> int | None:
-        """Return the MTU of the same PF's VFs that no pod has; None if they differ, or there are none."""
-        found = {neighbour.netdev.mtu for neighbour in self._neighbours(facts) if neighbour.netdev is not None}
-        return found.pop() if len(found) == 1 else None
-
     def _neighbours(self, facts: PciDevice) -> tuple[PciDevice, ...]:
         """List the same PF's VFs that are in the host, without a row, and not just back from a pod."""
         snapshot = self._node.scans.value
@@ -267,7 +257,3 @@ class Finder:
             for s in siblings
             if s is not None and s.address not in held and s.netdev is not None and not is_left_over(s.netdev.name)
         )
-
-
-def _opened(path: Path) -> FileIO:
-    return FileIO(path)

@@ -14,24 +14,13 @@ from agent.errors import RequestInvalid
 from agent.hardware.host import Route
 from agent.model.fields import join, shown
 
+Document = Mapping[str, Any]
 RT_SCOPE_LINK = 253
 _ROUTE_KEYS = ("mtu", "advmss", "priority", "table", "scope")
 MAX_ITEMS = 1024
 _SINCE_1_1 = {"interfaces": ("mtu", "socketPath", "pciID"), "routes": _ROUTE_KEYS}
 """Keys that came with 1.1.0 (CNI specification, section "ADD Success")."""
 _HIGHEST = 2**32 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Interface:
-    name: str
-    mac: str
-    """Empty where the device has none that is known."""
-    mtu: int
-    """0 where there is none."""
-    sandbox: str
-    device: str
-    """PCI address; empty for an interface that is no PCI device's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +62,15 @@ def ips_of(answer: Mapping[str, Any], ifname: str) -> tuple[Mapping[str, Any], .
     return tuple(ip for ip in answer.get("ips") or () if ip.get("interface") == index)
 
 
-def build(version: str, previous: Mapping[str, Any] | None, made: Sequence[tuple[Interface, Leases]]) -> dict[str, Any]:
-    """Make the result of an ADD: what came before, and our interfaces with their addresses after it."""
+def build(version: str, previous: Mapping[str, Any] | None, made: Sequence[tuple[Document, Leases]]) -> dict[str, Any]:
+    """Make the result of an ADD: what came before, and our interfaces, as results have them, with addresses."""
     result: dict[str, Any] = dict(previous or {})
     interfaces = list(result.get("interfaces") or [])
     ips = list(result.get("ips") or [])
     routes = list(result.get("routes") or [])
     dns = result.get("dns") or {}
     for interface, leases in made:
-        entry: dict[str, Any] = {
-            "name": interface.name,
-            "mac": interface.mac,
-            "mtu": interface.mtu,
-            "sandbox": interface.sandbox,
-            "pciID": interface.device,
-        }
-        interfaces.append({key: value for key, value in entry.items() if value})
+        interfaces.append({key: value for key, value in interface.items() if value})
         for ip in leases.ips:
             lease = {"interface": len(interfaces) - 1, "address": ip["address"]}
             if ip.get("gateway"):

@@ -219,7 +219,7 @@ class Targets:
 
     def _bound(self, call: Call, add: Add) -> Sequence[GrantedDevice]:
         """List the devices of the pod's slots. Who has to wait for them needs a place, as who has a device does."""
-        if not (self._held.has_late or self._slots.specs.had_slots):
+        if not (self._slots.specs.had_slots or self._held.has_late):
             return ()
         with ExitStack() as place:
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from agent.config import CniSettings, Config
 from agent.config.networks import Network
+from agent.edits.specs import Specs
 from agent.errors import RequestInvalid
 from agent.kubelet.podresources import PodDevices
 from agent.model.allocation import NO_SETTINGS, Attachment, Hold, PodRef, VfSettings
@@ -43,10 +45,6 @@ class FixedDevices(HeldDevices):
     @property
     def settings(self) -> CniSettings:
         return self.cni
-
-    @property
-    def has_late(self) -> bool:
-        return True
 
     @property
     def is_settled(self) -> bool:
@@ -88,6 +86,8 @@ class FixedDevices(HeldDevices):
 
 class NoSlots(Binder):
     """Binds none."""
+
+    specs = cast(Specs, SimpleNamespace(had_slots=True))
 
     def __init__(self) -> None: ...
 

@@ -15,9 +15,15 @@ from agent.errors import RequestInvalid
 from agent.hardware.host import Route
 from cni import result
 from cni.netconf import SUPPORTED_VERSIONS
-from cni.result import Interface, Leases
+from cni.result import Leases
 
-NET1 = Interface("net1", "02:00:00:00:00:01", 9000, "/var/run/netns/x", "0000:3b:00.2")
+NET1 = {
+    "name": "net1",
+    "mac": "02:00:00:00:00:01",
+    "mtu": 9000,
+    "sandbox": "/var/run/netns/x",
+    "pciID": "0000:3b:00.2",
+}
 LEASES = Leases(
     ips=(
         {"address": "10.0.0.2/24", "gateway": "10.0.0.1", "version": "4", "interface": 7},
@@ -108,9 +114,8 @@ ROUTED_LEASES = Leases(
 
 @pytest.mark.parametrize("version", SUPPORTED_VERSIONS)
 def test_each_version_gets_what_it_knows(version: str) -> None:
-    vf = Interface("net1", "02:00:00:00:00:01", 9000, "/var/run/netns/x", "0000:3b:00.2")
-    for_a_program = Interface("net2", "", 0, "/var/run/netns/x", "0000:3b:00.3")
-    made = result.build(version, FULL_PREVIOUS, [(vf, ROUTED_LEASES), (for_a_program, Leases())])
+    for_a_program = {"name": "net2", "mac": "", "mtu": 0, "sandbox": "/var/run/netns/x", "pciID": "0000:3b:00.3"}
+    made = result.build(version, FULL_PREVIOUS, [(NET1, ROUTED_LEASES), (for_a_program, Leases())])
     assert made == json.loads((GOLDEN / f"{version}.json").read_text())
     result.check_result(made)
 
@@ -199,5 +204,5 @@ def test_what_passes_the_check_can_be_told_in_any_version_and_built_upon(
 ) -> None:
     with suppress(RequestInvalid):
         result.check_result(document)
-        made = result.build(version, document, [(Interface("net1", "", 0, "/x", ""), ROUTED_LEASES)])
+        made = result.build(version, document, [({"name": "net1"}, ROUTED_LEASES)])
         result.check_result(made)
