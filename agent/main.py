@@ -256,9 +256,11 @@ class Agent:
     async def _listen_to_operator(self, made: Parts, closing: AsyncExitStack) -> None:
         """Open the operator's socket. Pods need none, so the agent does its work without it too."""
         loop = asyncio.get_running_loop()
-        answer = release.answering(made.attachments, made.reconciler, loop, self._report.reconciled)
-        answer = gpu_pause.answering(self._host.pause_gpus, self._inventory.snapshot, answer)
-        server = admin.AdminServer(self._config.value.admin_socket, answer)
+        answers = {
+            release.COMMAND: release.answering(made.attachments, made.reconciler, loop, self._report.reconciled),
+            gpu_pause.COMMAND: gpu_pause.answering(self._host.pause_gpus, self._inventory.snapshot),
+        }
+        server = admin.AdminServer(self._config.value.admin_socket, answers)
         try:
             server.start()
         except ConfigError as error:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.errors import AgentError, ConfigError, RequestInvalid, Unavailable
+from agent.errors import AgentError, ConfigError, InUse, RequestInvalid, Unavailable
 from agent.process import sockets
 
 if TYPE_CHECKING:
@@ -34,13 +34,9 @@ Answer = Callable[[Mapping[str, Any]], str]
 
 
 class RequestRefused(AgentError):
-    """The agent did not do what it was asked for. `cause` is its word for why."""
+    """The agent did not do what it was asked for."""
 
     reason = "RequestRefused"
-
-    def __init__(self, text: str, cause: str) -> None:
-        self.cause = cause
-        super().__init__(text)
 
 
 class NotWell(AgentError):
@@ -52,9 +48,10 @@ class NotWell(AgentError):
 class AdminServer(sockets.UnixServer):
     """Listens on the socket and answers."""
 
-    def __init__(self, path: Path, answer: Answer, receive_seconds: float = RECEIVE_SECONDS) -> None:
+    def __init__(self, path: Path, answers: Mapping[str, Answer], receive_seconds: float = RECEIVE_SECONDS) -> None:
+        """`answers`: command → what carries it out."""
         super().__init__(path, MAX_CONNECTIONS, BACKLOG)
-        self._answer = answer
+        self._answers = answers
         self._receive_seconds = receive_seconds
 
     def serve(self, connection: socket.socket) -> None:
@@ -67,8 +64,11 @@ class AdminServer(sockets.UnixServer):
         connection.sendall(answer)
 
     def _carry_out(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        command = request.get("command")
         try:
-            return {"done": self._answer(request)}
+            if (answer := self._answers.get(str(command))) is None:
+                raise RequestInvalid(f"command must be one of {', '.join(self._answers)}, is {command!r}")
+            return {"done": answer(request)}
         except AgentError as error:
             return {"error": str(error), "reason": error.reason}
         except Exception as error:
@@ -86,7 +86,7 @@ def answering_probes(path: Path | None, health: Mapping[str, Check], ready: Mapp
     if path is None:
         yield
         return
-    server = AdminServer(path, _checking({"healthz": health, "readyz": ready}))
+    server = AdminServer(path, {"healthz": _checking(health), "readyz": _checking(ready)})
     try:
         server.start()
     except ConfigError as error:
@@ -97,15 +97,11 @@ def answering_probes(path: Path | None, health: Mapping[str, Check], ready: Mapp
         server.close(0)
 
 
-def _checking(questions: Mapping[str, Mapping[str, Check]]) -> Answer:
+def _checking(checks: Mapping[str, Check]) -> Answer:
     from agent.report.endpoints import run_checks  # not for a command that only asks
 
     def answer(request: Mapping[str, Any]) -> str:
-        question = str(request.get("probe"))
-        if question not in questions:
-            raise RequestInvalid(f"probe must be one of {', '.join(questions)}, is {question!r}")
-        wrong = [f"{name}: {what}" for name, what in run_checks(questions[question]).items() if what is not None]
-        if wrong:
+        if wrong := [f"{name}: {what}" for name, what in run_checks(checks).items() if what is not None]:
             raise NotWell("; ".join(wrong))
         return "ok"
 
@@ -115,7 +111,7 @@ def _checking(questions: Mapping[str, Mapping[str, Check]]) -> Answer:
 def ask(path: Path, request: Mapping[str, Any], seconds: float = ANSWER_SECONDS) -> str:
     """Ask the running agent. Returns what it has done.
 
-    Raises Unavailable if no agent listens or answers, RequestRefused if it says no.
+    Raises Unavailable if no agent listens or answers, and InUse, RequestInvalid or RequestRefused if it says no.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         try:
@@ -127,4 +123,5 @@ def ask(path: Path, request: Mapping[str, Any], seconds: float = ANSWER_SECONDS)
             raise Unavailable(f"the agent does not answer at {path}: {error}") from error
     if "done" in answer:
         return str(answer["done"])
-    raise RequestRefused(str(answer.get("error")), str(answer.get("reason")))
+    known: dict[Any, type[AgentError]] = {InUse.reason: InUse, RequestInvalid.reason: RequestInvalid}
+    raise known.get(answer.get("reason"), RequestRefused)(str(answer.get("error")))

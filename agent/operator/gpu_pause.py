@@ -25,18 +25,13 @@ LetGo = Callable[[float, Sequence[str]], bool]
 
 def pause(config: Config, gpus: Sequence[str], seconds: float) -> str:
     """Ask the running agent, and tell what it did. Raises RequestInvalid, Unavailable, or another AgentError."""
-    try:
-        return admin.ask(config.admin_socket, {"command": COMMAND, "gpus": list(gpus), "seconds": seconds})
-    except admin.RequestRefused as error:
-        raise (RequestInvalid(str(error)) if error.cause == RequestInvalid.reason else error) from error
+    return admin.ask(config.admin_socket, {"command": COMMAND, "gpus": list(gpus), "seconds": seconds})
 
 
-def answering(let_go: LetGo, snapshot: Latest[Snapshot], otherwise: admin.Answer) -> admin.Answer:
-    """Make what carries out such requests in the running agent, and leaves all others to `otherwise`."""
+def answering(let_go: LetGo, snapshot: Latest[Snapshot]) -> admin.Answer:
+    """Make what carries out such requests in the running agent."""
 
     def answer(asked: Mapping[str, Any]) -> str:
-        if asked.get("command") != COMMAND:
-            return otherwise(asked)
         names, seconds = _wish(asked)
         found = [_find(name, snapshot.value.gpus) for name in names]
         is_free = let_go(seconds, [gpu.pci_address for gpu in found])

@@ -42,7 +42,7 @@ def ask(path: str, question: str) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(SECONDS)
         connection.connect(path)
-        connection.sendall(b'{"probe": "%s"}\n' % question.encode())
+        connection.sendall(b'{"command": "%s"}\n' % question.encode())
         answer = b""
         while len(answer) < _MAX_ANSWER and (more := connection.recv(4096)):
             answer += more

@@ -8,10 +8,11 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 from agent.config import Config
-from agent.errors import AgentError, ConfigError, InUse, LedgerInUse, RequestInvalid, Unavailable, UnknownDevice
+from agent.errors import AgentError, ConfigError, LedgerInUse, RequestInvalid, Unavailable, UnknownDevice
 from agent.hardware.host import Host
 from agent.kubelet.cri import ContainerRuntime
 from agent.kubelet.podresources import PodResources
@@ -27,6 +28,7 @@ from cni.call import Node
 from cni.detach import Detacher
 from cni.heal import PodKnown, ReleaseRequest
 
+COMMAND = "release"
 MAX_REASON = 500
 LOOK_SECONDS = 5.0
 
@@ -35,8 +37,6 @@ log = logging.getLogger(__name__)
 
 def wish_of(request: Mapping[str, Any]) -> ReleaseRequest:
     """Read a request of the operator's socket. Raises RequestInvalid."""
-    if request.get("command") != "release":
-        raise RequestInvalid(f"command must be release, is {str(request.get('command'))[:40]!r}")
     device, reason, force = request.get("device"), request.get("reason"), request.get("force", False)
     if not isinstance(device, str) or not 0 < len(device) <= 300:
         raise RequestInvalid("device must name a device, as `nodefabric status` does")
@@ -45,11 +45,6 @@ def wish_of(request: Mapping[str, Any]) -> ReleaseRequest:
     if not isinstance(force, bool):
         raise RequestInvalid("force must be true or false")
     return ReleaseRequest(device, " ".join(reason.split()), force)
-
-
-def request(wish: ReleaseRequest) -> dict[str, Any]:
-    """Write a request for the operator's socket."""
-    return {"command": "release", "device": wish.device, "reason": wish.reason, "force": wish.force}
 
 
 def answering(
@@ -91,17 +86,16 @@ def release(
     if none answers, InUse for a device that a pod may use, Unavailable if an agent has the books and does not answer,
     and AgentError for all else that keeps it.
     """
-    wish_of(request(wish))
+    request = {"command": COMMAND, **asdict(wish)}
+    wish_of(request)
     try:
-        return admin.ask(config.admin_socket, request(wish))
+        return admin.ask(config.admin_socket, request)
     except Unavailable as error:
         if wrong is not None:
             raise wrong from error
         no_answer = error
         if not config.ledger_path.exists() and not is_locked(config.state_dir):
             raise UnknownDevice(f"no agent has been here: {config.ledger_path} is not there, and {error}") from error
-    except admin.RequestRefused as error:
-        raise (InUse(str(error)) if error.cause == InUse.reason else error) from error
     try:
         lock = lock_folder(config.state_dir)
     except LedgerInUse as error:

@@ -6,8 +6,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,11 @@ def test_so_is_one_that_is_to_do_something(
 ) -> None:
     path = short_folder / "config.yaml"
     path.write_text(f"{{stateDir: {short_folder}/state, runDir: {short_folder}, resources: [{{kind: vff}}]}}")
-    server = AdminServer(short_folder / "admin.sock", lambda asked: f"did {asked['command']}, though: no\nline\x1b[2K")
+
+    def answer(asked: Mapping[str, Any]) -> str:
+        return f"did {asked['command']}, though: no\nline\x1b[2K"
+
+    server = AdminServer(short_folder / "admin.sock", {command[0]: answer})
     server.start()
     try:
         assert main([*command, "--config", str(path)]) == 0

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from agent.errors import InUse
+from agent.errors import AgentError, InUse, RequestInvalid
 from agent.operator.admin import MAX_REQUEST, AdminServer, RequestRefused, ask
+
+DO = {"command": "do"}
 
 
 class Door:
@@ -20,7 +22,7 @@ class Door:
         self.path = path
         self.asked: list[Mapping[str, Any]] = []
         self.error: Exception | None = None
-        self.server = AdminServer(path, self._answer, receive_seconds=receive_seconds)
+        self.server = AdminServer(path, {"do": self._answer}, receive_seconds=receive_seconds)
 
     def _answer(self, request: Mapping[str, Any]) -> str:
         self.asked.append(request)
@@ -53,18 +55,26 @@ def door(short_folder: Path) -> Iterator[Door]:
 
 
 @pytest.mark.parametrize(
-    ("error", "text", "reason"),
-    [(InUse("a pod has it"), "^a pod has it$", "InUse"), (RuntimeError("boom"), "unexpected error: boom", "Internal")],
+    ("error", "text", "kind"),
+    [
+        (InUse("a pod has it"), "^a pod has it$", InUse),
+        (RequestInvalid("no such GPU"), "^no such GPU$", RequestInvalid),
+        (RuntimeError("boom"), "unexpected error: boom", RequestRefused),
+    ],
 )
-def test_an_error_is_told_with_its_reason_and_ends_one_request_only(
-    door: Door, error: Exception, text: str, reason: str
+def test_an_error_is_told_as_it_is_and_ends_one_request_only(
+    door: Door, error: Exception, text: str, kind: type[AgentError]
 ) -> None:
     door.error = error
-    with pytest.raises(RequestRefused, match=text) as caught:
-        ask(door.path, {})
-    assert caught.value.cause == reason
+    with pytest.raises(kind, match=text):
+        ask(door.path, DO)
     door.error = None
-    assert ask(door.path, {}) == "it is done"
+    assert ask(door.path, DO) == "it is done"
+
+
+def test_a_command_that_nobody_knows_is_refused(door: Door) -> None:
+    with pytest.raises(RequestInvalid, match="command must be one of do, is 'undo'"):
+        ask(door.path, {"command": "undo"})
 
 
 @pytest.mark.parametrize(
@@ -77,4 +87,4 @@ def test_what_is_no_request_gets_no_answer(door: Door, data: bytes) -> None:
         answer = b""
     assert answer == b""
     assert door.asked == []
-    assert ask(door.path, {}) == "it is done"
+    assert ask(door.path, DO) == "it is done"

@@ -26,8 +26,7 @@ class Driver:
 
 
 def ask(driver: Driver, request: Mapping[str, Any]) -> str:
-    answer = answering(driver.pause_gpus, Latest(SNAPSHOT), lambda asked: f"other: {asked['command']}")
-    return answer({"command": "pause-gpus", **request})
+    return answering(driver.pause_gpus, Latest(SNAPSHOT))(request)
 
 
 @pytest.mark.parametrize("name", ["GPU-b", "0000:3d:00.0", "GPU1", "1", "GPU-b::3"])
@@ -60,10 +59,4 @@ def test_a_wrong_request_lets_nothing_go(request_: dict[str, Any]) -> None:
     driver = Driver()
     with pytest.raises(RequestInvalid):
         ask(driver, request_)
-    assert driver.asked == []
-
-
-def test_other_requests_are_passed_on() -> None:
-    driver = Driver()
-    assert ask(driver, {"command": "release"}) == "other: release"
     assert driver.asked == []

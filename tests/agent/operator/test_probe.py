@@ -63,7 +63,7 @@ def test_what_is_wrong_is_told_by_the_probe_that_it_belongs_to(path: Path, check
 def test_a_question_that_nobody_knows_fails(path: Path) -> None:
     status, said = probed("metrics", path)
     assert status == 1
-    assert "probe must be one of healthz, readyz, is 'metrics'" in said
+    assert "command must be one of healthz, readyz, is 'metrics'" in said
 
 
 def test_where_no_agent_answers_the_probe_says_so_in_bounded_time(short_folder: Path) -> None:

@@ -61,7 +61,7 @@ def cni(path: Path) -> CniServer:
 
 
 def operator(path: Path) -> AdminServer:
-    return AdminServer(path, lambda request: "it is done", receive_seconds=PATIENCE)
+    return AdminServer(path, {"do": lambda request: "it is done"}, receive_seconds=PATIENCE)
 
 
 VERSION = frames.encode_request(protocol.Request({"CNI_COMMAND": "VERSION"}, b""))
@@ -70,7 +70,7 @@ VERSION = frames.encode_request(protocol.Request({"CNI_COMMAND": "VERSION"}, b""
 @pytest.fixture(params=["cni", "operator"])
 def closed(request: pytest.FixtureRequest, short_folder: Path) -> Iterator[Door]:
     """A server that does not listen yet."""
-    make, asked = {"cni": (cni, VERSION), "operator": (operator, b"{}\n")}[request.param]
+    make, asked = {"cni": (cni, VERSION), "operator": (operator, b'{"command": "do"}\n')}[request.param]
     path = short_folder / "run/s.sock"
     made = Door(make(path), lambda: make(path), asked, b"supportedVersions" if make is cni else b"it is done")
     yield made
