@@ -24,32 +24,17 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Write the script for one shell."""
     import shtab
 
-    from agent.hardware import recorded
-
-    _say_what_values_are(parser, _nodes(recorded.names()))
+    _say_what_values_are(parser)
     return shtab.complete(parser, shell)
 
 
-def _say_what_values_are(parser: argparse.ArgumentParser, nodes: dict[str, str | dict[str, str]]) -> None:
+def _say_what_values_are(parser: argparse.ArgumentParser) -> None:
     """Give each option what shtab completes its value with, by its metavar."""
     import shtab
 
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
-                _say_what_values_are(command, nodes)
-        elif action.metavar in ("FOLDER", "FILE", "SOCKET"):
+                _say_what_values_are(command)
+        elif action.metavar in ("FOLDER", "FILE", "SOCKET", "NODE"):
             action.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE  # type: ignore[attr-defined]
-        elif action.metavar == "NODE":
-            action.complete = nodes  # type: ignore[attr-defined]
-
-
-def _nodes(names: tuple[str, ...]) -> dict[str, str | dict[str, str]]:
-    """Say how each shell completes a node file: its name, or a file."""
-    words = " ".join(names)
-    return {
-        "bash": "_nodefabric_nodes",
-        "zsh": f"{{_alternative 'names:node:({words})' 'files:file:_files'}}",
-        "fish": f"{words} (__fish_complete_path (commandline -ct))",
-        "preamble": {"bash": f'_nodefabric_nodes() {{\n  compgen -W \'{words}\' -- "$1"\n  compgen -f -- "$1"\n}}'},
-    }

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 from agent.config import Config, Flags, load_legible
 from agent.config.compat import SRIOV_PREFIX
 from agent.config.files import Sources
-from agent.errors import ConfigError, Unavailable
-from agent.model.printable import joined
+from agent.errors import ConfigError
+from agent.model.printable import joined, one_line
 
 if TYPE_CHECKING:
     from agent.hardware.host import Host
@@ -84,19 +85,15 @@ def sources(options: argparse.Namespace, own: Path | None) -> Sources:
     return found
 
 
-@contextmanager
-def asking(path: Path) -> Iterator[Config]:
-    """Give the configuration by which the agent is asked, also if it has refused this version of the file.
+def legible(path: Path) -> Config:
+    """Read what is right of a configuration, and show what is wrong: the agent may go by an earlier version.
 
-    Raises ConfigError if nobody answers by a file that is wrong.
+    Raises ConfigError if there is no such file.
     """
     config, wrong = load_legible(path)
-    try:
-        yield config
-    except Unavailable as error:
-        if wrong is not None:
-            raise wrong from error
-        raise
+    for problem in wrong.problems if wrong is not None else ():
+        print(one_line(f"{path}: {problem}"), file=sys.stderr)
+    return config
 
 
 def add_host(parser: argparse.ArgumentParser) -> Any:

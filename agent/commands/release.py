@@ -6,8 +6,7 @@ import argparse
 import sys
 from functools import partial
 
-from agent import config as configuration
-from agent.commands.options import DONE, Command, add_config, add_host, add_output, asking, open_host, show
+from agent.commands.options import DONE, Command, add_config, add_host, add_output, legible, open_host, show
 from agent.model.printable import one_line
 from agent.process import logs
 
@@ -42,9 +41,8 @@ def _release(options: argparse.Namespace) -> int:
     from cni.heal import ReleaseRequest
 
     logs.configure(sys.stderr, "WARNING", "auto")
-    config, wrong = configuration.load_legible(options.config)
     wish = ReleaseRequest(options.device, options.reason, options.force)
-    done = release(config, wish, partial(open_host, options), wrong=wrong)
+    done = release(legible(options.config), wish, partial(open_host, options))
     show(options, {"device": options.device, "done": done}, one_line(done))
     return DONE
 
@@ -53,7 +51,6 @@ def _pause(options: argparse.Namespace) -> int:
     from agent.operator.gpu_pause import pause
 
     logs.configure(sys.stderr, "WARNING", "auto")
-    with asking(options.config) as config:
-        done = pause(config, options.gpus, options.seconds)
+    done = pause(legible(options.config), options.gpus, options.seconds)
     show(options, {"gpus": options.gpus, "seconds": options.seconds, "done": done}, one_line(done))
     return DONE

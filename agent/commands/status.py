@@ -6,8 +6,8 @@ import argparse
 import time
 from typing import Any
 
-from agent import config as configuration
-from agent.commands.options import DONE, NO_ANSWER, Command, add_config, add_output, asking, show
+from agent.commands.options import DONE, NO_ANSWER, Command, add_config, add_output, legible, show
+from agent.config import Config
 from agent.errors import Unavailable
 
 
@@ -24,19 +24,16 @@ def add(command: Command) -> None:
 def _status(options: argparse.Namespace) -> int:
     from agent.report import status, status_text
 
-    config, wrong = configuration.load_legible(options.config)
+    config = legible(options.config)
     try:
         document, outcome = status.ask(config.endpoints), DONE
-        wrong = None  # which the agent that serves by an earlier version says itself
     except Unavailable as error:
         document, outcome = _from_books(config, error), NO_ANSWER
     show(options, document, status_text.text(document, time.time()))
-    if wrong is not None:
-        raise wrong
     return outcome
 
 
-def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, Any]:
+def _from_books(config: Config, error: Unavailable) -> dict[str, Any]:
     """Return what the books hold, while no agent answers."""
     from agent.ledger import database
     from agent.process.identity import agent_version, node_name
@@ -56,7 +53,6 @@ def _from_books(config: configuration.Config, error: Unavailable) -> dict[str, A
 def _events(options: argparse.Namespace) -> int:
     from agent.report import status, status_text
 
-    with asking(options.config) as config:
-        events = status.ask(config.endpoints)["events"]
+    events = status.ask(legible(options.config).endpoints)["events"]
     show(options, {"events": events}, status_text.events_text(events, time.time()))
     return DONE

@@ -13,10 +13,10 @@ from agent.commands.options import (
     add_config,
     add_hardware,
     add_output,
+    legible,
     scanned,
     show,
 )
-from agent.config import load_legible
 from agent.errors import ConfigError
 
 
@@ -55,4 +55,4 @@ def _topology_file(options: argparse.Namespace) -> Path | None:
     """Name the file that the agent goes by. A node file has none of this machine's, unless a file is named."""
     if options.config == DEFAULT_CONFIG and (options.node is not None or not options.config.exists()):
         return None
-    return load_legible(options.config)[0].placement.topology_file
+    return legible(options.config).placement.topology_file

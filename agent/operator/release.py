@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agent.config import Config
-from agent.errors import AgentError, ConfigError, LedgerInUse, RequestInvalid, Unavailable, UnknownDevice
+from agent.errors import AgentError, LedgerInUse, RequestInvalid, Unavailable, UnknownDevice
 from agent.hardware.host import Host
 from agent.kubelet.cri import ContainerRuntime
 from agent.kubelet.podresources import PodResources
@@ -77,22 +77,17 @@ def _nobody_answers(row: Attachment) -> bool | None:
     return None
 
 
-def release(
-    config: Config, wish: ReleaseRequest, open_host: Callable[[], Host], *, wrong: ConfigError | None = None
-) -> str:
+def release(config: Config, wish: ReleaseRequest, open_host: Callable[[], Host]) -> str:
     """Release a device and tell what was done.
 
-    `wrong` is what is the matter with the configuration: a running agent may have refused it, and is asked. Raises it
-    if none answers, InUse for a device that a pod may use, Unavailable if an agent has the books and does not answer,
-    and AgentError for all else that keeps it.
+    Raises InUse for a device that a pod may use, Unavailable if an agent has the books and does not answer, and
+    AgentError for all else that keeps it.
     """
     request = {"command": COMMAND, **asdict(wish)}
     wish_of(request)
     try:
         return admin.ask(config.admin_socket, request)
     except Unavailable as error:
-        if wrong is not None:
-            raise wrong from error
         no_answer = error
         if not config.ledger_path.exists() and not is_locked(config.state_dir):
             raise UnknownDevice(f"no agent has been here: {config.ledger_path} is not there, and {error}") from error

@@ -71,14 +71,16 @@ def test_so_is_one_that_is_to_do_something(
 
 
 @pytest.mark.parametrize(
-    "command", [("status",), ("events",), ("release", "0000:3b:00.2", "--reason", "stuck"), ("pause-gpus", "0")]
+    ("command", "status"),
+    [(("status",), 3), (("events",), 3), (("release", "0000:3b:00.2", "--reason", "x"), 1), (("pause-gpus", "0"), 3)],
 )
 def test_a_wrong_configuration_without_an_agent_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], status: int
 ) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text(f"{{endpoints: {{port: 1}}, runDir: {tmp_path}, resources: [{{kind: vff}}]}}")
-    assert main([*command, "--config", str(path)]) == 2
+    folders = f"runDir: {tmp_path}, stateDir: {tmp_path}"
+    path.write_text(f"{{endpoints: {{port: 1}}, {folders}, resources: [{{kind: vff}}]}}")
+    assert main([*command, "--config", str(path)]) == status
     assert f"{path}: " in capsys.readouterr().err
 
 
@@ -97,7 +99,7 @@ def test_an_agent_that_waits_for_its_configuration_has_no_status_to_show(
         assert "waits for its configuration to be repaired, and offers nothing yet: is wrong" in said
         assert "does not run" not in said
         path.write_text(f"{{endpoints: {{port: {server.port}}}, resources: 7}}")
-        assert main(["status", "--config", str(path)]) == 2
+        assert main(["status", "--config", str(path)]) == 3
     finally:
         server.close()
     assert "resources: must be a list, is 7" in capsys.readouterr().err
