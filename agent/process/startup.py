@@ -81,26 +81,22 @@ async def await_config(
     read, and to probes at their socket: kubelet would end an agent whose probes find nobody. Relays get their file of
     pods, so that those without a device start and end.
     """
-    said: tuple[str, ...] = ()
-    wrong: list[str] = []
-    excuse: str | None = ""
-    """Why relays do not have their file yet; None once they have it."""
+    conditions = Conditions()
+    conditions.found.clear()  # of those nothing has begun
+    is_written = False
     async with AsyncExitStack() as stack:
         while not stop.is_set():
             try:
                 config = await _load(sources, scan)
             except ConfigError as error:
                 legible = await asyncio.to_thread(_legible, sources)
-                if error.problems != said:
-                    for problem in error.problems:
-                        log.error("%s: %s", error.source, problem)
-                    log.error("waiting for %s to be repaired", sources)
-                    wrong[:] = error.problems
-                    if not said:
-                        _explain(stack, wrong, legible.endpoints, probe_socket)
-                    said = error.problems
-                if excuse is not None:
-                    excuse = await _write_relay_file(legible, excuse)
+                if not conditions.found:
+                    _explain(stack, conditions, legible.endpoints, probe_socket)
+                conditions.set("config", f"must be repaired: {error}")
+                if not is_written:
+                    excuse = await asyncio.to_thread(_write_relay_file, legible)
+                    conditions.set("pods", excuse)
+                    is_written = excuse is None
             else:
                 for warning in config.warnings:
                     log.warning("%s: %s", config.source, warning)
@@ -129,29 +125,24 @@ def _legible(sources: Sources) -> Config:
         return Config()
 
 
-async def _write_relay_file(config: Config, excuse: str) -> str | None:
-    """Let pods without a device start and end. Return why that is not possible, said once; None if it is."""
+def _write_relay_file(config: Config) -> str | None:
+    """Let pods without a device start and end. Return why that is not possible; None if it is."""
     try:
-        await asyncio.to_thread(relay_file.write, config)
+        relay_file.write(config)
     except LedgerInUse as error:  # in an update: that agent serves on
-        if str(error) != excuse:
-            log.info("the configuration must be repaired before this agent takes over: %s", error)
-        return str(error)
+        return f"another agent serves them: {error}"
     except (AgentError, OSError) as error:
-        if str(error) != excuse:
-            log.warning("pods wait until the configuration is repaired: %s", error)
-        return str(error)
-    log.info("pods without a device start and end, and others wait, until the configuration is repaired")
+        return f"wait until the configuration is repaired: {error}"
     return None
 
 
-def _explain(stack: AsyncExitStack, wrong: Sequence[str], endpoints: Endpoints, probe_socket: Path | None) -> None:
+def _explain(stack: AsyncExitStack, conditions: Conditions, endpoints: Endpoints, probe_socket: Path | None) -> None:
     metrics = Metrics(CollectorRegistry())
     metrics.reloaded("refused")
     pages = Pages(
         metrics=metrics.render,
-        status=lambda: served({"ready": False, "obstacles": {"config": "; ".join(wrong)}}),
-        ready={"config": lambda: "; ".join(wrong)},
+        status=lambda: served({"ready": False, "obstacles": conditions.found}),
+        ready={"agent": conditions.first},
         everywhere=endpoints.status == "everywhere",
     )
     stack.enter_context(admin.answering_probes(probe_socket, pages.health, pages.ready))

@@ -79,6 +79,7 @@ def test_a_bad_file_is_explained_where_it_has_its_endpoints_until_it_is_repaired
     url = "http://127.0.0.2:9909"
     path = write_bad(tmp_path, "endpoints: {address: 0.0.0.0, port: 9909, status: everywhere}\n")
     problem = "rescanSeconds: must be a number of seconds from 1 to 3600, is 'soon'"
+    said = f"must be repaired: {path}: {problem}"
     rebound: list[int] = []
 
     def look() -> None:
@@ -86,7 +87,7 @@ def test_a_bad_file_is_explained_where_it_has_its_endpoints_until_it_is_repaired
         assert get("/healthz", url)[0] == 200
         status, text = get("/readyz", url)
         assert (status, problem in text) == (503, True)
-        assert json.loads(get("/status", url)[1]) == {"ready": False, "obstacles": {"config": problem}}
+        assert json.loads(get("/status", url)[1]) == {"ready": False, "obstacles": {"config": said}}
         assert "\nnodefabric_config_last_reload_success 0.0\n" in get("/metrics", url)[1]
         connection = HTTPConnection("127.0.0.2", 9909, timeout=10)
         connection.request("GET", "/status", headers={"Host": "rebound.example"})
@@ -100,7 +101,7 @@ def test_a_bad_file_is_explained_where_it_has_its_endpoints_until_it_is_repaired
     with pytest.raises(OSError, match="refused"):
         get("/healthz", url)
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
-    assert errors == [f"{path}: {problem}", f"waiting for {path} to be repaired"]
+    assert errors == [f"config: {said}"]
 
 
 def test_a_node_that_cannot_be_read_is_waited_for(own_network: None, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_relays_get_their_file_of_pods_as_soon_as_no_other_agent_serves(
     path, lock = write_bad(tmp_path), lock_folder(tmp_path / "state")
 
     def look() -> None:
-        until(lambda: "before this agent takes over" in caplog.text)
+        until(lambda: "pods: another agent serves them" in caplog.text)
         assert not (tmp_path / "run").exists()
         os.close(lock)
         until((tmp_path / "run/cni.sock.pods").exists)
