@@ -17,16 +17,17 @@ from cni.install.installation import DEFAULT_INSTANCE
 if TYPE_CHECKING:
     from agent.operator.uninstall import Published
 
+INSTANCE = os.environ.get("NODEFABRIC_INSTANCE", DEFAULT_INSTANCE)
 OPTIONS = (
-    ("--target", DEFAULT_TARGET, "FOLDER", "plugin folder"),
-    ("--conf-dir", DEFAULT_CONFIGURATIONS, "FOLDER", "network configurations"),
-    ("--kubelet-dir", Path("/var/lib/kubelet"), "FOLDER", "kubelet's folder"),
-    ("--state-dir", Path("/var/lib/nodefabric"), "FOLDER", "the agent's ledger"),
-    ("--run-dir", Path("/run/nodefabric"), "FOLDER", "the agent's sockets"),
-    ("--cdi-dir", Path("/var/run/cdi"), "FOLDER", "where the agent writes CDI specs"),
-    ("--dra-driver", DRIVER, "NAME", "`dra.driver` of the configuration"),
-    ("--instance", os.environ.get("NODEFABRIC_INSTANCE", DEFAULT_INSTANCE), "NAME", "whose installation this is"),
-    ("--root", Path("/"), "FOLDER", "where the host's own / is"),
+    ("--target", "plugins", DEFAULT_TARGET, "FOLDER", "plugin folder"),
+    ("--conf-dir", "networks", DEFAULT_CONFIGURATIONS, "FOLDER", "network configurations"),
+    ("--kubelet-dir", "kubelet", Path("/var/lib/kubelet"), "FOLDER", "kubelet's folder"),
+    ("--state-dir", "state", Path("/var/lib/nodefabric"), "FOLDER", "the agent's ledger"),
+    ("--run-dir", "run_dir", Path("/run/nodefabric"), "FOLDER", "the agent's sockets"),
+    ("--cdi-dir", "cdi", Path("/var/run/cdi"), "FOLDER", "where the agent writes CDI specs"),
+    ("--dra-driver", "dra_driver", DRIVER, "NAME", "`dra.driver` of the configuration"),
+    ("--instance", "instance", INSTANCE, "NAME", "whose installation this is"),
+    ("--root", "root", Path("/"), "FOLDER", "where the host's own / is"),
 )
 
 
@@ -34,9 +35,10 @@ def add(command: Command) -> None:
     """Add the command."""
     text = "take the plugin out of the networks, and all files of the agent off this node"
     parser = command("uninstall", _uninstall, text)
-    for name, default, metavar, what in OPTIONS:
+    for name, field, default, metavar, what in OPTIONS:
         read = _host_path if isinstance(default, Path) else str
-        parser.add_argument(name, type=read, default=default, metavar=metavar, help=f"{what} (default: %(default)s)")
+        text = f"{what} (default: %(default)s)"
+        parser.add_argument(name, dest=field, type=read, default=default, metavar=metavar, help=text)
     parser.add_argument(
         "--slices-of",
         metavar="NODE",
@@ -76,17 +78,8 @@ def _uninstall(options: argparse.Namespace) -> int:
 
     if not options.root.is_dir():  # "there was nothing" would be taken for a clean host
         raise ConfigError(str(options.root), ["is no folder: name the one where the host's own / is with --root"])
-    folders = Folders(
-        root=options.root,
-        plugins=options.target,
-        networks=options.conf_dir,
-        kubelet=options.kubelet_dir,
-        state=options.state_dir,
-        run=options.run_dir,
-        cdi=options.cdi_dir,
-        dra_driver=options.dra_driver,
-        boot_id=_boot_id(options.root),
-    )
+    named = {field: vars(options)[field] for _, field, *_ in OPTIONS if field != "instance"}
+    folders = Folders(**named, boot_id=_boot_id(options.root))
     published = _published(options.kubeconfig, options.slices_of) if options.slices_of else None
     try:
         removed = uninstall(folders, instance=options.instance, force=options.force, published=published)

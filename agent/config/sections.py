@@ -21,7 +21,6 @@ from agent.config.section import (
     Once,
     Refusal,
     Section,
-    Through,
     choice,
     matching,
     seconds,
@@ -233,7 +232,7 @@ def _pattern(given: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuNames(Section):
+class GpuNames(Section, GpuIds):
     """What a device plugin that the agent does not know calls its GPUs."""
 
     resource: Annotated[str, matching("domain/name, such as example.com/npu; * stands for anything", _RESOURCE)]
@@ -256,17 +255,12 @@ class GpuNames(Section):
             where = "pattern" if self.gpu == _USUAL else "gpu"
             yield Refusal((where,), f"has no group {unknown[0]}: name it (?P<{unknown[0]}>…)")
 
-    def value(self) -> GpuIds:
-        return GpuIds(self.resource, self.pattern, self.gpu)
-
 
 @dataclass(frozen=True, slots=True)
 class Placement(Section):
     """What placement is to know besides what it finds out."""
 
-    gpu_ids: Annotated[
-        tuple[GpuIds, ...], Through(Many[GpuNames], lambda given: tuple(each.value() for each in given))
-    ] = ()
+    gpu_ids: Many[GpuNames] = ()
     """Device IDs of GPU plugins that the agent does not know"""
     topology_file: Annotated[Path | None, FOLDER] = None
     """NCCL's topology file, for hosts whose PCI tree shows NUMA nodes only"""

@@ -64,7 +64,7 @@ class Folders:
     networks: Path
     kubelet: Path
     state: Path
-    run: Path
+    run_dir: Path
     cdi: Path
     dra_driver: str = DRIVER
     """Name of the driver that hands out claims, which is that of its folder in kubelet's."""
@@ -172,13 +172,13 @@ def _remove_files(folders: Folders, resource_names: Iterable[str]) -> Iterator[s
         (folders.cdi, CDI_SPEC),
         (FEATURES, re.compile(r"nodefabric|\.nodefabric\.new")),
         (DEVICE_INFO, re.compile(rf"({granted})-.+-device\.json")),
-        (folders.run, OWN_SOCKETS),
+        (folders.run_dir, OWN_SOCKETS),
         (folders.state / SPOOL, spool.OWN),
         # Last: whoever is interrupted before it finds the books again.
         (folders.state, BOOKS),
     ):
         yield from _remove_matching(folders, folder, pattern)
-    own = (folders.run, folders.state / SPOOL, folders.state, folders.kubelet / "plugins" / folders.dra_driver)
+    own = (folders.run_dir, folders.state / SPOOL, folders.state, folders.kubelet / "plugins" / folders.dra_driver)
     for folder in (*own, FEATURES, *MADE_FOR_MOUNTS):
         # Is not there, not empty, or a link: then what it leads to is the host's own, and would be missed.
         with contextlib.suppress(OSError):

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from agent.config import Placement
+from agent.config.sections import GpuNames
 from agent.errors import DriverUnavailable, HardwareError
 from agent.inventory import Inventory
 from agent.model.change import EVERYTHING, NOTHING, Change, of_function
 from agent.model.cloud_topology import Places
 from agent.model.device import Problem, Snapshot
-from agent.model.gpu_ids import GpuIds
 from tests.agent.scanned import FakeHost, FakeWatch, inventory_of, learns
 from tests.awaiting import until
 
@@ -264,7 +264,7 @@ async def test_what_the_configuration_says_of_gpus_is_part_of_the_snapshot(tmp_p
     known = Places("a known one", (("0001:00:00.0", ("s", "s", "0001:00:00.0"), 0),))
     host, file = FakeHost(Snapshot(places=known)), tmp_path / "topo.xml"
     inventory = inventory_of(host)
-    ids = (GpuIds("example.com/npu", "(?P<pci>.+)"),)
+    ids = (GpuNames("example.com/npu", "(?P<pci>.+)"),)
     inventory.heed(Placement(ids, file))
     assert (await inventory.scan_now()).gpu_ids == ids
     assert inventory.snapshot.value.places == known, "the node has no such file"

@@ -18,7 +18,6 @@ from agent.config.sections import CLAIM_KEYS
 from agent.config.topology import LabelRule
 from agent.errors import RequestInvalid
 from agent.model.device import LinkLayer
-from agent.model.gpu_ids import GpuIds
 from agent.offer.units import plain_offer
 from tests.node import node
 
@@ -228,10 +227,10 @@ def test_ids_and_a_file_are_read() -> None:
         "test",
     ).placement
     assert found.topology_file == Path("/opt/microsoft/topo.xml")
-    assert found.gpu_ids == (
-        GpuIds("example.com/npu", "npu-(?P<pci>.+)"),
-        GpuIds("example.com/*", r"(?P<number>\d+)", "accel{number}"),
-    )
+    assert [(ids.resource, ids.pattern, ids.gpu) for ids in found.gpu_ids] == [
+        ("example.com/npu", "npu-(?P<pci>.+)", "{pci}"),
+        ("example.com/*", r"(?P<number>\d+)", "accel{number}"),
+    ]
 
 
 def test_a_claim_may_say_what_networks_can_say_and_nothing_else() -> None:
