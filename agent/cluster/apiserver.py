@@ -87,7 +87,6 @@ POD = ObjectKind("v1", "Pod", "pods", frozenset({"metadata", "spec", "status"}))
 DAEMONSET = ObjectKind("apps/v1", "DaemonSet", "daemonsets")
 SLICE = ObjectKind("resource.k8s.io/v1", "ResourceSlice", "resourceslices")
 CLAIM = ObjectKind("resource.k8s.io/v1", "ResourceClaim", "resourceclaims")
-CLASS = ObjectKind("resource.k8s.io/v1", "DeviceClass", "deviceclasses")
 
 
 @dataclass(frozen=True, slots=True)

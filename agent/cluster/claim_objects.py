@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
-from agent.cluster.apiserver import CLAIM, CLASS, NODE, POD, SLICE, ApiServer, on_own_thread
+from agent.cluster.apiserver import CLAIM, NODE, POD, SLICE, ApiServer, on_own_thread
 from agent.cluster.keeper import Keeper
 from agent.errors import AgentError, Conflicted, Refused, Unavailable
 from agent.ledger import Ledger
@@ -30,7 +30,6 @@ from agent.model.device import Snapshot
 from agent.model.fields import at, objects_at
 from agent.offer.offer import Offer
 from agent.process.backoff import Backoff
-from agent.report.doctor.facts import ClusterFacts, DeviceClass
 from agent.report.report import Report
 from agent.state import Latest
 
@@ -314,18 +313,9 @@ def _shared_rdma_device(address: str, snapshot: Snapshot) -> str:
     return next((rdma.name for rdma in found.rdma_devices), "") if found is not None else ""
 
 
-def cluster_facts(api: ApiServer, node_name: str) -> ClusterFacts:
-    """Ask. Blocks; never raises: what is not answered is left out, with the reason."""
-    version = ""
+def kubelet_version(api: ApiServer, node_name: str) -> str:
+    """Ask for the version of the node's kubelet; empty if that is not answered. Blocks."""
     try:
-        node = api.get(NODE, node_name) or {}
-        version = str(node.get("status", {}).get("nodeInfo", {}).get("kubeletVersion", ""))
-        _, classes = api.list_of(CLASS, {}, _device_class)
-    except Unavailable as error:
-        return ClusterFacts(version, None, str(error))
-    return ClusterFacts(version, tuple(classes))
-
-
-def _device_class(found: Mapping[str, Any]) -> DeviceClass:
-    selectors = found["spec"].get("selectors") or ()
-    return DeviceClass(found["metadata"]["name"], tuple(one["cel"]["expression"] for one in selectors if "cel" in one))
+        return at(api.get(NODE, node_name), "status.nodeInfo.kubeletVersion", str, "")
+    except Unavailable:
+        return ""

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agent import config as configuration
 from agent.commands.options import (
@@ -21,9 +20,6 @@ from agent.commands.options import (
 )
 from agent.errors import ConfigError
 
-if TYPE_CHECKING:
-    from agent.report.doctor.facts import ClusterFacts
-
 
 def add(command: Command) -> None:
     """Add the command."""
@@ -33,19 +29,18 @@ def add(command: Command) -> None:
     add_output(parser)
 
 
-def _cluster() -> ClusterFacts:
+def _kubelet_version() -> str:
     """Ask the API server with the pod's account; who is not in a pod has none."""
     from agent.cluster.apiserver import ApiServer
-    from agent.cluster.claim_objects import cluster_facts
+    from agent.cluster.claim_objects import kubelet_version
     from agent.process.identity import node_name
-    from agent.report.doctor.facts import ClusterFacts
 
     try:
         api = ApiServer.in_cluster(os.environ)
     except ConfigError:
-        return ClusterFacts(problem="only the agent's own container has an account at the API server")
+        return ""
     with contextlib.closing(api):
-        return cluster_facts(api, node_name())
+        return kubelet_version(api, node_name())
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -62,10 +57,10 @@ def _doctor(options: argparse.Namespace) -> int:
     with open_looked_at(options) as host:
         root = Path(host.root)
         is_here = options.root == Path("/") and options.node is None
-        cluster = _cluster() if config is not None and config.offers_dra and is_here else None
+        version = _kubelet_version() if config is not None and config.offers_dra and is_here else ""
         file = config.placement.topology_file if config is not None else None
         snapshot = with_nccl_topology(with_adapter_ids(host.scan(), host.root), file)
-        looked = collect(root, snapshot, config, options.config, problems, ask_agent=is_here, cluster=cluster)
+        looked = collect(root, snapshot, config, options.config, problems, ask_agent=is_here, kubelet_version=version)
         found = examine(looked)
     show(options, facts.as_document(found), facts.as_text(found))
     return DONE if facts.is_sound(found) else FINDINGS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cluster.apiserver import CLAIM, CLASS, DAEMONSET, NODE, NUMATOPOLOGY, POD, SLICE, TOPOLOGY, ApiServer
+from agent.cluster.apiserver import CLAIM, DAEMONSET, NODE, NUMATOPOLOGY, POD, SLICE, TOPOLOGY, ApiServer
 from agent.cluster.object_watch import read_pod
 from tests.daemonset.manifests import Document, Kube, host_paths
 from tests.hostile.answering import Asked as Request
@@ -127,7 +127,6 @@ def work(client: ApiServer, conf: Document) -> None:
         client.apply(SLICE, document, force=True)
         client.delete(SLICE, "n", "u")
         client.current(CLAIM.within("a"), "n")
-        client.list_of(CLASS, {}, str)
         client.apply_status(CLAIM.within("a"), document)
         client.replace_status(CLAIM.within("a"), document, blanks=False)
         client.current(POD.within("a"), "n")

@@ -17,7 +17,6 @@ CHECKS: tuple[tuple[str, Callable[[Facts], Iterator[Result]]], ...] = (
     ("cni", checks_node.cni),
     ("claims", checks_node.driver),
     ("claims", checks_node.slices),
-    ("claims", checks_node.classes),
     ("claims", checks_node.held),
     ("modules", checks_hardware.modules),
     ("rdma-mode", checks_hardware.rdma_mode),

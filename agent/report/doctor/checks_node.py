@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from agent.config import Config
 from agent.model.printable import some
 from agent.report.doctor.facts import (
     UNLIMITED,
     ContainerRuntime,
-    DeviceClass,
     Facts,
     Result,
     Severity,
@@ -31,7 +29,6 @@ GATED_BEFORE = (1, 34)
 """kubelet has the feature on from there."""
 STUCK_SECONDS = 900.0
 MOUNTS = "let the container see it: the chart does so by itself, with kustomize add the component dra"
-_RESOURCE = re.compile(r"""\.resource\s*==\s*["']([^"']+)["']""")
 
 
 def configuration(facts: Facts) -> Iterator[Result]:
@@ -198,9 +195,9 @@ def driver(facts: Facts) -> Iterator[Result]:
     if len(answering) > 1:
         text = f"{' and '.join(answering)} both answer: more than one agent serves {config.dra.driver} on this node"
         yield error(text, "let one DaemonSet run here, or give each a dra.driver of its own")
-    version = _version(found.cluster.kubelet_version)
+    version = _version(found.kubelet_version)
     if version is not None and version < OLDEST_KUBELET:
-        text = f"kubelet is {found.cluster.kubelet_version}, and claims need 1.32, in a cluster of 1.34 or later"
+        text = f"kubelet is {found.kubelet_version}, and claims need 1.32, in a cluster of 1.34 or later"
         yield error(text, "upgrade kubelet, or offer devicePlugin on this node")
     dra = facts.agent.get("dra")
     if dra is None:
@@ -240,34 +237,6 @@ def slices(facts: Facts) -> Iterator[Result]:
         yield fine(f"{sum(counts.values())} devices in {dra['slices']} slices")
 
 
-def classes(facts: Facts) -> Iterator[Result]:
-    """Whether each resource has a DeviceClass by which pods can ask for it, and each class a resource.
-
-    Read from the text of the classes' expressions: nobody here evaluates CEL.
-    """
-    config, found = facts.config, facts.claims
-    if config is None or found is None:
-        return
-    if found.cluster.classes is None:
-        yield unseen(f"the cluster's DeviceClasses: {found.cluster.problem}")
-        return
-    ours = [one for one in found.cluster.classes if _is_ours(one, config)]
-    bare = [r.name for r in config.claimable if not any(_selects(one, r.name) for one in ours)]
-    if bare:
-        yield warning(
-            f"no DeviceClass selects {some(bare)}: no claim can ask for it",
-            "let the chart write the classes (deviceClasses.enabled), or write one as docs/dra.md shows",
-        )
-    offered = {resource.name for resource in config.resources}
-    for one in ours:
-        named = {name for expression in one.expressions for name in _RESOURCE.findall(expression)}
-        if named and not named & offered:
-            text = f"the DeviceClass {one.name} selects {some(sorted(named))}, which this node does not offer"
-            yield note(text, "fine if other nodes do; else delete the class or correct it")
-    if not bare:
-        yield fine("each resource has a DeviceClass")
-
-
 def held(facts: Facts) -> Iterator[Result]:
     """Whether the prepared claims are somebody's, and go back when they are asked for."""
     found = facts.claims
@@ -290,16 +259,6 @@ def held(facts: Facts) -> Iterator[Result]:
     if not lost and not stuck:
         told = f"{len(prepared)} prepared, each for a pod" if prepared else "none is prepared"
         yield fine(told)
-
-
-def _is_ours(one: DeviceClass, config: Config) -> bool:
-    return any(re.search(rf"""["']{re.escape(config.dra.driver)}["']""", text) for text in one.expressions)
-
-
-def _selects(one: DeviceClass, resource: str) -> bool:
-    """Return whether a class may select a resource: it names it, or it does not go by resources."""
-    text = " ".join(one.expressions)
-    return ".resource" not in text or re.search(rf"""["']{re.escape(resource)}["']""", text) is not None
 
 
 def _version(text: str) -> tuple[int, int] | None:

@@ -28,7 +28,6 @@ from agent.report.doctor.facts import (
     CONTAINERD_CONFIG,
     UNLIMITED,
     ClaimFacts,
-    ClusterFacts,
     ContainerRuntime,
     DataDirectFacts,
     Facts,
@@ -59,11 +58,11 @@ def collect(
     config_problems: tuple[str, ...] = (),
     *,
     ask_agent: bool = True,
-    cluster: ClusterFacts | None = None,
+    kubelet_version: str = "",
 ) -> Facts:
     """Look at the node below `root`, and ask its agent unless it is another machine's root. Never raises.
 
-    `cluster` is what the API server told, where something is offered to claims.
+    `kubelet_version` is what the API server told, where something is offered to claims.
     """
     kubelet_dir = below(root, config.kubelet_dir if config else Path("/var/lib/kubelet"))
     known_rails, rails_unknown = _rails(root, config, is_here=ask_agent)
@@ -87,7 +86,7 @@ def collect(
         agent=agent_answer(config.endpoints) if config is not None and ask_agent else {},
         rails=known_rails,
         rails_unknown=rails_unknown,
-        claims=claims(root, config, cluster or ClusterFacts()),
+        claims=claims(root, config, kubelet_version),
         data_direct=data_direct(root, snapshot),
     )
 
@@ -203,7 +202,7 @@ def agent_answer(endpoints: Endpoints) -> Mapping[str, Any]:
     return {"obstacles": {"agent": problem}}
 
 
-def claims(root: Path, config: Config | None, cluster: ClusterFacts) -> ClaimFacts | None:
+def claims(root: Path, config: Config | None, kubelet_version: str) -> ClaimFacts | None:
     """Look at the driver's folders and sockets; None where nothing is offered to claims."""
     if config is None or not config.offers_dra:
         return None
@@ -215,7 +214,7 @@ def claims(root: Path, config: Config | None, cluster: ClusterFacts) -> ClaimFac
         now=time.time(),
         folders=tuple((str(path), unusable(path)) for path in folders),
         sockets=tuple((str(path), listens(path)) for path in found),
-        cluster=cluster,
+        kubelet_version=kubelet_version,
     )
 
 

@@ -51,26 +51,6 @@ class NetworkFile:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceClass:
-    """A DeviceClass of the cluster, as far as it is of interest here."""
-
-    name: str
-    expressions: tuple[str, ...] = ()
-    """The CEL expressions of its selectors."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterFacts:
-    """What the API server says."""
-
-    kubelet_version: str = ""
-    """Of this node; empty if it is not known."""
-    classes: tuple[DeviceClass, ...] | None = None
-    problem: str = ""
-    """Why it was not asked, or did not answer."""
-
-
-@dataclass(frozen=True, slots=True)
 class ClaimFacts:
     """One look at what claims need on a node that offers something to them."""
 
@@ -80,7 +60,8 @@ class ClaimFacts:
     """(path of a folder that the driver needs, None if it may be used or what is wrong)."""
     sockets: tuple[tuple[str, str | None], ...] = ()
     """(a socket by which kubelet finds the driver, None if it answers or what is wrong)."""
-    cluster: ClusterFacts = ClusterFacts(problem="the cluster was not asked")
+    kubelet_version: str = ""
+    """As the API server has it; empty if it was not asked, or did not answer."""
 
 
 @dataclass(frozen=True, slots=True)

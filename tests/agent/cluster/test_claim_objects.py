@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.claim_objects import ClaimObjects, cluster_facts
+from agent.cluster.claim_objects import ClaimObjects, kubelet_version
 from agent.errors import Refused, Unavailable
 from agent.model.allocation import ClaimRef, PodRef
-from agent.report.doctor.facts import DeviceClass
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 from tests.sim.cluster.dra_documents import allocated, resource_slice
 
@@ -54,32 +53,8 @@ def test_a_server_that_fails_or_refuses_is_no_answer(
         ClaimObjects(lambda: api, "n").get(ClaimRef("uid", "ns", "c"))
 
 
-EXPRESSION = 'device.driver == "nodefabric.io"'
-
-
-def test_kubelets_version_and_the_classes_are_told(server: ApiServerStandIn, api: ApiServer) -> None:
-    document = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": {"name": "rdma-vf"},
-        "spec": {"selectors": [{"cel": {"expression": EXPRESSION}}]},
-    }
-    server.state.write("DeviceClass", "rdma-vf", document, "somebody")
-    bare = {**document, "metadata": {"name": "bare"}, "spec": {}}
-    server.state.write("DeviceClass", "bare", bare, "somebody")
-    found = cluster_facts(api, "n")
-    assert (found.kubelet_version, found.problem) == ("v1.36.0", "")
-    assert found.classes is not None
-    assert sorted(found.classes, key=lambda one: one.name) == [
-        DeviceClass("bare", ()),
-        DeviceClass("rdma-vf", (EXPRESSION,)),
-    ]
-
-
-def test_without_the_right_to_list_classes_the_version_is_told_and_a_reason(
-    server: ApiServerStandIn, api: ApiServer
-) -> None:
-    server.state.set_fault(Fault(status=403, path="/apis/resource.k8s.io/v1/deviceclasses"))
-    found = cluster_facts(api, "n")
-    assert (found.kubelet_version, found.classes) == ("v1.36.0", None)
-    assert "403" in found.problem or "refused" in found.problem
+def test_kubelets_version_is_told_if_it_is_answered(server: ApiServerStandIn, api: ApiServer) -> None:
+    assert kubelet_version(api, "n") == "v1.36.0"
+    assert kubelet_version(api, "other") == ""
+    server.state.set_fault(Fault(status=403))
+    assert kubelet_version(api, "n") == ""

@@ -13,9 +13,7 @@ from agent.model.device import Snapshot
 from agent.report.doctor import checks_node, examine
 from agent.report.doctor.facts import (
     ClaimFacts,
-    ClusterFacts,
     ContainerRuntime,
-    DeviceClass,
     Facts,
     Result,
     Severity,
@@ -50,20 +48,13 @@ AGENT = {"obstacles": {}, "dra": STATE, "claims": [held_claim("nics", "prepared"
 SOCKET = "/var/lib/kubelet/plugins_registry/nodefabric.io-1-reg.sock"
 
 
-def device_class(name: str, resource: str, driver: str = DRIVER) -> DeviceClass:
-    """Make a class as the chart does."""
-    expression = f'device.driver == "{driver}" && device.attributes["{driver}"].resource == "{resource}"'
-    return DeviceClass(name, (expression,))
-
-
-CLASSES = (device_class("rdma-vf", "rdma/vf"), device_class("rdma-hca", "rdma/hca"))
 SOUND = ClaimFacts(
     now=10_000.0,
     folders=(("/var/lib/kubelet/plugins_registry", None),),
     sockets=((SOCKET, None),),
-    cluster=ClusterFacts("v1.36.2", CLASSES),
+    kubelet_version="v1.36.2",
 )
-CLAIM_CHECKS = (checks_node.driver, checks_node.slices, checks_node.classes, checks_node.held)
+CLAIM_CHECKS = (checks_node.driver, checks_node.slices, checks_node.held)
 
 
 def looked(found: ClaimFacts | None, **changes: object) -> Facts:
@@ -75,13 +66,12 @@ def of_state(**changes: object) -> Facts:
     return looked(SOUND, dra=STATE | changes)
 
 
-def of_cluster(**changes: object) -> Facts:
-    return looked(replace(SOUND, cluster=replace(SOUND.cluster, **changes)))  # type: ignore[arg-type]
+def of_version(version: str) -> Facts:
+    return looked(replace(SOUND, kubelet_version=version))
 
 
 NOT_FOUND = STATE | {"registered": False, "problem": "kubelet has not found it"}
 UNKNOWN = "kubelet does not know the DRA driver nodefabric.io: kubelet has not found it"
-OLD, FOREIGN = device_class("old", "rdma/former"), device_class("foreign", "rdma/hca", "other.example")
 CLAIM_CASES = [
     (
         checks_node.driver,
@@ -100,13 +90,13 @@ CLAIM_CASES = [
     ),
     (
         checks_node.driver,
-        of_cluster(kubelet_version="v1.31.4"),
+        of_version("v1.31.4"),
         *(Severity.ERROR, "kubelet is v1.31.4, and claims need 1.32, in a cluster of 1.34 or later", ""),
     ),
     *(
         (
             checks_node.driver,
-            replace(of_cluster(kubelet_version=version), agent=AGENT | {"dra": NOT_FOUND}),
+            replace(of_version(version), agent=AGENT | {"dra": NOT_FOUND}),
             Severity.ERROR,
             UNKNOWN,
             word,
@@ -124,21 +114,6 @@ CLAIM_CASES = [
         *(Severity.WARNING, "no device of this node is offered to claims for rdma/hca", ""),
     ),
     (checks_node.slices, of_state(slices=None), Severity.WARNING, "ResourceSlices", ""),
-    (
-        checks_node.classes,
-        of_cluster(classes=(*CLASSES[:1], FOREIGN)),
-        *(Severity.WARNING, "no DeviceClass selects rdma/hca", ""),
-    ),
-    (
-        checks_node.classes,
-        of_cluster(classes=(*CLASSES, OLD)),
-        *(Severity.NOTE, "the DeviceClass old selects rdma/former, which this node does not offer", ""),
-    ),
-    (
-        checks_node.classes,
-        of_cluster(classes=None, problem="it is away"),
-        *(Severity.UNSEEN, "the cluster's DeviceClasses: it is away", ""),
-    ),
 ]
 
 
@@ -163,11 +138,6 @@ def test_where_nothing_is_offered_to_claims_nothing_is_said_of_them(check: Claim
     assert list(check(looked(None))) == []
     assert "claims" not in {finding.check for finding in examine(Facts(Snapshot()))}
     assert "claims" in {finding.check for finding in examine(looked(ClaimFacts()))}
-
-
-def test_a_class_that_goes_by_no_resource_may_select_each() -> None:
-    every = DeviceClass("all", (f"device.driver == '{DRIVER}'",))
-    assert [f.severity for f in checks_node.classes(of_cluster(classes=(every,)))] == [Severity.FINE]
 
 
 def test_a_claim_without_a_pod_and_one_long_on_its_way_back_are_told_and_young_ones_not() -> None:
