@@ -41,12 +41,12 @@ from typing import Any
 
 from agent.config import Resource
 from agent.config.resources import TOLD_AT_ADD
-from agent.edits.cdi import SPEC_FOLDERS, ContainerEdits, DeviceNode, SpecNames
+from agent.edits.cdi import SPEC_FOLDERS, ContainerEdits, DeviceNode, SpecNames, device_of, vfio_nodes
 from agent.edits.compat import build_compat
 from agent.errors import UnitUnhealthy
 from agent.hardware.nvml.library import device_nodes, mig_minors
 from agent.model.allocation import NO_SPECS, Spec
-from agent.model.device import Gpu, MigDevice, PciDevice, RdmaDevice, Snapshot
+from agent.model.device import Gpu, MigDevice, RdmaDevice, Snapshot
 from agent.model.mounts import Mount
 from agent.model.unit_id import cdi_name
 from agent.offer.offer import Unit
@@ -122,20 +122,12 @@ def _edits_of_nics(
         envs = ((pcidevice_name(resource.name), ",".join(u.device for u in units)),)
     if specs:
         return ContainerEdits(envs, cdi_devices=tuple(cdi_name(spec.kind, i) for i, spec in specs.items()))
-    paths: dict[str, None] = {}
-    for unit in units:
-        device = snapshot.by_address.get(unit.device)
-        if device is None:
-            raise UnitUnhealthy(f"unit {unit.unit_id} of {resource.name}: {unit.device} is not on this node any more")
-        for path in _paths(resource, unit, device):
-            paths[path] = None
-    paths |= dict.fromkeys(_extra_paths(resource, units, snapshot))
-    if snapshot.rdma_cm and any("/uverbs" in path for path in paths):
-        paths[RDMA_CM] = None
+    nodes = {node.path: node for unit in units for node in _nodes_of(resource, unit, snapshot)}
+    if snapshot.rdma_cm and any("/uverbs" in path for path in nodes):
+        nodes[RDMA_CM] = DeviceNode(RDMA_CM)
     words = [word for word in resource.environment if word not in TOLD_AT_ADD]
     envs += helper_variables(words, rdma_devices_of(units, snapshot))
-    renamed = _host_paths([snapshot.by_address[unit.device] for unit in units])
-    return ContainerEdits(envs, tuple(DeviceNode(path, host_path=renamed.get(path, "")) for path in paths))
+    return ContainerEdits(envs, tuple(nodes.values()))
 
 
 def pcidevice_name(resource_name: str) -> str:
@@ -143,52 +135,29 @@ def pcidevice_name(resource_name: str) -> str:
     return "PCIDEVICE_" + re.sub(r"[./-]", "_", resource_name).upper()
 
 
-def _paths(resource: Resource, unit: Unit, device: PciDevice) -> Iterator[str]:
+def _nodes_of(resource: Resource, unit: Unit, snapshot: Snapshot) -> Iterator[DeviceNode]:
+    """List the files of a unit's device, and vhost-net where the selector that took it asks for it."""
+    device = device_of(unit, snapshot)
     if device.is_for_vfio:
-        if device.iommu_group is None:
+        yield from vfio_nodes(unit, device)
+    else:
+        found = [r for r in device.rdma_devices if r.name in unit.rdma_devices]
+        if resource.kind == "hca" and not any(r.char_device("uverbs") for r in found):
             raise UnitUnhealthy(
-                f"unit {unit.unit_id} of {resource.name}: {device.address} is bound to {device.driver} but has no IOMMU"
-                " group: enable the IOMMU in the firmware and on the kernel command line"
+                f"unit {unit.unit_id} of {resource.name}: {device.address} has no /dev/infiniband/uverbs device:"
+                " load the module ib_uverbs"
             )
-        yield "/dev/vfio/vfio"
-        yield f"/dev/vfio/{device.iommu_group}"
-        return
-    found = [r for r in device.rdma_devices if r.name in unit.rdma_devices]
-    if resource.kind == "hca" and not any(r.char_device("uverbs") for r in found):
-        raise UnitUnhealthy(
-            f"unit {unit.unit_id} of {resource.name}: {device.address} has no /dev/infiniband/uverbs device:"
-            " load the module ib_uverbs"
-        )
-    kinds = ("uverbs", "umad", "issm") if resource.management else ("uverbs",)
-    yield from _char_devices(found, kinds)
-
-
-def _char_devices(rdma_devices: Iterable[RdmaDevice], kinds: tuple[str, ...]) -> Iterator[str]:
-    for rdma in rdma_devices:
-        for kind in kinds:
-            yield from (c.path for c in rdma.char_device(kind))
-
-
-def _extra_paths(resource: Resource, units: Sequence[Unit], snapshot: Snapshot) -> Iterator[str]:
-    """List uio, CXI and vhost-vDPA devices, and vhost-net where the selector that took a device asks for it."""
-    for unit in units:
-        device = snapshot.by_address.get(unit.device)
-        if device is None:
-            continue
-        if device.uio:
-            yield f"/dev/{device.uio}"
-        if device.cxi and not device.is_for_programs:
-            yield f"/dev/{device.cxi}"
-        select = alternative(resource.nic.select if resource.kind == "rail" else resource.select, unit.alternative)
-        if select.vdpa_type and device.vdpa is not None and device.vdpa.path:
-            yield device.vdpa.path
-        if select.need_vhost_net and snapshot.vhost_net:
-            yield from VHOST_NODES
-
-
-def _host_paths(devices: Sequence[PciDevice]) -> Mapping[str, str]:
-    """Tell which files the host has under another name: vfio groups where there is no IOMMU."""
-    return {f"/dev/vfio/{d.iommu_group}": f"/dev/vfio/noiommu-{d.iommu_group}" for d in devices if d.noiommu}
+        kinds = ("uverbs", "umad", "issm") if resource.management else ("uverbs",)
+        yield from (DeviceNode(file.path) for rdma in found for kind in kinds for file in rdma.char_device(kind))
+    if device.uio:
+        yield DeviceNode(f"/dev/{device.uio}")
+    if device.cxi and not device.is_for_programs:
+        yield DeviceNode(f"/dev/{device.cxi}")
+    select = alternative(resource.nic.select if resource.kind == "rail" else resource.select, unit.alternative)
+    if select.vdpa_type and device.vdpa is not None and device.vdpa.path:
+        yield DeviceNode(device.vdpa.path)
+    if select.need_vhost_net and snapshot.vhost_net:
+        yield from map(DeviceNode, VHOST_NODES)
 
 
 def edits_by_device(

@@ -23,8 +23,10 @@ from typing import Any
 
 import yaml
 
-from agent.errors import Unavailable
+from agent.errors import Unavailable, UnitUnhealthy
+from agent.model.device import PciDevice, Snapshot
 from agent.model.mounts import Mount
+from agent.offer.offer import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,29 @@ class ContainerEdits:
             annotations=self.annotations + other.annotations,
             mounts=self.mounts + other.mounts,
         )
+
+
+def device_of(unit: Unit, snapshot: Snapshot) -> PciDevice:
+    """Find the device of a unit. Raises UnitUnhealthy for one that is gone."""
+    device = snapshot.by_address.get(unit.device)
+    if device is None:
+        what = f"unit {unit.unit_id} of {unit.resource_name}"
+        raise UnitUnhealthy(f"{what}: {unit.device} is not on this node any more")
+    return device
+
+
+def vfio_nodes(unit: Unit, device: PciDevice) -> tuple[DeviceNode, DeviceNode]:
+    """List the files of a device that is left to programs; without an IOMMU the host has one under another name.
+
+    Raises UnitUnhealthy for one that has no IOMMU group.
+    """
+    if device.iommu_group is None:
+        raise UnitUnhealthy(
+            f"unit {unit.unit_id} of {unit.resource_name}: {device.address} is bound to {device.driver} but has no"
+            " IOMMU group: enable the IOMMU in the firmware and on the kernel command line"
+        )
+    renamed = f"/dev/vfio/noiommu-{device.iommu_group}" if device.noiommu else ""
+    return DeviceNode("/dev/vfio/vfio"), DeviceNode(f"/dev/vfio/{device.iommu_group}", host_path=renamed)
 
 
 SPEC_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))

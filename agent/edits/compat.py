@@ -12,8 +12,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agent.config import Resource, Select, SharedPool, SriovPool
-from agent.edits.cdi import ContainerEdits, DeviceNode, text_of
+from agent.config import Resource, SharedPool, SriovPool
+from agent.edits.cdi import ContainerEdits, DeviceNode, device_of, text_of, vfio_nodes
 from agent.edits.specs import POOL
 from agent.errors import UnitUnhealthy
 from agent.model.device import PciDevice, RdmaDevice, Snapshot
@@ -49,11 +49,6 @@ def sriov_cdi_kind(pool: SriovPool) -> str:
 def shared_nodes(rdma_devices: Iterable[RdmaDevice], snapshot: Snapshot) -> tuple[DeviceNode, ...]:
     """List the device files of a shared pool's adapters."""
     return tuple(DeviceNode(path, "rwm") for path in _char_paths(rdma_devices, snapshot))
-
-
-def sriov_nodes(resource: Resource, unit: Unit, snapshot: Snapshot) -> tuple[DeviceNode, ...]:
-    """List the device files of a pool's device. Raises UnitUnhealthy."""
-    return _facts(resource, unit, snapshot)[1]
 
 
 def envs_name(resource_name: str) -> str:
@@ -102,12 +97,15 @@ def _with_cdi(envs: tuple[tuple[str, str], ...], kind: str, addresses: Iterable[
 def _facts(resource: Resource, unit: Unit, snapshot: Snapshot) -> tuple[Info, tuple[DeviceNode, ...]]:
     """Work out a device's providers and its files."""
     assert isinstance(resource.compat, SriovPool)
-    device = snapshot.by_address.get(unit.device)
-    if device is None:
-        raise UnitUnhealthy(f"unit {unit.unit_id} of {resource.name}: {unit.device} is not on this node any more")
+    device = device_of(unit, snapshot)
     info: Info = {"generic": {"deviceID": unit.device}}
     nodes: list[DeviceNode] = []
-    _add_driver(device, unit, resource, info, nodes)
+    if device.is_for_vfio:
+        nodes += vfio_nodes(unit, device)
+        info["vfio"] = {"mount": nodes[0].path, "dev-mount": nodes[1].path}
+    elif device.uio:
+        nodes.append(DeviceNode(f"/dev/{device.uio}"))
+        info["uio"] = {"mount": nodes[0].path}
     select = alternative(resource.select, unit.alternative)
     if select.vdpa_type:
         path = device.vdpa.path if device.vdpa is not None else ""
@@ -116,33 +114,13 @@ def _facts(resource: Resource, unit: Unit, snapshot: Snapshot) -> tuple[Info, tu
     elif select.is_rdma and device.rdma_devices:
         info["rdma"] = _rdma(device, snapshot)
         nodes += [DeviceNode(path) for path in _char_paths(device.rdma_devices, snapshot)]
-    _add_vhost(select, snapshot, info, nodes)
+    if select.need_vhost_net and snapshot.vhost_net:
+        info["vhost"] = {"net-mount": "/dev/vhost-net", "tun-mount": "/dev/net/tun"}
+        nodes += [DeviceNode("/dev/vhost-net"), DeviceNode("/dev/net/tun")]
     extra = resource.compat.additional_info
     if extra is not None:
         info["extra"] = {**extra.get("*", {}), **extra.get(unit.device, {})}
     return info, tuple(nodes)
-
-
-def _add_driver(device: PciDevice, unit: Unit, resource: Resource, info: Info, nodes: list[DeviceNode]) -> None:
-    if device.is_for_vfio:
-        if device.iommu_group is None:
-            raise UnitUnhealthy(
-                f"unit {unit.unit_id} of {resource.name}: {device.address} is bound to {device.driver} but has no IOMMU"
-                " group: enable the IOMMU in the firmware and on the kernel command line"
-            )
-        path = f"/dev/vfio/{device.iommu_group}"
-        host_path = f"/dev/vfio/noiommu-{device.iommu_group}" if device.noiommu else ""
-        info["vfio"] = {"mount": "/dev/vfio/vfio", "dev-mount": path}
-        nodes += [DeviceNode("/dev/vfio/vfio"), DeviceNode(path, host_path=host_path)]
-    elif device.uio:
-        info["uio"] = {"mount": f"/dev/{device.uio}"}
-        nodes.append(DeviceNode(f"/dev/{device.uio}"))
-
-
-def _add_vhost(select: Select, snapshot: Snapshot, info: Info, nodes: list[DeviceNode]) -> None:
-    if select.need_vhost_net and snapshot.vhost_net:
-        info["vhost"] = {"net-mount": "/dev/vhost-net", "tun-mount": "/dev/net/tun"}
-        nodes += [DeviceNode("/dev/vhost-net"), DeviceNode("/dev/net/tun")]
 
 
 def _rdma(device: PciDevice, snapshot: Snapshot) -> dict[str, str]:
@@ -171,7 +149,11 @@ def pool_specs(
         if pool is not None and pool.use_cdi:
             kind = sriov_cdi_kind(pool) if isinstance(pool, SriovPool) else SHARED_CDI_KIND
             kinds.setdefault(kind, {}).update(_devices(resource, units.get(resource.name, ()), snapshot))
-    return {f"{POOL}{kind.replace('/', '_')}": _text(kind, devices) for kind, devices in kinds.items() if devices}
+    return {
+        f"{POOL}{kind.replace('/', '_')}": text_of(kind, [(name, _edits(name, nodes)) for name, nodes in sorted(found)])
+        for kind, devices in kinds.items()
+        if (found := devices.items())
+    }
 
 
 def _devices(
@@ -186,13 +168,9 @@ def _devices(
         return
     for unit in units:
         try:
-            yield unit.device, sriov_nodes(resource, unit, snapshot)
+            yield unit.device, _facts(resource, unit, snapshot)[1]
         except UnitUnhealthy as error:
             log.debug("no CDI name: %s", error)
-
-
-def _text(kind: str, devices: Mapping[str, Sequence[DeviceNode]]) -> str:
-    return text_of(kind, [(name, _edits(name, nodes)) for name, nodes in sorted(devices.items())])
 
 
 def _edits(name: str, nodes: Sequence[DeviceNode]) -> dict[str, Any]:
