@@ -143,16 +143,11 @@ def _lines(source: str, document: dict[str, Any], found: Account, snapshot: Snap
     lines += [f"  {problem}" for problem in document["problems"]]
     lines += [f"warning: {warning}" for warning in document["warnings"]]
     for resource in found.resources:
-        used = [device for device in resource.devices if device not in resource.unused]
-        count = f"{len(used)} of {len(resource.candidates)} devices"
+        count = f"{len(resource.devices)} of {len(resource.candidates)} devices"
         in_slices = document["slices"].get(resource.resource_name)
         offered = _number(resource.units, "unit") if in_slices is None else _number(in_slices, "device") + " in slices"
         lines.append(f"{resource.resource_name} ({resource.kind}): {count}, {offered}")
-        lines += [
-            f"  {match.field} {match.text}".rstrip() + f": {_short(match.devices, snapshot)}"
-            for match in resource.selectors
-        ]
-        lines.append(f"  takes {_short(used, snapshot)}")
+        lines.append(f"  takes {grouped(resource.devices, snapshot, SHOWN_DEVICES) or 'nothing'}")
         lines += [f"  {_FATES.get(each.why, 'leaves out')} {each}" for each in resource.left_out if each.resource]
         if in_slices:
             lines.append(f"  the scheduler sees {some(in_slices, SHOWN_DEVICES)}")
@@ -177,12 +172,6 @@ def _lines(source: str, document: dict[str, Any], found: Account, snapshot: Snap
 
 def _number(things: Sequence[str], what: str) -> str:
     return f"{len(things)} {what}" + ("" if len(things) == 1 else "s")
-
-
-def _short(devices: Sequence[str], snapshot: Snapshot) -> str:
-    from agent.model.printable import grouped
-
-    return grouped(devices, snapshot, SHOWN_DEVICES) or "nothing"
 
 
 def _config_schema(options: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from difflib import SequenceMatcher
 from itertools import takewhile
@@ -21,23 +21,11 @@ from agent.offer.rails import NamedRails, split_apart
 from agent.offer.selection import (
     ACCELERATOR_CLASS,
     Assignment,
-    Candidate,
     Overlap,
     assign,
-    conditions,
     errors,
     offered_candidates,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SelectorMatch:
-    """What one entry of a selector field finds by itself."""
-
-    field: str
-    """Path in the resource, such as `select.pf[0]`."""
-    text: str
-    devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +36,8 @@ class Explanation:
     kind: str
     candidates: tuple[str, ...]
     """Every device of the kind on this node."""
-    selectors: tuple[SelectorMatch, ...]
-    lost: tuple[Overlap, ...]
-    """What it selects, but an earlier resource has."""
     devices: tuple[str, ...]
-    """Those that it gets."""
-    unused: tuple[str, ...]
-    """Those of them that make no rail."""
+    """Those that it gets, without those that make no rail."""
     units: tuple[str, ...]
     """Under which IDs they are offered."""
     left_out: tuple[LeftOut, ...]
@@ -86,42 +69,18 @@ def explain_all(resources: Sequence[Resource], offer: Offer) -> Account:
 
 
 def _explain(resource: Resource, assignment: Assignment, offer: Offer, reasons: tuple[LeftOut, ...]) -> Explanation:
-    found: list[Candidate] = []
-    matches: list[SelectorMatch] = []
-    for path, kind, select in selectors_of(resource):
-        of_kind = [c for _, c in offered_candidates(resource, kind, offer.snapshot)]
-        found += of_kind
-        matches += _matches(path, select, of_kind)
+    asked = (offered_candidates(resource, kind, offer.snapshot) for _, kind, _ in selectors_of(resource))
     mine = offer.pools.get(resource.name) or offer.offered[resource.name]
     used = {device for unit in mine for device in (*unit.devices, unit.gpu)}
     taken = [each.candidate for each in assignment.taken[resource.name]]
     return Explanation(
         resource_name=resource.name,
         kind=resource.kind,
-        candidates=tuple(c.label for c in found),
-        selectors=tuple(matches),
-        lost=tuple(overlap for overlap in assignment.overlaps if overlap.loser == resource.name),
-        devices=tuple(each.label for each in taken),
-        unused=tuple(each.label for each in taken if resource.kind == "rail" and each.device not in used),
+        candidates=tuple(candidate.label for found in asked for _, candidate in found),
+        devices=tuple(each.label for each in taken if resource.kind != "rail" or each.device in used),
         units=tuple(unit.unit_id for unit in offer.offered[resource.name]),
         left_out=reasons,
     )
-
-
-def _matches(path: str, select: Select, mine: list[Candidate]) -> list[SelectorMatch]:
-    """Spell out each entry; those of alternatives with the alternative's number."""
-    found = []
-    for group in conditions(select):
-        for condition in group:
-            where = f"{path}{condition.field}" if condition.field.startswith("[") else f"{path}.{condition.field}"
-            found.append(SelectorMatch(where, condition.text, _labels(mine, condition.holds)))
-    for i, other in enumerate(select.any_of):
-        found += _matches(f"{path}[{i}]", other, mine)
-    return found
-
-
-def _labels(found: Iterable[Candidate], holds: Callable[[Candidate], bool]) -> tuple[str, ...]:
-    return tuple(c.label for c in found if holds(c))
 
 
 def template_problems(config: Config, offer: Offer) -> Iterator[str]:

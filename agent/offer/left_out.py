@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from agent.config import Resource, Select, SriovPool
+from agent.config import Resource, Select
 from agent.config.contradictions import selectors_of
 from agent.model.device import Gpu, PciDevice, Snapshot, is_accelerator
 from agent.model.health import Health
@@ -18,117 +17,13 @@ from agent.offer.offer import Offer
 from agent.offer.selection import (
     ACCELERATOR_CLASS,
     Candidate,
+    Why,
     candidate_of,
-    conditions,
-    offered_candidates,
+    considered,
+    kinds_of,
     refusing,
     takes_vfs_of,
 )
-
-
-class Why(StrEnum):
-    """A word, which is the member itself, with its sentence and what to do. The nearest to being offered comes first.
-
-    `{}` stands for what differs: a resource, keys of a selector, a kind, the word of an ill unit.
-    """
-
-    text: str
-    remedy: str
-
-    def __new__(cls, word: str, text: str, remedy: str) -> Why:
-        member = str.__new__(cls, word)
-        member._value_ = word
-        member.text = text
-        member.remedy = remedy
-        return member
-
-    UNHEALTHY = (
-        "Unhealthy",
-        "offered, and unhealthy: {}",
-        "mend what the reason names (docs/health.md lists them)",
-    )
-    NOT_YET = "NotYet", "selected, and about to be listed", "wait a moment"
-    NO_NIC = (
-        "NoNic",
-        "without a NIC for a rail",
-        "select more NICs under nic.select, lower nic.count, or raise nic.shares of kind hca",
-    )
-    NO_GPU = (
-        "NoGpu",
-        "not needed by any GPU of the rails",
-        "raise nic.count, or narrow nic.select and offer the rest by a resource of its own",
-    )
-    NO_GPU_HERE = (
-        "NoGpuHere",
-        "selected for rails, which need GPUs that NVML shows, and this node has none",
-        "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart), or take kind vf or nic with binding: late",
-    )
-    TOO_FEW = (
-        "TooFew",
-        "too few for the rail of another GPU",
-        "lower nic.count, or select more NICs under nic.select",
-    )
-    SLICED = (
-        "Sliced",
-        "cut into slices (MIG) that another resource offers",
-        "ask for the resource of the slices, or switch MIG off: nvidia-smi -mig 0",
-    )
-    TAKEN = (
-        "Taken",
-        "selected, but taken by {}",
-        "narrow the selector of one of the two: a device serves one resource",
-    )
-    NO_VFS = "NoVfs", "selected, but without VFs", "take kind nic or hca, or create VFs (sriov_numvfs)"
-    NO_SRIOV = (
-        "NoSriov",
-        "selected, but without SR-IOV, so it cannot have VFs",
-        "take kind nic, or hca if it has an RDMA device; if the adapter knows SR-IOV, turn it on in firmware and BIOS",
-    )
-    HAS_VFS = (
-        "HasVfs",
-        "selected, but with VFs, so not free as a whole",
-        "take kind vf or hca, or remove the VFs",
-    )
-    HOST_PORT = (
-        "HostPort",
-        "part of a bond, bridge or the like of the host",
-        "nothing to do: the host needs it; kind hca can share an adapter that has an RDMA device",
-    )
-    DEFAULT_ROUTE = (
-        "DefaultRoute",
-        "needed by the host: its default route, or its way to the API server",
-        "nothing to do, unless the host gets another way out, of a metric as low; kind hca can share one with RDMA",
-    )
-    PROTECTED = "Protected", "named by cni.protect", "take it out of cni.protect"
-    NO_DRIVER = (
-        "NoDriver",
-        "without a driver",
-        "echo ADDRESS > /sys/bus/pci/drivers_probe, or look in dmesg why the driver refuses it",
-    )
-    NO_RDMA = (
-        "NoRdma",
-        "without an RDMA device",
-        "if it can do RDMA, load its module (mlx5_ib, irdma, bnxt_re …); else take kind vf or nic without isRdma",
-    )
-    IN_A_POD = "InAPod", "with its RDMA device in a pod", "wait until that pod ends, or take kind vf"
-    NOT_IN_NVML = (
-        "NotInNvml",
-        "not shown by NVML, which kinds gpu and rail go by",
-        "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart); of another vendor: NICs with binding: late",
-    )
-    NOT_SELECTED = "NotSelected", "not selected by {}", "widen that selector, or add a resource for the rest"
-    NOT_NETWORK = (
-        "NotNetwork",
-        "of a PCI class that is not a network controller's",
-        "take kind hca if it has an RDMA device; VFs of other devices are not offered",
-    )
-    OTHER_KIND = "OtherKind", "no resource is of kind {}", "add one, if pods need it"
-    NOT_HANDED_OUT = (
-        "NotHandedOut",
-        "not handed out by nodefabric: the GPU vendor's device plugin or DRA driver may do that",
-        "nothing to do; or, for NVIDIA's, add a resource of kind gpu",
-    )
-
 
 NO_KINDS: frozenset[str] = frozenset()
 _RANK = {why: number for number, why in enumerate(Why)}
@@ -343,35 +238,36 @@ class _Half:
     """A selector of a resource, asked for many devices; a resource of rails has two."""
 
     def __init__(self, resource: Resource, path: str, kind: str, select: Select, snapshot: Snapshot) -> None:
-        self._resource, self._path, self._select, self._snapshot = resource, path, select, snapshot
-        is_mixed = isinstance(resource.compat, SriovPool) and kind != "accelerator"
-        self._kinds = frozenset({"vf", "nic"} if is_mixed else {kind})
-        self._groups = conditions(select)
-        self._candidates: dict[str, list[Candidate]] = {}
-        for _, candidate in offered_candidates(resource, kind, snapshot):
-            self._candidates.setdefault(candidate.device, []).append(candidate)
+        self._path, self._select, self._snapshot = path, select, snapshot
+        self._kinds = frozenset(kinds_of(resource, kind))
+        self._asked: dict[str, list[tuple[Candidate, Why | None]]] = {}
+        for _, candidate, why in considered(resource, kind, snapshot):
+            self._asked.setdefault(candidate.device, []).append((candidate, why))
 
     def why(self, device: _Device) -> Reason:
         """Say why the selector does not take a device; NOT_YET if it does."""
-        candidates = next((self._candidates[name] for name in device.names if name in self._candidates), [])
-        pci = device.pci
-        if not candidates and (pci is None or self._kinds.isdisjoint(device.kinds)):
-            may_have_vfs = "vf" in self._kinds and device.noun == "adapter"
-            if may_have_vfs and pci is not None and not pci.vfs and self._takes_vfs_of(pci):
-                if pci.is_pf:
-                    return Why.NO_VFS, ""
-                return (Why.DEFAULT_ROUTE if self._snapshot.is_needed(pci) else Why.NO_SRIOV), ""
-            return _of_another_kind(device, self._kinds)
-        if not candidates and pci is not None and (why := self._of_host(pci)) is not None:
-            return why, ""  # whatever the selector asks for: the host keeps it
-        asked = candidates or ([candidate_of(pci, self._snapshot)] if pci is not None else [])
-        refused = [refusing(self._groups, candidate) for candidate in asked]
+        asked = next((self._asked[name] for name in device.names if name in self._asked), [])
+        able = [candidate for candidate, why in asked if why is None]
+        kept_back = next((why for _, why in asked if why is not None), Why.NOT_YET)
+        if not able and self._kinds.isdisjoint(device.kinds):
+            return self._without_vfs(device) or _of_another_kind(device, self._kinds)
+        if not able and kept_back in (Why.HOST_PORT, Why.DEFAULT_ROUTE):
+            return kept_back, ""  # whatever the selector asks for: the host keeps it
+        refused = [refusing(self._select, candidate) for candidate in able or [candidate for candidate, _ in asked]]
         if all(refused):
-            return self._not_selected(pci, refused[0])
-        return (Why.NOT_YET, "") if candidates or pci is None else self._kept_back(pci)
+            return self._not_selected(device.pci, refused[0])
+        return Why.NOT_YET if able else kept_back, ""
 
-    def _takes_vfs_of(self, device: PciDevice) -> bool:
-        return takes_vfs_of(self._select, candidate_of(device, self._snapshot))
+    def _without_vfs(self, device: _Device) -> Reason | None:
+        """Say why an adapter has no VFs that the selector would take; None if it would not take them."""
+        pci = device.pci
+        if "vf" not in self._kinds or device.noun != "adapter" or pci is None or pci.vfs:
+            return None
+        if not takes_vfs_of(self._select, candidate_of(pci, self._snapshot)):
+            return None
+        if pci.is_pf:
+            return Why.NO_VFS, ""
+        return (Why.DEFAULT_ROUTE if self._snapshot.is_needed(pci) else Why.NO_SRIOV), ""
 
     def _not_selected(self, device: PciDevice | None, fields: Sequence[str]) -> Reason:
         if device is not None and not device.driver and set(fields) <= {"drivers", "isRdma"}:
@@ -379,30 +275,6 @@ class _Half:
         if device is not None and not device.rdma_devices and fields == ("isRdma",):
             return Why.NO_RDMA, ""
         return Why.NOT_SELECTED, " and ".join(f"{self._path}.{field}" if field else self._path for field in fields)
-
-    def _kept_back(self, device: PciDevice) -> Reason:
-        """Say why a device is no candidate, though it is of the kind and selected."""
-        own = candidate_of(device, self._snapshot)
-        if self._resource.compat is not None and not device.driver:
-            return Why.NO_DRIVER, ""
-        if not {own.device, *own.netdevs}.isdisjoint(self._resource.protected):
-            return Why.PROTECTED, ""
-        if self._kinds == {"hca"}:
-            return (Why.IN_A_POD if device.rdma_devices else Why.NO_RDMA), ""
-        if device.vfs:
-            return Why.HAS_VFS, ""
-        return Why.NOT_NETWORK, ""
-
-    def _of_host(self, device: PciDevice) -> Why | None:
-        """Say why the host keeps an adapter or VF to itself; None if it does not, or another reason comes first."""
-        own = candidate_of(device, self._snapshot)
-        if self._kinds.isdisjoint({"vf", "nic"}) or device.vfs:
-            return None
-        if not {own.device, *own.netdevs}.isdisjoint(self._resource.protected):
-            return None
-        if any(netdev.is_enslaved for netdev in device.netdevs):
-            return Why.HOST_PORT
-        return Why.DEFAULT_ROUTE if self._snapshot.is_needed(device) else None
 
 
 def _of_another_kind(device: _Device, asked: frozenset[str]) -> Reason:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
@@ -20,12 +20,117 @@ from agent.config import PfSelector, Resource, Select, SharedPool, SriovPool
 from agent.config.contradictions import selectors_of
 from agent.config.resources import NETWORK_KINDS
 from agent.errors import ConfigError
-from agent.model.device import Gpu, LinkLayer, PciDevice, RdmaDevice, Snapshot, cpu_list, is_accelerator
+from agent.model.device import Gpu, LinkLayer, PciDevice, RdmaDevice, Snapshot, is_accelerator
 from agent.model.printable import grouped
 
 INFINIBAND_CLASS = 0x0207
 ACCELERATOR_CLASS = 0x12
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
+
+
+class Why(StrEnum):
+    """Why a device is not offered: a word, which is the member itself, with its sentence and what to do.
+
+    The nearest to being offered comes first.
+    `{}` stands for what differs: a resource, keys of a selector, a kind, the word of an ill unit.
+    """
+
+    text: str
+    remedy: str
+
+    def __new__(cls, word: str, text: str, remedy: str) -> Why:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.text = text
+        member.remedy = remedy
+        return member
+
+    UNHEALTHY = (
+        "Unhealthy",
+        "offered, and unhealthy: {}",
+        "mend what the reason names (docs/health.md lists them)",
+    )
+    NOT_YET = "NotYet", "selected, and about to be listed", "wait a moment"
+    NO_NIC = (
+        "NoNic",
+        "without a NIC for a rail",
+        "select more NICs under nic.select, lower nic.count, or raise nic.shares of kind hca",
+    )
+    NO_GPU = (
+        "NoGpu",
+        "not needed by any GPU of the rails",
+        "raise nic.count, or narrow nic.select and offer the rest by a resource of its own",
+    )
+    NO_GPU_HERE = (
+        "NoGpuHere",
+        "selected for rails, which need GPUs that NVML shows, and this node has none",
+        "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart), or take kind vf or nic with binding: late",
+    )
+    TOO_FEW = (
+        "TooFew",
+        "too few for the rail of another GPU",
+        "lower nic.count, or select more NICs under nic.select",
+    )
+    SLICED = (
+        "Sliced",
+        "cut into slices (MIG) that another resource offers",
+        "ask for the resource of the slices, or switch MIG off: nvidia-smi -mig 0",
+    )
+    TAKEN = (
+        "Taken",
+        "selected, but taken by {}",
+        "narrow the selector of one of the two: a device serves one resource",
+    )
+    NO_VFS = "NoVfs", "selected, but without VFs", "take kind nic or hca, or create VFs (sriov_numvfs)"
+    NO_SRIOV = (
+        "NoSriov",
+        "selected, but without SR-IOV, so it cannot have VFs",
+        "take kind nic, or hca if it has an RDMA device; if the adapter knows SR-IOV, turn it on in firmware and BIOS",
+    )
+    HAS_VFS = (
+        "HasVfs",
+        "selected, but with VFs, so not free as a whole",
+        "take kind vf or hca, or remove the VFs",
+    )
+    HOST_PORT = (
+        "HostPort",
+        "part of a bond, bridge or the like of the host",
+        "nothing to do: the host needs it; kind hca can share an adapter that has an RDMA device",
+    )
+    DEFAULT_ROUTE = (
+        "DefaultRoute",
+        "needed by the host: its default route, or its way to the API server",
+        "nothing to do, unless the host gets another way out, of a metric as low; kind hca can share one with RDMA",
+    )
+    PROTECTED = "Protected", "named by cni.protect", "take it out of cni.protect"
+    NO_DRIVER = (
+        "NoDriver",
+        "without a driver",
+        "echo ADDRESS > /sys/bus/pci/drivers_probe, or look in dmesg why the driver refuses it",
+    )
+    NO_RDMA = (
+        "NoRdma",
+        "without an RDMA device",
+        "if it can do RDMA, load its module (mlx5_ib, irdma, bnxt_re …); else take kind vf or nic without isRdma",
+    )
+    IN_A_POD = "InAPod", "with its RDMA device in a pod", "wait until that pod ends, or take kind vf"
+    NOT_IN_NVML = (
+        "NotInNvml",
+        "not shown by NVML, which kinds gpu and rail go by",
+        "let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart); of another vendor: NICs with binding: late",
+    )
+    NOT_SELECTED = "NotSelected", "not selected by {}", "widen that selector, or add a resource for the rest"
+    NOT_NETWORK = (
+        "NotNetwork",
+        "of a PCI class that is not a network controller's",
+        "take kind hca if it has an RDMA device; VFs of other devices are not offered",
+    )
+    OTHER_KIND = "OtherKind", "no resource is of kind {}", "add one, if pods need it"
+    NOT_HANDED_OUT = (
+        "NotHandedOut",
+        "not handed out by nodefabric: the GPU vendor's device plugin or DRA driver may do that",
+        "nothing to do; or, for NVIDIA's, add a resource of kind gpu",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,64 +167,68 @@ class Candidate:
         return f"{self.device} ({self.rdma.name})" if self.rdma else self.device
 
 
-def candidates(kind: str, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES) -> Iterator[Candidate]:
-    """List the devices that a resource of this kind could take, selectors aside.
+def considered(
+    resource: Resource, kind: str, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES
+) -> Iterator[tuple[str, Candidate, Why | None]]:
+    """List what is of the kind, selectors aside: as which kind, and why it is not offered all the same; None if it may.
 
     `host_names` tells the interface names, in the host, of devices that now sit in pods.
     """
     if kind == "gpu":
-        yield from (_gpu(gpu, snapshot) for gpu in snapshot.gpus)
-    elif kind == "hca":
-        adapters = (d for d in snapshot.devices if not d.is_vf and not is_accelerator(d))
-        yield from (_hca(d, r) for d in adapters for r in d.rdma_devices if not r.absent)
-    elif kind == "vf":
-        yield from (_function(d, snapshot, host_names) for d in snapshot.devices if _is_spare_vf(d, snapshot))
-    elif kind == "nic":
-        yield from (_function(d, snapshot, host_names) for d in snapshot.devices if _is_whole_adapter(d, snapshot))
-    elif kind == "accelerator":
-        yield from (
-            _function(d, snapshot, host_names) for d in snapshot.devices if d.pci_class >> 16 == ACCELERATOR_CLASS
-        )
+        yield from ((kind, _gpu(gpu, snapshot), None) for gpu in snapshot.gpus)
+        return
+    for each in kinds_of(resource, kind):
+        for device in snapshot.devices:
+            if _is_of(each, device, resource):
+                hcas = [_hca(device, rdma) for rdma in device.rdma_devices] if each == "hca" else []
+                for candidate in hcas or [_function(device, snapshot, host_names)]:
+                    yield each, candidate, _kept_back(resource, each, device, candidate, snapshot)
+
+
+def kinds_of(resource: Resource, kind: str) -> tuple[str, ...]:
+    """List the kinds of devices that a resource takes as this kind: pools of another project mix VFs and adapters."""
+    return ("vf", "nic") if isinstance(resource.compat, SriovPool) and kind != "accelerator" else (kind,)
 
 
 def offered_candidates(
     resource: Resource, kind: str, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES
 ) -> Iterator[tuple[str, Candidate]]:
     """List what a resource could take as this kind, selectors aside, with the kind that each is."""
-    found, kept = _of_kind(resource, kind, snapshot, host_names), resource.protected
-    return ((each, c) for each, c in found if c.netdevs.isdisjoint(kept) and c.device not in kept) if kept else found
+    return ((each, c) for each, c, why in considered(resource, kind, snapshot, host_names) if why is None)
 
 
-def _of_kind(
-    resource: Resource, kind: str, snapshot: Snapshot, host_names: Mapping[str, str]
-) -> Iterator[tuple[str, Candidate]]:
-    if isinstance(resource.compat, SriovPool) and kind != "accelerator":
-        kinds: tuple[str, ...] = ("vf", "nic")
-    elif resource.compat is not None and kind == "hca":
-        yield from (("hca", _hca(d, r)) for d in snapshot.devices if d.is_network for r in d.rdma_devices)
-        return
-    else:
-        kinds = (kind,)
-    for each in kinds:
-        for candidate in candidates(each, snapshot, host_names):
-            # sriov-network-device-plugin leaves devices out that no driver is bound to.
-            if resource.compat is None or (candidate.pci is not None and candidate.pci.driver):
-                yield each, candidate
+def _is_of(kind: str, device: PciDevice, resource: Resource) -> bool:
+    if kind == "hca":
+        return not is_accelerator(device) and (resource.compat is not None or not device.is_vf)
+    if kind == "accelerator":
+        return device.pci_class >> 16 == ACCELERATOR_CLASS
+    return device.is_vf == (kind == "vf")
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One entry of one selector field."""
+def _kept_back(
+    resource: Resource, kind: str, device: PciDevice, candidate: Candidate, snapshot: Snapshot
+) -> Why | None:
+    # sriov-network-device-plugin leaves devices out that no driver is bound to.
+    if resource.compat is not None and not device.driver:
+        return Why.NO_DRIVER
+    if not {device.address, *candidate.netdevs}.isdisjoint(resource.protected):
+        return Why.PROTECTED
+    if kind == "hca" and resource.compat is None:
+        if candidate.rdma is None:
+            return Why.NO_RDMA
+        return Why.IN_A_POD if candidate.rdma.absent else None
+    if kind == "nic" and device.vfs:
+        return Why.HAS_VFS
+    # ADD refuses what the host itself uses.
+    if kind in ("vf", "nic") and snapshot.is_needed(device):
+        return Why.HOST_PORT if any(netdev.is_enslaved for netdev in device.netdevs) else Why.DEFAULT_ROUTE
+    if kind != "accelerator" and not device.is_network:
+        return Why.NOT_NETWORK
+    return Why.NO_RDMA if kind == "hca" and candidate.rdma is None else None
 
-    field: str
-    """Path below `select`, such as `pf[0]`."""
-    text: str
-    holds: Callable[[Candidate], bool]
 
-
-def conditions(select: Select) -> tuple[tuple[Condition, ...], ...]:
-    """Spell a selector out: every group needs one condition that holds. Empty fields make no group."""
-    return (*_own_conditions(select), *_alternatives(select))
+_Group = tuple[str, tuple[Any, ...], Callable[[Any, Candidate], bool]]
+"""A field of a selector that has entries, these, and whether a device is as an entry asks."""
 
 
 def choosing(select: Select) -> Callable[[Candidate], int | None]:
@@ -127,16 +236,41 @@ def choosing(select: Select) -> Callable[[Candidate], int | None]:
 
     The selector is spelled out once for all the devices of a node.
     """
-    groups, others = _own_conditions(select), [choosing(other) for other in select.any_of]
+    groups, others = _groups(select), [choosing(other) for other in select.any_of]
 
     def choose(candidate: Candidate) -> int | None:
-        if not takes(groups, candidate):
+        if _refusing(groups, candidate):
             return None
         if not others:
             return 0
         return next((i for i, other in enumerate(others) if other(candidate) is not None), None)
 
     return choose
+
+
+def refusing(select: Select, candidate: Candidate) -> tuple[str, ...]:
+    """List the fields of a selector that refuse a device; an empty one stands for its alternatives."""
+    found = _refusing(_groups(select), candidate)
+    return found if not select.any_of or any(not refusing(o, candidate) for o in select.any_of) else (*found, "")
+
+
+def takes_vfs_of(select: Select, pf: Candidate) -> bool:
+    """Tell whether a selector for VFs would take VFs of an adapter that has none, as far as the adapter shows it."""
+    names = {name.lower() for name in pf.pf_names}
+    of_both = tuple(group for group in _groups(select) if group[0] in ("vendors", "linkLayer"))
+    named = all(not each or any(s.pf.lower() in names for s in each) for each in (select.pf, select.root_devices))
+    others = select.any_of
+    if select.is_rdma and not pf.rdma_names:
+        return False
+    return named and not _refusing(of_both, pf) and (not others or any(takes_vfs_of(other, pf) for other in others))
+
+
+def _groups(select: Select) -> tuple[_Group, ...]:
+    return tuple((field, entries, holds) for field, values, holds in _FIELDS if (entries := values(select)))
+
+
+def _refusing(groups: Iterable[_Group], candidate: Candidate) -> tuple[str, ...]:
+    return tuple(field for field, entries, holds in groups if not any(holds(entry, candidate) for entry in entries))
 
 
 def alternative(select: Select, number: int) -> Select:
@@ -148,51 +282,6 @@ def asks_for_names(resource: Resource) -> bool:
     """Tell whether a selector asks for the name of an interface, which only the books know of a device in a pod."""
     selects = (resource.select, resource.nic.select)
     return any(each.netdevs for select in selects for each in (select, *select.any_of))
-
-
-def _alternatives(select: Select) -> tuple[tuple[Condition, ...], ...]:
-    spelled = [conditions(other) for other in select.any_of]
-    group = tuple(
-        Condition(f"[{i}]", _in_words(groups) or "anything", partial(takes, groups)) for i, groups in enumerate(spelled)
-    )
-    return (group,) if group else ()
-
-
-def _in_words(groups: tuple[tuple[Condition, ...], ...]) -> str:
-    fields = ((group[0].field.partition("[")[0], [condition.text for condition in group]) for group in groups)
-    return "; ".join(f"{field} {', '.join(texts)}" if any(texts) else field for field, texts in fields)
-
-
-def _own_conditions(select: Select) -> tuple[tuple[Condition, ...], ...]:
-    groups = (
-        tuple(
-            Condition(field if value is True else f"{field}[{i}]", text(value), partial(holds, value))
-            for i, value in enumerate(values(select))
-        )
-        for field, values, text, holds in _FIELDS
-    )
-    return tuple(group for group in groups if group)
-
-
-def takes(groups: tuple[tuple[Condition, ...], ...], candidate: Candidate) -> bool:
-    """Tell whether a spelled-out selector takes the device."""
-    return all(any(condition.holds(candidate) for condition in group) for group in groups)
-
-
-def refusing(groups: tuple[tuple[Condition, ...], ...], candidate: Candidate) -> tuple[str, ...]:
-    """List the fields of a spelled-out selector that refuse the device; an empty one stands for its alternatives."""
-    return tuple(group[0].field.partition("[")[0] for group in groups if not takes((group,), candidate))
-
-
-def takes_vfs_of(select: Select, pf: Candidate) -> bool:
-    """Tell whether a selector for VFs would take VFs of an adapter that has none, as far as the adapter shows it."""
-    names, groups = {name.lower() for name in pf.pf_names}, _own_conditions(select)
-    of_both = tuple(group for group in groups if group[0].field.partition("[")[0] in ("vendors", "linkLayer"))
-    named = all(not each or any(s.pf.lower() in names for s in each) for each in (select.pf, select.root_devices))
-    others = select.any_of
-    if select.is_rdma and not pf.rdma_names:
-        return False
-    return named and takes(of_both, pf) and (not others or any(takes_vfs_of(other, pf) for other in others))
 
 
 def candidate_of(device: PciDevice, snapshot: Snapshot) -> Candidate:
@@ -226,44 +315,29 @@ def _has_vdpa(vdpa_type: str, candidate: Candidate) -> bool:
     return vdpa is not None and vdpa.vdpa_type == vdpa_type
 
 
-def _pf_text(selector: PfSelector) -> str:
-    return selector.pf if selector.vf_indices is None else f"{selector.pf}#{cpu_list(selector.vf_indices)}"
-
-
-_Field = tuple[str, Callable[[Select], tuple[Any, ...]], Callable[[Any], str], Callable[[Any, Candidate], bool]]
-_FIELDS: tuple[_Field, ...] = (
-    ("vendors", lambda s: s.vendors, "{:04x}".format, _of_pci("vendor")),
-    ("devices", lambda s: s.devices, "{:04x}".format, _of_pci("device")),
-    ("classes", lambda s: s.classes, str, _is_of_class),
-    ("drivers", lambda s: s.drivers, str, _of_pci("driver")),
-    ("pciAddresses", lambda s: s.pci_addresses, str, _of_pci("address")),
-    ("acpiIndexes", lambda s: s.acpi_indexes, str, _of_pci("acpi_index")),
-    ("pf", lambda s: s.pf, _pf_text, _is_of_pf),
-    ("rootDevices", lambda s: s.root_devices, _pf_text, _is_of_root),
-    ("netdevs", lambda s: s.netdevs, str, _among("netdevs")),
-    ("rdmaDevices", lambda s: s.rdma_devices, str, _among("rdma_names")),
-    ("linkLayer", lambda s: s.link_layers, lambda layer: str(layer.value), _among("link_layers")),
-    ("pKeys", lambda s: s.pkeys, "0x{:04x}".format, _among("pkeys")),
-    ("isRdma", lambda s: (True,) if s.is_rdma else (), lambda _: "", lambda _, c: bool(c.rdma_names)),
-    ("vdpaType", lambda s: (s.vdpa_type,) if s.vdpa_type else (), str, _has_vdpa),
+_FIELDS: tuple[tuple[str, Callable[[Select], tuple[Any, ...]], Callable[[Any, Candidate], bool]], ...] = (
+    ("vendors", lambda s: s.vendors, _of_pci("vendor")),
+    ("devices", lambda s: s.devices, _of_pci("device")),
+    ("classes", lambda s: s.classes, _is_of_class),
+    ("drivers", lambda s: s.drivers, _of_pci("driver")),
+    ("pciAddresses", lambda s: s.pci_addresses, _of_pci("address")),
+    ("acpiIndexes", lambda s: s.acpi_indexes, _of_pci("acpi_index")),
+    ("pf", lambda s: s.pf, _is_of_pf),
+    ("rootDevices", lambda s: s.root_devices, _is_of_root),
+    ("netdevs", lambda s: s.netdevs, _among("netdevs")),
+    ("rdmaDevices", lambda s: s.rdma_devices, _among("rdma_names")),
+    ("linkLayer", lambda s: s.link_layers, _among("link_layers")),
+    ("pKeys", lambda s: s.pkeys, _among("pkeys")),
+    ("isRdma", lambda s: (True,) if s.is_rdma else (), lambda _, c: bool(c.rdma_names)),
+    ("vdpaType", lambda s: (s.vdpa_type,) if s.vdpa_type else (), _has_vdpa),
 )
-"""A field of selectors: its name, its entries, an entry in words, and whether a device is as an entry asks."""
+"""A field of selectors: its name, its entries, and whether a device is as an entry asks."""
 
 
 def may_be_nic(address: str, snapshot: Snapshot) -> bool:
     """Tell whether a device is an adapter or a VF of one. What is not on the node may have been."""
     device = snapshot.by_address.get(address)
     return device is None or device.is_network
-
-
-def _is_whole_adapter(device: PciDevice, snapshot: Snapshot) -> bool:
-    """Tell whether the whole function can go into a pod: it has no VFs that others use, and the host can spare it."""
-    return not (device.is_vf or device.vfs) and device.is_network and not snapshot.is_needed(device)
-
-
-def _is_spare_vf(device: PciDevice, snapshot: Snapshot) -> bool:
-    """Tell whether ADD may take a VF: one that the host itself uses, it refuses."""
-    return device.is_vf and device.is_network and not snapshot.is_needed(device)
 
 
 def _own_netdevs(device: PciDevice) -> frozenset[str]:
@@ -434,26 +508,16 @@ def _wanted(
     resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str], holders: Mapping[str, str]
 ) -> Iterator[tuple[str, Candidate, int]]:
     """List what the selectors take, and what pods hold under the resource's name."""
-    asked, choose = None, None
-    for kind, candidate, select in offered(resource, snapshot, host_names):
-        if choose is None or select is not asked:
-            asked, choose = select, choosing(select)
-        number = choose(candidate)
-        if number is None and kind in EXCLUSIVE_KINDS and holders.get(candidate.device) == resource.name:
-            number = 0
-        if number is not None:
-            yield kind, candidate, number
-
-
-def offered(
-    resource: Resource, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES
-) -> Iterator[tuple[str, Candidate, Select]]:
-    """List what a resource could take, with its kind and the selector that decides."""
     if resource.derived_from:
         return  # it has its devices from another
     for _, wanted, select in selectors_of(resource):
+        choose = choosing(select)
         for kind, candidate in offered_candidates(resource, wanted, snapshot, host_names):
-            yield kind, candidate, select
+            number = choose(candidate)
+            if number is None and kind in EXCLUSIVE_KINDS and holders.get(candidate.device) == resource.name:
+                number = 0
+            if number is not None:
+                yield kind, candidate, number
 
 
 def _shares_all(resource: Resource) -> bool:

@@ -19,7 +19,7 @@ from agent import config
 from agent.errors import ConfigError
 from agent.hardware import recorded
 from agent.model.device import Snapshot
-from agent.offer.explanation import Explanation, explain_all
+from agent.offer.explanation import Account, Explanation, explain_all
 from agent.offer.units import plain_offer
 from hack.sim.machine import SimulatedMachine
 
@@ -51,10 +51,10 @@ def outcome(text: str, node: str) -> dict[str, Any]:
         found["warnings"] = list(read.warnings)
     if account.mistakes:
         found["overlaps"] = [str(overlap) for overlap in account.mistakes]
-    return {**found, "resources": {each.resource_name: summary(each) for each in account.resources}}
+    return {**found, "resources": {each.resource_name: summary(each, account) for each in account.resources}}
 
 
-def summary(found: Explanation) -> dict[str, Any]:
+def summary(found: Explanation, account: Account) -> dict[str, Any]:
     rest = len(found.devices) - SHOWN
     said: dict[str, Any] = {
         "candidates": len(found.candidates),
@@ -63,7 +63,7 @@ def summary(found: Explanation) -> dict[str, Any]:
     }
     if found.units:
         said["first"] = found.units[0]
-    lost = Counter(overlap.owner for overlap in found.lost)
+    lost = Counter(each.owner for each in account.overlaps if each.loser == found.resource_name)
     return {**said, "lost": dict(lost)} if lost else said
 
 

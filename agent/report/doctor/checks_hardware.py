@@ -12,8 +12,9 @@ from agent.config import Config
 from agent.model.device import PciDevice, is_accelerator, is_vfio
 from agent.model.printable import grouped, some
 from agent.offer.explanation import cautions, strangers, template_problems
-from agent.offer.left_out import Why, left_out
+from agent.offer.left_out import left_out
 from agent.offer.offer import Offer
+from agent.offer.selection import Why
 from agent.offer.units import plain_offer
 from agent.report.chart import is_nic, why_not_known
 from agent.report.doctor.facts import (

@@ -11,7 +11,8 @@ import pytest
 
 from agent.config import Config, parse
 from agent.model.device import MigDevice, PciDevice, Snapshot, is_accelerator
-from agent.offer.left_out import LeftOut, Why, left_out, left_out_by
+from agent.offer.left_out import LeftOut, left_out, left_out_by
+from agent.offer.selection import Why
 from agent.offer.units import plain_offer
 from agent.report.chart import is_nic
 

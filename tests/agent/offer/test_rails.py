@@ -16,7 +16,7 @@ from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
 from agent.offer.offers import Offers
 from agent.offer.rails import rails_of
-from agent.offer.selection import candidates
+from agent.offer.selection import offered_candidates
 from agent.offer.units import Reading, plain_offer
 from agent.placement import Distances
 from agent.report.chart import rails as nearest_nics
@@ -70,7 +70,8 @@ def test_an_accelerators_own_network_function_is_neither_a_rail_nor_an_hca() -> 
         accelerators=tuple(replace(gpu, uuid=gpu.pci_address) for gpu in whole.gpus),
     )
     assert numbers(numbered(snapshot)) == {pf: n for n, pf in enumerate(PFS)}
-    assert [found.device for found in candidates("hca", snapshot)] == list(PFS)
+    hcas = offered_candidates(Resource("a/b", "hca"), "hca", snapshot)
+    assert [candidate.device for _, candidate in hcas] == list(PFS)
     assert [nic.address for nic in fabric_nics(snapshot)] == list(PFS)
     assert [nic.address for _, nics, _ in nearest_nics(snapshot) for nic in nics] == list(PFS)
 

@@ -13,14 +13,13 @@ from agent.model.device import CharDevice, LinkLayer, RdmaDevice, RdmaPort, Snap
 from agent.offer.selection import (
     ACCELERATOR_CLASS,
     Assignment,
+    Candidate,
     alternative,
     assign,
-    candidates,
     choosing,
-    conditions,
     errors,
     may_be_nic,
-    takes,
+    offered_candidates,
 )
 from agent.offer.units import plain_offer
 from tests.node import change, node
@@ -42,8 +41,13 @@ MADE: Snapshot = change(
 )
 
 
+def candidates(kind: str, snapshot: Snapshot) -> list[Candidate]:
+    return [candidate for _, candidate in offered_candidates(Resource("a/b", kind), kind, snapshot)]
+
+
 def chosen(select: Select, snapshot: Snapshot = MADE, kind: str = "vf") -> list[str]:
-    return [c.device[-4:] for c in candidates(kind, snapshot) if takes(conditions(select), c)]
+    choose = choosing(select)
+    return [c.device[-4:] for c in candidates(kind, snapshot) if choose(c) is not None]
 
 
 @pytest.mark.parametrize(

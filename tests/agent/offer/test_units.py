@@ -11,7 +11,6 @@ from agent.config import Resource, Select, SharedPool, parse_pf
 from agent.errors import ConfigError
 from agent.model.device import LinkLayer, Snapshot
 from agent.model.unit_id import MAX_UNIT_ID
-from agent.offer.explanation import explain_all
 from agent.offer.offer import Unit
 from agent.offer.selection import check_overlaps
 from agent.offer.units import plain_offer
@@ -111,20 +110,6 @@ def test_an_overlap_names_both_resources_and_the_device() -> None:
         "resources[1].select: rdma/other takes rail0: VFs 0–2, which resources[0] (rdma/vf) takes too:"
         " narrow one of the two selectors"
     )
-
-
-def test_explain_tells_what_each_selector_finds_by_itself() -> None:
-    resource = vf(pf=(parse_pf("rail0#0-1"), parse_pf("rail9")), vendors=(0x8086,))
-    (found,) = explain_all([resource], plain_offer([resource], node(rails=2))).resources
-    assert {(s.field, s.text, len(s.devices)) for s in found.selectors} == {
-        ("select.vendors[0]", "8086", 0),
-        ("select.pf[0]", "rail0#0-1", 2),
-        ("select.pf[1]", "rail9", 0),
-    }
-    assert found.devices == ()
-    assert len(found.candidates) == 8
-    (found,) = explain_all([HCA], plain_offer([HCA], node(rails=1))).resources
-    assert found.devices == ("0000:12:00.0 (mlx5_0)",)
 
 
 @given(

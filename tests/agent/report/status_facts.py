@@ -8,8 +8,9 @@ from typing import Any
 from agent.model.allocation import Attachment, AttachmentState, OwedLease, Quarantine, Undo
 from agent.model.device import Problem, Snapshot
 from agent.model.health import HEALTHY, unhealthy
-from agent.offer.left_out import LeftOut, Why
+from agent.offer.left_out import LeftOut
 from agent.offer.offer import Unit
+from agent.offer.selection import Why
 from agent.report import status
 from agent.report.facts import DriverState, Facts
 from tests.node import POD, VF, owner, unit_hold
