@@ -22,10 +22,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
@@ -37,9 +37,7 @@ from agent.hardware.sysfs.pci import PCI_DEVICES
 from agent.model.device import Gpu, Snapshot, is_pci_address
 
 FORMAT = 1
-_TOP_FOLDERS = frozenset({"sys", "proc", "dev"})
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-_MAX_DEPTH = 40
 _MAX_VPD = 255
 
 
@@ -49,13 +47,16 @@ def _as_label(text: str) -> str:
     return text
 
 
+def _as_pci_address(text: str) -> str:
+    if not is_pci_address(text):
+        raise ValueError(f"{text!r} is not a PCI address")
+    return text
+
+
 def _as_keyword(text: str) -> str:
     if len(text) > _MAX_VPD or not text.isascii():
         raise ValueError(f"must be at most {_MAX_VPD} ASCII characters")
     return text
-
-
-Tree = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,12 @@ class Node:
 
     name: Annotated[str, AfterValidator(_as_label)]
     description: str
-    tree: Tree
+    tree: Mapping[Literal["sys", "proc", "dev"], dict[str, Any]]
+    """What is below the top folders is checked when it is laid out."""
     gpus: tuple[Gpu, ...] = ()
-    vpd: Mapping[str, Annotated[str, AfterValidator(_as_keyword)]] = field(default_factory=dict)
+    vpd: Mapping[Annotated[str, AfterValidator(_as_pci_address)], Annotated[str, AfterValidator(_as_keyword)]] = field(
+        default_factory=dict
+    )
     """PCI address → keyword V3 of vital product data, which is binary."""
 
 
@@ -112,36 +116,27 @@ def parse(document: Any, source: str) -> Node:
     if document.get("format") != FORMAT:
         raise ConfigError(source, [f"format: must be {FORMAT}, is {document.get('format')!r}: record the node again"])
     try:
-        node = _NODE.validate_python({"description": "", **{k: v for k, v in document.items() if k != "format"}})
+        return _NODE.validate_python({"description": "", **{k: v for k, v in document.items() if k != "format"}})
     except ValidationError as error:
         raise ConfigError(
             source, [f"{path_of(line['loc'])}: {line['msg'].removeprefix('Value error, ')}" for line in error.errors()]
         ) from error
-    problems = [f"tree.{top}: must be sys, proc or dev" for top in node.tree if top not in _TOP_FOLDERS]
-    problems += _tree_problems(node.tree, ())
-    problems += [
-        f"gpus[{i}].pci_address: {gpu.pci_address!r} is not a PCI address"
-        for i, gpu in enumerate(node.gpus)
-        if not is_pci_address(gpu.pci_address)
-    ]
-    problems += [f"vpd.{a}: is no PCI function of the tree" for a in node.vpd if not _has_function(node.tree, a)]
-    if problems:
-        raise ConfigError(source, problems)
-    return node
 
 
 def unpack(node: Node, directory: Path) -> None:
     """Lay the node's tree out in an existing folder. Nothing is written outside of it. Raises AgentError."""
     try:
-        _unpack(node.tree, os.fspath(directory))
+        _unpack(node.tree, os.fspath(directory), 0)
         for address, adapter_id in node.vpd.items():
             with open(f"{directory}{PCI_DEVICES}/{address}/vpd", "xb") as file:
                 file.write(write_adapter_id(adapter_id))
     except OSError as error:
         raise AgentError(
-            f"{directory}: node {node.name} cannot be laid out there: {error.strerror}: "
-            "make room, or name another folder in the environment's TMPDIR"
+            f"node {node.name} cannot be laid out: {error}: make room, or name another folder in the environment's"
+            " TMPDIR; or record the node again"
         ) from error
+    except (AttributeError, TypeError, ValueError) as error:  # what is no text
+        raise AgentError(f"node {node.name} cannot be laid out: {error}: record it again") from error
 
 
 def named(text: str) -> Path:
@@ -171,39 +166,23 @@ def _folders() -> tuple[Path, ...]:
     return here / "nodes", here.parents[1] / "tests" / "nodes"
 
 
-def _tree_problems(tree: Tree, where: tuple[str, ...]) -> Iterator[str]:
-    if len(where) > _MAX_DEPTH:
-        yield f"{'/'.join(where)}: is nested more than {_MAX_DEPTH} folders deep"
-        return
+def _unpack(tree: Mapping[Any, Any], folder: str, depth: int) -> None:
+    """Write a folder's entries; `depth` is that of the folder. Raises OSError, TypeError and ValueError."""
     for name, entry in tree.items():
-        at = (*where, name)
-        if name in ("", ".", "..") or "/" in name or not _is_text(name):
-            yield f"{'/'.join(where)}: {name!r} is not a file name"
-        elif isinstance(entry, dict):
-            yield from _tree_problems(entry, at)
+        path = f"{folder}/{name}"
+        if name in ("", ".", "..") or "/" in name:
+            raise ValueError(f"{folder}: {name!r} is not a file name")
+        if isinstance(entry, dict):
+            os.makedirs(path, exist_ok=True)
+            _unpack(entry, path, depth + 1)
         elif isinstance(entry, list):
-            if len(entry) != 1 or not isinstance(entry[0], str):
-                yield f"{'/'.join(at)}: a symbolic link must be a list of one text"
-            elif not _stays_inside(entry[0], len(where)):
-                yield f"{'/'.join(at)}: the link to {entry[0]!r} leaves the tree"
-        elif isinstance(entry, str):
-            if not _is_text(entry):
-                yield f"{'/'.join(at)}: is not text that could be written"
+            [target] = entry
+            if not _stays_inside(target, depth):
+                raise ValueError(f"{path}: the link to {target!r} leaves the tree")
+            os.symlink(target, path)
         else:
-            yield f"{'/'.join(at)}: must be an object, a text or a list, is {type(entry).__name__}"
-
-
-def _has_function(tree: Tree, address: str) -> bool:
-    """Report whether the tree has this PCI function: a link whose target is in the tree, too."""
-    link = tree.get("sys", {})
-    for name in ("bus", "pci", "devices", address):
-        link = link.get(name) if isinstance(link, dict) else None
-    if not (is_pci_address(address) and isinstance(link, list)):
-        return False
-    folder: Any = tree["sys"]
-    for name in link[0].split("/")[3:]:
-        folder = folder.get(name) if isinstance(folder, dict) else None
-    return isinstance(folder, dict)
+            with open(path, "x", encoding="utf-8", newline="") as file:
+                file.write(entry)
 
 
 def _stays_inside(target: str, depth: int) -> bool:
@@ -214,25 +193,4 @@ def _stays_inside(target: str, depth: int) -> bool:
     """
     parts = target.split("/")
     ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
-    return ups <= depth and ".." not in parts[ups:] and bool(target) and parts[0] != "" and _is_text(target)
-
-
-def _is_text(text: str) -> bool:
-    """Tell whether the text can be written: JSON can spell half characters (lone surrogates)."""
-    try:
-        return b"\0" not in text.encode()
-    except UnicodeEncodeError:
-        return False
-
-
-def _unpack(tree: Tree, folder: str) -> None:
-    for name, entry in tree.items():
-        path = f"{folder}/{name}"
-        if isinstance(entry, dict):
-            os.makedirs(path, exist_ok=True)
-            _unpack(entry, path)
-        elif isinstance(entry, list):
-            os.symlink(entry[0], path)
-        else:
-            with open(path, "x", encoding="utf-8", newline="") as file:
-                file.write(entry)
+    return ups <= depth and ".." not in parts[ups:] and parts[0] != ""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from pathlib import Path
@@ -29,6 +30,10 @@ def document(**changes: Any) -> dict[str, Any]:
     return {"format": 1, "name": "node", "description": "", "tree": {}, "gpus": []} | changes
 
 
+def lay_out(tree: dict[str, Any], folder: Path) -> None:
+    recorded.unpack(recorded.parse(document(tree=tree), "test"), folder)
+
+
 def problems(changed: Any) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
         recorded.parse(changed, "test")
@@ -44,9 +49,8 @@ def test_an_unknown_name_is_answered_with_those_there_are() -> None:
 
 def test_a_full_disk_is_named_with_the_remedy(own_network: None, tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(tmp_path)], check=True)
-    tree = {"sys": {str(number): "x" * 4096 for number in range(4)}}
-    with pytest.raises(AgentError, match=r"node big cannot .*: No space left on device: make room.*TMPDIR"):
-        recorded.unpack(Node("big", "", tree), tmp_path)
+    with pytest.raises(AgentError, match=r"node node cannot .*No space left on device.*: make room.*TMPDIR"):
+        lay_out({"sys": {str(number): "x" * 4096 for number in range(4)}}, tmp_path)
 
 
 def test_dump_and_load_give_the_same_node(tmp_path: Path) -> None:
@@ -57,19 +61,25 @@ def test_dump_and_load_give_the_same_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc", "a\0", "\ud800"])
-def test_names_that_are_no_file_names_are_refused(name: str) -> None:
-    assert "is not a file name" in problems(document(tree={"sys": {name: "x"}}))[0]
+def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(AgentError, match=r"node node cannot be laid out: .*: record it again"):
+        lay_out({"sys": {name: "x"}}, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "target", ["", "/etc/passwd", "../..", "../../../etc", "a/../../../b", "x\0", "a/../b", "\ud800"]
-)
-def test_links_that_leave_the_tree_are_refused(target: str) -> None:
-    assert "leaves the tree" in problems(document(tree={"sys": {"link": [target]}}))[0]
+@pytest.mark.parametrize("target", ["", "/etc/passwd", "../..", "../../../etc", "a/../../../b", "a/../b"])
+def test_links_that_leave_the_tree_are_refused(tmp_path: Path, target: str) -> None:
+    with pytest.raises(AgentError, match=r"sys/link: the link to .* leaves the tree"):
+        lay_out({"sys": {"link": [target]}}, tmp_path)
 
 
-def test_links_up_to_the_trees_top_are_fine() -> None:
-    assert recorded.parse(document(tree={"sys": {"a": {"link": ["../../dev/x"]}}}), "test")
+@pytest.mark.parametrize("entry", [5, None, "\ud800", ["a", "b"], ["\0"], [1]])
+def test_what_is_no_folder_text_or_link_is_refused(tmp_path: Path, entry: object) -> None:
+    with pytest.raises(AgentError, match="record it again"):
+        lay_out({"sys": {"x": entry}}, tmp_path)
+
+
+def test_links_up_to_the_trees_top_are_fine(tmp_path: Path) -> None:
+    lay_out({"sys": {"a": {"link": ["../../dev/x"]}}}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -80,15 +90,12 @@ def test_links_up_to_the_trees_top_are_fine() -> None:
         (document(name="Bad Name"), "name: must be a lower-case DNS label, is 'Bad Name'"),
         (document(description=5), "description: Input should be a valid string"),
         (document(tree=[]), "tree: Input should be a valid dictionary"),
-        (document(tree={"etc": {}}), "tree.etc: must be sys, proc or dev"),
-        (document(tree={"sys": {"x": 5}}), "sys/x: must be an object, a text or a list, is int"),
-        (document(tree={"sys": {"x": "\ud800"}}), "sys/x: is not text"),
-        (document(tree={"sys": {"x": ["a", "b"]}}), "sys/x: a symbolic link must be a list of one text"),
+        (document(tree={"etc": {}}), "tree.etc.\"[key]\": Input should be 'sys', 'proc' or 'dev'"),
+        (document(vpd={"3b:00.0": "x"}), 'vpd."3b:00.0"."[key]": \'3b:00.0\' is not a PCI address'),
         (document(more=1), "more: Unexpected keyword argument"),
         (document(gpus={}), "gpus: Input should be a valid tuple"),
         (document(gpus=[{}]), "gpus[0].uuid: Field required"),
         (document(gpus=[GPU | {"index": "x"}]), "gpus[0].index: Input should be a valid integer"),
-        (document(gpus=[GPU | {"pci_address": "1B:00.0"}]), "gpus[0].pci_address: '1B:00.0' is not a PCI address"),
         (document(gpus=[GPU | {"more": 1}]), "gpus[0].more: Unexpected keyword argument"),
         (document(gpus=[GPU | {"nvlinks": [["GPU-2"]]}]), "gpus[0].nvlinks[0][1]: Field required"),
         (document(gpus=[GPU | {"fabric_clique": 1}]), "gpus[0].fabric_clique: Input should be a valid string"),
@@ -105,7 +112,6 @@ def test_each_mistake_is_named_with_its_place(changed: Any, expected: str) -> No
 def test_all_mistakes_are_named_at_once() -> None:
     found = problems(document(name="", gpus=[1, GPU | {"mig_devices": [{"more": 1}]}]))
     assert (len(found), found[-1]) == (8, "gpus[1].mig_devices[0].more: Unexpected keyword argument")
-    assert len(problems(document(tree={"etc": {"..": "x"}}, vpd={"0000:3b:00.0": "V3"}))) == 3
 
 
 def test_what_a_gpu_says_beyond_its_name_is_kept_and_is_not_needed() -> None:
@@ -132,13 +138,6 @@ def test_anonymous_gpus_keep_who_is_linked_to_whom() -> None:
     assert "secret" not in repr((one, two))
 
 
-def test_a_tree_without_end_is_refused() -> None:
-    tree: dict[str, Any] = {}
-    for _ in range(60):
-        tree = {"sys": tree}
-    assert "nested" in problems(document(tree=tree))[0]
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
 def test_a_file_that_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "node.json").write_bytes(content)
@@ -161,13 +160,10 @@ names = st.sampled_from(["sys", "a", "b", "..", ".", "x/y", ""])
 def test_what_is_accepted_stays_inside_its_folder(
     tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]
 ) -> None:
-    try:
-        node = recorded.parse(document(tree=tree), "test")
-    except ConfigError:
-        return
     folder = tmp_path_factory.mktemp("outer") / "inner"
     folder.mkdir()
-    recorded.unpack(node, folder)
+    with contextlib.suppress(AgentError):
+        lay_out(tree, folder)
     assert [p.name for p in folder.parent.iterdir()] == ["inner"]
     for path in folder.rglob("*"):
         assert not path.is_symlink() or path.resolve().is_relative_to(folder)
