@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from agent.config.networks import OF_SHARES, Network, misplaced_in
 from agent.config.resources import Resource, Select
 from agent.config.routing import strange_gateways
-from agent.config.template import possible, problems
+from agent.config.template import possible, unusable
 from agent.config.values import Config
 from agent.model.device import drives_for_programs
 
@@ -25,8 +25,8 @@ def contradictions(config: Config) -> Iterator[tuple[str, str]]:
         yield from ((f"resources[{i}].mounts", text) for text in _of_mounts(resource))
     yield from _mixed(networks)
     for i, network in enumerate(networks):
-        for where, text in problems(network, possible(config.topology.rails)):
-            yield f"networks[{i}]{'.' if where else ''}{where}", text
+        if (text := unusable(network, possible(config.topology.rails))) is not None:
+            yield f"networks[{i}]", text
         if not config.offers_dra:  # a claim may bring addresses of its own
             texts = strange_gateways(network.setup.routing, network.setup.ipam)
             yield from ((f"networks[{i}].gateway", text) for text in texts)
