@@ -24,12 +24,12 @@ Other processes read through `database.read_books`, which works on a copy and ne
 
 from __future__ import annotations
 
-from agent.ledger.attachments import AttachmentBook
 from agent.ledger.devices import DeviceBook
+from agent.ledger.holds import HoldBook
 from agent.ledger.schema import SCHEMA_VERSION
 
 __all__ = ["SCHEMA_VERSION", "Ledger"]
 
 
-class Ledger(AttachmentBook, DeviceBook):
+class Ledger(HoldBook, DeviceBook):
     """Open books. Use `Ledger.open`; close it when done."""
