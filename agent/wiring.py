@@ -25,14 +25,13 @@ from agent.reconcile.units import Units
 from agent.reconcile.view import Outside
 from agent.report.report import Report
 from agent.state import Latest
-from cni import pods_file
+from cni import pods_file, spool
 from cni.add_facts import FactsWriter, RailFiles
 from cni.attachment import BUSY_SECONDS, Attachments, Settings
 from cni.call import Node
 from cni.pod_devices import ClaimReader, HeldDevices
 from cni.server import CniServer
 from cni.slots.binder import Binder
-from cni.spool import Spool
 from deviceplugin.allocation import Allocator
 from deviceplugin.grant_records import GrantRecords
 from deviceplugin.plugins import DevicePlugins, Ground
@@ -100,7 +99,7 @@ class Parts:
         )
 
         # what heals
-        replay = partial(Spool(at_start.spool_dir).replay, self.server.answer)
+        replay = partial(spool.replay, at_start.spool_dir, self.server.answer)
         outside = Outside(held, offer, self.runtime, replay, ledger, report)
         lost = LostBooks(ledger, specs, outside)
         grants = Grants(ledger, specs, node.scans, outside, self.settled)

@@ -87,23 +87,7 @@ class Settings:
 USUAL = Settings()
 
 
-class StepTimer:
-    """Times the steps of one call, on one thread: each lasts from the end of the one before."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._from = clock()
-        self.taken: dict[str, float] = {}
-        """What each step took so far, in seconds."""
-
-    def end(self, step: str) -> None:
-        """End a step. One that comes more than once adds up."""
-        now = self._clock()
-        self.taken[step] = self.taken.get(step, 0.0) + now - self._from
-        self._from = now
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
     """One ADD that has devices to bring in."""
 
@@ -111,9 +95,17 @@ class _Work:
     owner: Owner
     netns: int
     add: Add
-    timer: StepTimer = field(default_factory=StepTimer)
     brought: list[_BroughtIn] = field(default_factory=list)
     """What is in the pod so far."""
+    taken: dict[str, float] = field(default_factory=dict)
+    """What each step took so far, in seconds."""
+    since: float = field(default_factory=time.perf_counter)
+
+    def end(self, step: str) -> None:
+        """End a step, which lasts from the end of the one before. One that comes more than once adds up."""
+        now = time.perf_counter()
+        self.taken[step] = self.taken.get(step, 0.0) + now - self.since
+        self.since = now
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +277,9 @@ class Attachments:
             if work.add.close():  # from here on a DEL finds the rows
                 raise _overtaken(work.call)
             self._node.ledger.finish_attach([one.row.attachment_id for one in brought], answer)
-            work.timer.end("books")
+            work.end("books")
             undo.pop_all()
-        self._node.timed(work.timer.taken)
+        self._node.timed(work.taken)
         for one in brought:
             if one.facts.in_kernel and one.leases.ips:
                 self._announcer.start(work.netns, one.facts.name, one.leases.addresses)
@@ -295,14 +287,14 @@ class Attachments:
 
     def _bring_in(self, work: _Work, target: Target, undo: ExitStack) -> _BroughtIn:
         """Bring a device into the pod, and note at once how that is undone."""
-        host, mode, timer = self._node.host, MODES[target.mode], work.timer
+        host, mode = self._node.host, MODES[target.mode]
         planned = mode.plan(host, self._node.scans.value, target)
         # Containers get the files that a unit's, slot's or claim's device has in its pod, where it has a CDI name.
         own = [h for h in self._node.ledger.holds_on(target.device) if h.spec is not None and not h.claim_uid]
         follows = bool(target.claim_uid or own)
         if follows:
             planned = replace(planned, any_node=True)
-        timer.end("plan")
+        work.end("plan")
         with self._beginning:
             _refuse_shared(self._node.ledger, self._node.scans.value, work.owner, target, planned)
             row = self._node.ledger.begin_attach(
@@ -318,13 +310,13 @@ class Attachments:
                 durable=target.conf.ipam is not None,
             )
         undo.callback(self._undo_failed_add, row, work)
-        timer.end("books")
+        work.end("books")
         facts = mode.enter(host, planned, work.netns)
         if follows:
             self._facts.entered(row, work.netns)
         else:
             self._require_promised_node(row, work.netns)
-        timer.end("device")
+        work.end("device")
         self._write_device_info(target.conf, row, facts)
         return _BroughtIn(row, facts, self._give_addresses(work, target, row, facts))
 
@@ -342,12 +334,12 @@ class Attachments:
                 leases = self.detacher.leases.take(row, lambda: not work.add.overtaken)
             except NotWanted as error:
                 raise _overtaken(work.call) from error
-            work.timer.end("ipam")
+            work.end("ipam")
         elif conf.routing is NO_ROUTING:
             return leases
         if facts.in_kernel:
             leases = self._configure(work, conf, row, leases)
-            work.timer.end("addresses")
+            work.end("addresses")
         return leases
 
     def _configure(self, work: _Work, conf: NetConf, row: Attachment, leases: result.Leases) -> result.Leases:

@@ -159,7 +159,7 @@ class Node:
         observer: Observer | None = None,
         timed: Callable[[Mapping[str, float]], object] = lambda seconds: None,
     ) -> None:
-        """`timed` gets what the steps (`STEPS`) of an ADD took that has succeeded, in seconds."""
+        """`timed` gets what the steps (`STEPS`) of an ADD that has succeeded took, in seconds."""
         self.host = host
         self.ledger = ledger
         self.scans = snapshot

@@ -20,9 +20,6 @@ from cni.ipam.leases import LeaseBook
 from cni.modes.choice import mode_of
 from cni.netconf import NetConf
 
-GC_SECONDS = 10.0
-"""How long GC waits for devices to be back, to be able to report those that are not."""
-
 log = logging.getLogger(__name__)
 
 
@@ -94,12 +91,8 @@ def _route_differences(host: Host, answer: Mapping[str, Any], netns: int) -> lis
     ]
 
 
-def collect(ledger: Ledger, detacher: Detacher, call: Call, seconds: float = GC_SECONDS) -> None:
-    """GC: detach what this network holds for containers that the runtime no longer lists.
-
-    All are begun with before any is waited for, so that none keeps another. Raises AttachmentError that names
-    those which are not back in time; they are withheld, and tried again by the reconciler.
-    """
+def collect(ledger: Ledger, detacher: Detacher, call: Call) -> None:
+    """GC: promise to detach what this network holds for containers that the runtime no longer lists, as a DEL does."""
     valid = call.conf.valid_attachments
     if valid is None:
         raise RequestInvalid("GC came without cni.dev/valid-attachments")
@@ -112,11 +105,6 @@ def collect(ledger: Ledger, detacher: Detacher, call: Call, seconds: float = GC_
     for row in dead:
         log.info("garbage: %s of container %s", row.device, row.owner.container_id)
         detacher.start_detach(with_path(row, call), None)
-    left = detacher.await_detached(dead, seconds)
-    if left:
-        reasons = {entry.device: entry.reason for entry in ledger.quarantines()}
-        told = (f"{row.device}: {reasons.get(row.device, 'still on its way back')}" for row in left)
-        raise AttachmentError(f"{len(left)} of {len(dead)} stale attachments are not cleaned up yet: {'; '.join(told)}")
 
 
 def status(host: Host, conf: NetConf) -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 
@@ -77,13 +77,6 @@ class Leaving:
 
     def __contains__(self, row: Attachment) -> bool:
         return row.attachment_id in self._under_way
-
-    def wait(self, rows: Iterable[Attachment], seconds: float) -> None:
-        """Wait so long for devices on their way back to be there."""
-        ids = {row.attachment_id for row in rows}
-        with self._guard:
-            found = [done for attachment_id, (done, _) in self._under_way.items() if attachment_id in ids]
-        wait(found, seconds)
 
     def wait_for_all(self, seconds: float) -> bool:
         """Wait so long for the end of all. Returns whether all have ended."""
@@ -196,12 +189,6 @@ class Detacher:
                 unless_started.callback(os.close, held)  # or its namespace would keep the device
             if self.leaving.start(row, leave) is not None:
                 unless_started.pop_all()
-
-    def await_detached(self, rows: Iterable[Attachment], seconds: float) -> tuple[Attachment, ...]:
-        """Wait a bounded time for devices on their way back. Return the rows of those that are not back."""
-        self.leaving.wait(rows := tuple(rows), seconds)
-        left = {row.attachment_id for row in self._node.ledger.attachments()}
-        return tuple(row for row in rows if row.attachment_id in left)
 
     def undo(self, row: Attachment, netns: int | None = None, *, leases_later: bool = False) -> None:
         """Bring the device back, return its leases, drop the row. Repeatable after any crash.

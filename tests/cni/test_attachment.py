@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from agent.errors import AgentError, DeviceBusy, DeviceGone
 from agent.model.allocation import AttachmentState, VfSettings
-from cni.attachment import StepTimer
+from cni.call import STEPS
 from tests.cni.tiny_node import PF, TIMEOUT_SECONDS, Rig, mac_of, open_rig, stub_answer, vf
 from tests.node import granted
 from tests.waiting import until
@@ -197,18 +198,19 @@ def test_a_device_that_the_node_does_not_have_is_gone(rig: Rig) -> None:
     assert rig.ledger.attachments() == ()
 
 
+def test_the_steps_of_an_add_are_timed(rig: Rig) -> None:
+    taken = dict[str, float]()
+    rig.attachments._node.timed = taken.update
+    before = time.perf_counter()
+    rig.add("c1", rig.pod(), ipam=rig.stub_ipam(f"sleep 0.2; {stub_answer('10.0.0.2/24')}"))
+    assert set(taken) == set(STEPS)
+    assert 0.2 <= taken["ipam"] < sum(taken.values()) <= time.perf_counter() - before
+
+
 def test_a_granted_vf_carries_its_resource_name(rig: Rig) -> None:
     rig.ledger.grant(granted("rdma/vf", {"unit": vf(0)}))
     rig.add("c1", rig.pod())
     assert [row.resource_name for row in rig.ledger.attachments()] == ["rdma/vf"]
-
-
-def test_a_step_of_an_add_lasts_from_the_end_of_the_one_before_and_adds_up() -> None:
-    ticks = iter((0.0, 1.0, 3.0, 6.0))
-    timer = StepTimer(lambda: next(ticks))
-    for step in ("books", "device", "books"):
-        timer.end(step)
-    assert timer.taken == pytest.approx({"books": 4, "device": 2})
 
 
 # ------------------------------------------------------------------------- the device-info file that a call asks for

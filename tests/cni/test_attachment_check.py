@@ -9,7 +9,6 @@ import pytest
 
 from agent.errors import AttachmentError, ConnectivityLimited, RequestInvalid, Unavailable
 from agent.model.allocation import VfSettings
-from cni import check
 from tests.cni import tiny_node
 from tests.cni.tiny_node import ASKED, PF_NETDEV, Rig, stub_answer, vf
 
@@ -146,30 +145,16 @@ def test_gc_frees_only_what_is_stale_and_of_its_own_network(rig: Rig) -> None:
     assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c0"]
 
 
-def test_gc_goes_on_past_what_fails_and_names_it(rig: Rig) -> None:
+def test_gc_goes_on_past_what_fails(rig: Rig) -> None:
     for index in range(3):
         rig.add(f"c{index}", rig.pod(f"p{index}"), deviceID=vf(index), vlan=100 + index)
     (rig.machine.root / "sys/bus/pci/devices" / vf(1) / "physfn").unlink()  # its PF cannot be found
-    with pytest.raises(
-        AttachmentError, match=f"1 of 3 stale attachments are not cleaned up yet: {vf(1)}: clean-up failed"
-    ):
-        rig.collect()
+    rig.collect()
     assert [row.device for row in rig.ledger.attachments()] == [vf(1)]
     assert [entry.device for entry in rig.ledger.quarantines()] == [vf(1)]
     rig.machine.root.joinpath("sys/bus/pci/devices", vf(1), "physfn").symlink_to(f"../{tiny_node.PF}")
     rig.collect()  # a repeated GC finishes it
     assert (rig.ledger.attachments(), rig.ledger.quarantines()) == ((), ())
-
-
-def test_gc_does_not_wait_for_ever(rig: Rig) -> None:
-    pod = rig.pod()
-    rig.add("c1", pod, ipam=rig.stub_ipam(f"[ $CNI_COMMAND = DEL ] && sleep 1; {stub_answer('10.0.0.2/24')}"))
-    with (
-        rig.call("", None, {"cni.dev/valid-attachments": []}) as call,
-        pytest.raises(AttachmentError, match="on its way"),
-    ):
-        check.collect(rig.ledger, rig.attachments.detacher, call, seconds=0.05)
-    rig.await_back()
 
 
 def test_gc_without_the_list_of_what_is_valid_frees_nothing(rig: Rig) -> None:

@@ -75,7 +75,7 @@ def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: R
     folder.mkdir()
     (folder / "1.del").write_bytes(frames.encode_request(spooled))
     rig.remove(pods[1])
-    reconciler, counted = reconciler_of(rig, replay_spool=lambda: spool.Spool(folder).replay(rig.server().answer))
+    reconciler, counted = reconciler_of(rig, replay_spool=lambda: spool.replay(folder, rig.server().answer))
     rig.ledger.quarantine("0000:99:00.0", "its row is gone")
 
     def healed() -> bool:

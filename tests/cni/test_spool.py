@@ -48,7 +48,7 @@ def test_spooled_dels_are_carried_out_in_order_and_removed(tmp_path: Path) -> No
     for name, container in (("0003-a.del", "c3"), ("0001-b.del", "c1"), ("0002-a.del", "c2")):
         put(tmp_path, name, container)
     server = Server()
-    assert spool.Spool(tmp_path).replay(server.answer) == 3
+    assert spool.replay(tmp_path, server.answer) == 3
     assert server.asked == ["c1", "c2", "c3"]
     assert names(tmp_path) == []
 
@@ -56,9 +56,9 @@ def test_spooled_dels_are_carried_out_in_order_and_removed(tmp_path: Path) -> No
 def test_one_that_fails_stays_and_the_others_go_on(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         put(tmp_path, f"{number}.del", f"c{number}")
-    assert spool.Spool(tmp_path).replay(Server("c2").answer) == 2
+    assert spool.replay(tmp_path, Server("c2").answer) == 2
     assert names(tmp_path) == ["2.del"]
-    assert spool.Spool(tmp_path).replay(Server().answer) == 1
+    assert spool.replay(tmp_path, Server().answer) == 1
     assert names(tmp_path) == []
 
 
@@ -79,46 +79,36 @@ def test_what_is_no_del_is_removed_and_never_waited_for(tmp_path: Path, kind: st
     NO_DELS[kind](tmp_path / "1.del")
     put(tmp_path, "2.del", "c2")
     server = Server()
-    assert spool.Spool(tmp_path).replay(server.answer) == 1
+    assert spool.replay(tmp_path, server.answer) == 1
     assert (server.asked, names(tmp_path)) == (["c2"], [])
 
 
 def test_a_del_that_no_agent_will_ever_accept_is_removed(tmp_path: Path) -> None:
     put(tmp_path, "1.del", "")
     refusal = Answer(1, b'{"code": 4, "msg": "CNI_CONTAINERID must be letters"}')
-    assert spool.Spool(tmp_path).replay(lambda request: refusal) == 0
+    assert spool.replay(tmp_path, lambda request: refusal) == 0
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("text", [b"", b"null", b"[4]", b'{"code": "4"}', b'{"code": 11}', b"\xff"])
 def test_any_other_refusal_keeps_it(tmp_path: Path, text: bytes) -> None:
     put(tmp_path, "1.del", "c1")
-    assert spool.Spool(tmp_path).replay(lambda request: Answer(1, text)) == 0
+    assert spool.replay(tmp_path, lambda request: Answer(1, text)) == 0
     assert names(tmp_path) == ["1.del"]
-
-
-def test_what_killed_relays_left_is_removed_when_it_is_old(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in (".1-a.del.tmp", ".2-a.tmp", ".3-a.del.tmp", ".vimrc.tmp", "4.tmp"):
-        put(tmp_path, name, "c1")
-        if not name.startswith(".3"):
-            os.utime(tmp_path / name, (0, 0))
-    assert spool.Spool(tmp_path).replay(Server().answer) == 0
-    assert names(tmp_path) == [".3-a.del.tmp", ".vimrc.tmp", "4.tmp"]
-    assert [".1-a.del.tmp" in caplog.text, ".2-a.tmp" in caplog.text] == [True, True]
 
 
 def test_files_of_other_names_are_let_be(tmp_path: Path) -> None:
     """The relay writes under another name first."""
     put(tmp_path, ".1.del.new", "c1")
     (tmp_path / "folder.del").mkdir()
-    assert spool.Spool(tmp_path).replay(Server().answer) == 0
+    assert spool.replay(tmp_path, Server().answer) == 0
     assert names(tmp_path) == [".1.del.new", "folder.del"]
 
 
 def test_no_spool_is_an_empty_one(tmp_path: Path) -> None:
-    assert spool.Spool(tmp_path / "missing").replay(Server().answer) == 0
+    assert spool.replay(tmp_path / "missing", Server().answer) == 0
     (tmp_path / "file").touch()
-    assert spool.Spool(tmp_path / "file").replay(Server().answer) == 0
+    assert spool.replay(tmp_path / "file", Server().answer) == 0
 
 
 def test_a_spool_that_cannot_be_written_stops_nothing(own_network: None, tmp_path: Path) -> None:
@@ -129,7 +119,7 @@ def test_a_spool_that_cannot_be_written_stops_nothing(own_network: None, tmp_pat
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", tmp_path], check=True)
         server = Server()
-        assert spool.Spool(tmp_path).replay(server.answer) == 2
+        assert spool.replay(tmp_path, server.answer) == 2
     finally:
         subprocess.run(["umount", tmp_path], check=True)
     assert server.asked == ["c1", "c3"]
@@ -154,13 +144,12 @@ def test_what_the_relay_spooled_is_undone_and_never_under_the_devices_next_owner
     rig.add("c1", first, mac="02:00:00:00:00:77")
     for netns in ("/var/run/netns/one", "", ""):
         spooled_by(sanitized_relay, "c1", netns)
-    kept = spool.Spool(sanitized_relay.spool)
-    assert kept.replay(answering) == 2
+    assert spool.replay(sanitized_relay.spool, answering) == 2
     rig.await_back()
     rig.add("c2", second, mac="02:00:00:00:00:78")
     for netns in ("/var/run/netns/one", "/var/run/netns/two", ""):
         spooled_by(sanitized_relay, "c1", netns)
-    assert kept.replay(answering) == 3
+    assert spool.replay(sanitized_relay.spool, answering) == 3
     rig.check("c2", second)
     assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c2"]
     assert sanitized_relay.spooled() == []
@@ -177,13 +166,13 @@ def test_a_del_from_before_a_new_add_of_the_same_interface_is_let_be(
     rig.await_back()
     rig.add("c1", pod, deviceID=vf(1))
     caplog.set_level("INFO")
-    assert spool.Spool(sanitized_relay.spool).replay(answering) == 1
+    assert spool.replay(sanitized_relay.spool, answering) == 1
     (row,) = rig.ledger.attachments()
     assert (row.device, row.state) == (vf(1), AttachmentState.ATTACHED)
     assert "came before" in caplog.text
     assert sanitized_relay.spooled() == []
     spooled_by(sanitized_relay, "c1", str(pod))
-    assert spool.Spool(sanitized_relay.spool).replay(answering) == 1
+    assert spool.replay(sanitized_relay.spool, answering) == 1
     rig.await_back(1)
 
 
@@ -192,7 +181,7 @@ def test_a_del_from_before_a_new_add_is_known_as_one_by_the_next_agent(rig: Rig,
     spooled_by(sanitized_relay, "c1", str(pod))
     rig.add("c1", pod)
     rig.restart()
-    assert spool.Spool(sanitized_relay.spool).replay(rig.server().answer) == 1
+    assert spool.replay(sanitized_relay.spool, rig.server().answer) == 1
     assert [row.state for row in rig.ledger.attachments()] == [AttachmentState.ATTACHED]
 
 
@@ -204,14 +193,14 @@ def test_a_del_from_before_an_add_that_failed_is_carried_out(
     spooled_by(sanitized_relay, "c1", str(pod))
     with pytest.raises(AgentError, match="still being undone"):
         rig.add("c1", pod, deviceID=vf(1))
-    assert spool.Spool(sanitized_relay.spool).replay(answering) == 1
+    assert spool.replay(sanitized_relay.spool, answering) == 1
     rig.await_back()
 
 
 def test_a_del_from_before_an_add_that_is_under_way_waits_for_its_end(
     rig: Rig, answering: Callable[[Request], Answer], sanitized_relay: Relay
 ) -> None:
-    pod, kept = rig.pod(), spool.Spool(sanitized_relay.spool)
+    pod = rig.pod()
     spooled_by(sanitized_relay, "c1", str(pod))
     answers: list[int] = []
     script = (
@@ -220,11 +209,11 @@ def test_a_del_from_before_an_add_that_is_under_way_waits_for_its_end(
     adding = threading.Thread(target=lambda: rig.add("c1", pod, ipam=rig.stub_ipam(script)))
     adding.start()
     until((rig.folder / "asked").exists)
-    answers.append(kept.replay(answering))
+    answers.append(spool.replay(sanitized_relay.spool, answering))
     assert len(sanitized_relay.spooled()) == 1
     (rig.folder / "go").touch()
     adding.join()
-    answers.append(kept.replay(answering))
+    answers.append(spool.replay(sanitized_relay.spool, answering))
     assert (answers, sanitized_relay.spooled()) == ([0, 1], [])
     rig.check("c1", pod)
 
@@ -237,7 +226,7 @@ def test_dels_that_an_earlier_relay_kept_are_carried_out(tmp_path: Path) -> None
         asked.append(request)
         return Answer(0, b"")
 
-    assert spool.Spool(tmp_path / "spool").replay(answer) == 2
+    assert spool.replay(tmp_path / "spool", answer) == 2
     assert [request.env["CNI_CONTAINERID"] for request in asked] == ["c0", "c7"]
     assert {request.env["CNI_COMMAND"] for request in asked} == {"DEL"}
     assert asked[0].stdin == (

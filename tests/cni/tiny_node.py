@@ -196,10 +196,11 @@ class Rig:
             self.attachments.check(call)
 
     def collect(self, *valid: tuple[str, str], name: str = "rails") -> None:
-        """GC with the attachments that the runtime still knows."""
+        """GC with the attachments that the runtime still knows, until what is to leave is back or in quarantine."""
         kept = [{"containerID": c, "ifname": i} for c, i in valid]
         with self.call("", None, {"name": name, "cni.dev/valid-attachments": kept}) as call:
             self.attachments.collect(call)
+        until(lambda: not any(row in self.attachments.detacher.leaving for row in self.ledger.attachments()))
 
     def in_pod(self, pod: Path, ifname: str = "net1") -> Link | None:
         """Look an interface up in a pod."""

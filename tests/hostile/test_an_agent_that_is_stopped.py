@@ -129,7 +129,7 @@ def replay(relay: Relay) -> int:
                 answer += more
         return frames.decode_answer(answer.lstrip(protocol.BEAT))
 
-    return spool.Spool(relay.spool).replay(forward)
+    return spool.replay(relay.spool, forward)
 
 
 def test_calls_end_soon_while_the_agent_is_stopped_and_a_del_is_carried_out_later(

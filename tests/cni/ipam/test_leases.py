@@ -234,7 +234,8 @@ def test_a_plugin_is_looked_for_where_the_del_says(rig: Rig) -> None:
     with rig.call("", None, {"cni.dev/valid-attachments": []}) as call:
         rig.attachments.collect(replace(call, cni_path=str(other)))
     rig.await_back(2)
-    assert (rig.folder / "calls").read_text().splitlines() == ["ADD c1", "ADD c2", "DEL c1", "DEL c2"]
+    calls = (rig.folder / "calls").read_text().splitlines()
+    assert [call for call in calls if call != "VERSION"] == ["ADD c1", "ADD c2", "DEL c1", "DEL c2"]
     assert rig.ledger.owed_leases() == ()
 
 
