@@ -20,7 +20,7 @@ from agent.errors import DeviceGone, HardwareError, NetlinkFailed, RequestInvali
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Child, Host, Link, LinkChange
 from agent.hardware.netlink.rtnetlink import IPOIB_MODES
-from agent.model.allocation import Attachment, Undo, VfSettings
+from agent.model.allocation import Attachment, Undo
 from agent.model.device import Snapshot
 from cni.modes import moving
 from cni.modes.infiniband import in_partition, port_of, require_partition, sysfs_number, sysfs_text
@@ -47,14 +47,7 @@ class ChildMode:
         return f"{parent}/{container_id}/{ifname}"
 
     def plan(self, host: Host, snapshot: Snapshot, target: Target) -> Planned:
-        """Find the parent, say what is to be made, and what the row must hold to find it again. Changes nothing.
-
-        Raises RequestInvalid for what only the PF of a VF can enforce.
-        """
-        settings = target.conf.settings
-        if settings != VfSettings(mac=settings.mac):
-            mode = target.conf.mode
-            raise RequestInvalid(f"vlan, rates, spoofchk, trust and link_state need a VF: mode {mode} has none")
+        """Find the parent, say what is to be made, and what the row must hold to find it again. Changes nothing."""
         parent = _parent_of(host, target.conf)
         child, mac, extra = self.made(host, target, parent)
         extra |= {"parent_mac": parent.mac, "kind": child.kind}

@@ -12,11 +12,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
-from typing import TypeVar
 
 from agent.errors import DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
 from agent.hardware import netns as namespaces
@@ -32,13 +30,11 @@ from cni.netconf import NetConf
 LOOPBACK = "lo"
 PATIENCE_SECONDS = 2.0
 """How long the host may take until a gateway is reached again: others may be setting up interfaces, too."""
-POLL_SECONDS = 0.1
 NOT_ITS_FAULT = frozenset((errno.ENODEV, errno.ENOMEM, errno.ENOBUFS, errno.EINTR))
 """These say nothing of the address or the route."""
 
 Place = tuple[str, int | None, int | None]
 """What no two routes share: destination, table and metric."""
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -211,27 +207,34 @@ def _give_back(host: Host, name: str, addresses: Sequence[str], routes: Sequence
 
     Raises HardwareError if the interface itself is in the way.
     """
-    refused = [
-        f"ip address add {address} dev {name}: {why}" for address, why in _given(host, name, addresses, _address)
-    ]
-    if not routes:
-        return tuple(refused)
-    occupied = {_place(route) for route in Counter(host.links.routes(None)) - Counter(host.links.routes(None, name))}
-    wanted = [route for route in routes if _place(route) not in occupied]
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while failed := _given(host, name, wanted, _route):
-        if len(failed) == len(wanted):  # otherwise one may lead to the gateway of another
-            if time.monotonic() > deadline:
-                break
-            time.sleep(POLL_SECONDS)
-        wanted = [route for route, _ in failed]
-    refused += [f"{_command(name, route)}: {why}" for route, why in failed]
-    refused += [
-        f"{_command(name, route)}: its destination is reached by another way now"
-        for route in routes
-        if _place(route) in occupied
-    ]
-    return tuple(refused)
+    whys = {address: _refusal(host, name, (address,), ()) for address in addresses}
+    lost = [f"ip address add {address} dev {name}: {why}" for address, why in whys.items() if why]
+    others = Counter(host.links.routes(None)) - Counter(host.links.routes(None, name)) if routes else ()
+    occupied = {_place(route) for route in others}
+    refused = {route: "" for route in routes if _place(route) not in occupied}
+
+    def are_given() -> bool | None:
+        """Try those that are left: one may lead to the gateway of another."""
+        for route in tuple(refused):
+            refused[route] = _refusal(host, name, (), (route,))
+            if not refused[route]:
+                del refused[route]
+        return not refused or None
+
+    moving.awaited(are_given, PATIENCE_SECONDS)
+    refused |= {r: "its destination is reached by another way now" for r in routes if _place(r) in occupied}
+    return (*lost, *(f"{_command(name, route)}: {why}" for route, why in refused.items()))
+
+
+def _refusal(host: Host, name: str, addresses: tuple[str, ...], routes: tuple[Route, ...]) -> str:
+    """Give one of these to an interface; return why the host does not take it."""
+    try:
+        host.links.configure(name, None, addresses, routes)
+    except NetlinkFailed as error:
+        if error.errno in NOT_ITS_FAULT:
+            raise
+        return str(error).removeprefix(f"{error.action}: ")
+    return ""
 
 
 def _command(name: str, route: Route) -> str:
@@ -246,27 +249,6 @@ def _command(name: str, route: Route) -> str:
     )
     words = " ".join(f"{word} {value}" for word, value in told if value is not None)
     return f"ip route add {route.destination} {words}" + (" onlink" if route.onlink else "")
-
-
-def _address(host: Host, name: str, address: str) -> None:
-    host.links.configure(name, None, (address,), ())
-
-
-def _route(host: Host, name: str, route: Route) -> None:
-    host.links.configure(name, None, (), (route,))
-
-
-def _given(host: Host, name: str, wanted: Sequence[T], give: Callable[[Host, str, T], None]) -> list[tuple[T, str]]:
-    """Give one after the other; return those that are refused, each with the reason."""
-    refused = []
-    for one in wanted:
-        try:
-            give(host, name, one)
-        except NetlinkFailed as error:
-            if error.errno in NOT_ITS_FAULT:
-                raise
-            refused.append((one, str(error).removeprefix(f"{error.action}: ")))
-    return refused
 
 
 def _place(route: Route) -> Place:

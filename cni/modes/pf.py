@@ -33,7 +33,7 @@ def with_settings(host: Host, facts: PciDevice, undo: Undo, wanted: VfSettings, 
     """Add to an undo record what the PF enforces now, as far as it is about to be changed.
 
     Raises HardwareError if the PF cannot be asked, or not be told of a trunk, RequestInvalid for a rate that is above
-    its speed, or on the wrong side of the other one that stays. `network` is what errors name.
+    its speed. `network` is what errors name.
     """
     if wanted.is_empty:
         return undo
@@ -47,7 +47,6 @@ def with_settings(host: Host, facts: PciDevice, undo: Undo, wanted: VfSettings, 
     if before.mac is None:
         log.warning("%s has too many VFs to be asked about one: %s will get back the usual", pf.name, facts.address)
         before = replace(NEUTRAL, mac=undo.mac or None, trunk=before.trunk)
-    _refuse_crossed_rates(pf.name, facts.vf_index, before, wanted)
     if wanted.trunk is not None:
         _require_trunk(host, pf.name, facts.vf_index, network, None if wanted.vlan is not None else before.vlan)
     if before.mac == NO_MAC and undo.mac and facts.driver == "mlx5_core" and facts.rdma_devices:
@@ -67,20 +66,6 @@ def _refuse_rates(host: Host, pf: str, wanted: VfSettings) -> None:
     for key, rate in (("min_tx_rate", wanted.min_tx_rate), ("max_tx_rate", wanted.max_tx_rate)):
         if rate and rate > speed > 0:
             raise RequestInvalid(f"{key} {rate} is above the speed of {pf}, {speed} Mbit/s: take at most that")
-
-
-def _refuse_crossed_rates(pf: str, vf_index: int, before: VfSettings, wanted: VfSettings) -> None:
-    """Raise RequestInvalid where one rate is asked for, and the other, which stays, contradicts it."""
-    if (wanted.min_tx_rate is None) == (wanted.max_tx_rate is None):
-        return  # what is asked for together was compared when it was read
-    low = wanted.min_tx_rate if wanted.min_tx_rate is not None else before.min_tx_rate
-    high = wanted.max_tx_rate if wanted.max_tx_rate is not None else before.max_tx_rate
-    if low and high and low > high:
-        missing = "max_tx_rate" if wanted.max_tx_rate is None else "min_tx_rate"
-        raise RequestInvalid(
-            f"min_tx_rate {low} is above max_tx_rate {high} (Mbit/s), and VF {vf_index} of {pf} has one of them without"
-            f" the network: say {missing}, too (0 for none)"
-        )
 
 
 def _reading(host: Host, pf: str, vf_index: int) -> VfSettings:

@@ -67,23 +67,3 @@ def test_a_rate_above_the_speed_of_the_pf_is_refused(rig: Rig, speed: str, refus
         assert rig.ledger.attachments() == ()
     else:
         rig.add("c1", pod)
-
-
-@pytest.mark.parametrize(
-    ("before", "asked", "missing"),
-    [
-        (VfSettings(min_tx_rate=0, max_tx_rate=20), {"min_tx_rate": 50}, "max_tx_rate"),
-        (VfSettings(min_tx_rate=50, max_tx_rate=90), {"max_tx_rate": 20}, "min_tx_rate"),
-    ],
-)
-def test_a_rate_that_the_other_one_of_the_vf_contradicts_is_refused(
-    rig: Rig, before: VfSettings, asked: dict[str, Any], missing: str
-) -> None:
-    rig.machine.vf_control.apply(PF_NETDEV, 0, before)
-    pod, found = rig.pod(), rig.found()
-    with pytest.raises(RequestInvalid, match=rf"min_tx_rate 50 is above max_tx_rate 20 .* say {missing}, too"):
-        rig.add("c1", pod, **asked)
-    assert (rig.found(), rig.ledger.attachments()) == (found, ())
-    rig.add("c1", pod, **(asked | {missing: 0}))
-    expected = {"min_tx_rate": 0, "max_tx_rate": 0} | asked
-    assert rates(rig) == (expected["min_tx_rate"], expected["max_tx_rate"])
