@@ -8,12 +8,12 @@ keeps the environment that it was started with (proc_pid_environ(5)): each progr
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import secrets
-import selectors
+import select
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -26,8 +26,7 @@ from cni.call_limits import NoTurn, NotWanted, always, wait_for
 
 VARIABLE = "NODEFABRIC_PROGRAM"
 MAX_OUTPUT = 1 << 20
-MAX_COMPLAINT = 64 << 10
-"""Of stderr more is read and thrown away."""
+"""Of stdout and stderr, each. A program that writes more is told so by the kernel."""
 MAX_PROCESSES = 32
 """At once. An IPAM plugin is one, or a script that runs some."""
 MAX_MEMORY = 192 << 20
@@ -47,7 +46,6 @@ YOUNG_SECONDS = 2.0
 """Later it is counted as what it takes, so that two that wait for an API server that is away leave room for another
 network's: as many hang at once for addresses (`cni.ipam.leases`)."""
 NO_LIMIT = 1 << 60
-_CHUNK = 65536
 _PAUSE_SECONDS = 0.002
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAX_ENVIRONMENT = 256 << 10
@@ -87,8 +85,7 @@ def run(program: Path, stdin: bytes, env: Mapping[str, str], seconds: float, bou
 
     Its end decides, not that of its output: what it leaves behind may hold that open, and is killed then.
 
-    It writes into sockets. A pipe could be opened once more through /proc/self/fd, and be read for ever; a socket
-    cannot be opened (ENXIO, open(2)).
+    It reads and writes files in memory, so nobody need read while it runs, and no other process can hold it up.
     """
     bounds = bounds or Bounds()
     mark = f"{bounds.owner}:{secrets.token_hex(8)}"
@@ -96,29 +93,24 @@ def run(program: Path, stdin: bytes, env: Mapping[str, str], seconds: float, bou
         given = stack.enter_context(os.fdopen(os.memfd_create("stdin"), "r+b", buffering=0))
         given.write(stdin)
         given.seek(0)
-        out, its_out, err, its_err = (stack.enter_context(end) for _ in range(2) for end in socket.socketpair())
-        stdout, stderr = _Received(out, MAX_OUTPUT), _Received(err, MAX_COMPLAINT)
+        outputs = _output(), _output()
+        for output in outputs:
+            stack.callback(os.close, output)
         process = subprocess.Popen(
             [str(program)],
             stdin=given,
-            stdout=its_out.fileno(),
-            stderr=its_err.fileno(),
+            stdout=outputs[0],
+            stderr=outputs[1],
             env={**env, VARIABLE: mark},
             process_group=0,
         )
         family = _Family(process.pid, mark)
         try:
-            its_out.close()
-            its_err.close()
             _limit(process.pid)
-            _wait(process.pid, (stdout, stderr), seconds, lambda: _look(family, bounds))
+            _wait(process.pid, seconds, lambda: _look(family, bounds))
         finally:
             left = _end(process, family)
-        for received in (stdout, stderr):
-            received.drain()
-        if stdout.is_too_much:
-            raise OutOfBounds(f"wrote more than {MAX_OUTPUT >> 20} MiB")
-        return Finished(process.returncode, bytes(stdout.text), bytes(stderr.text[:MAX_COMPLAINT]), left)
+        return Finished(process.returncode, _written(outputs[0]), _written(outputs[1]), left)
 
 
 def end_all(owner: str) -> int:
@@ -191,34 +183,16 @@ def memory_limit(root: Path = Path("/")) -> int:
     return min((int(text) for text in texts if text.isdecimal()), default=NO_LIMIT)
 
 
-class _Received:
-    """What a program has written into a socket, up to a limit and a bit."""
+def _output() -> int:
+    """Make a file that a program writes into, and that cannot grow: beyond its size nothing is written (EPERM)."""
+    made = os.memfd_create("output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(made, MAX_OUTPUT)
+    fcntl.fcntl(made, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return made
 
-    def __init__(self, end: socket.socket, limit: int) -> None:
-        end.setblocking(False)
-        end.shutdown(socket.SHUT_WR)  # a program that reads its own output is at the end
-        self.end = end
-        self.text = bytearray()
-        self._limit = limit
 
-    @property
-    def is_too_much(self) -> bool:
-        return len(self.text) > self._limit
-
-    def receive(self) -> bool:
-        """Read once. False at the end, or where nothing is there."""
-        try:
-            chunk = self.end.recv(_CHUNK)
-        except BlockingIOError:
-            return False
-        if not self.is_too_much:
-            self.text += chunk
-        return bool(chunk)
-
-    def drain(self) -> None:
-        """Read what an ended program has left to read."""
-        while not self.is_too_much and self.receive():
-            pass
+def _written(output: int) -> bytes:
+    return os.pread(output, MAX_OUTPUT, 0).rstrip(b"\0")
 
 
 def _limit(pid: int) -> None:
@@ -228,30 +202,19 @@ def _limit(pid: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
-def _wait(pid: int, outputs: tuple[_Received, _Received], seconds: float, look: Callable[[], None]) -> None:
-    """Read what a program writes until it has ended, and look at it now and then."""
-    began = time.monotonic()
-    deadline, due = began + seconds, began + LOOK_SECONDS
-    with ExitStack() as stack:
-        selector = stack.enter_context(selectors.DefaultSelector())
-        ended = os.pidfd_open(pid)
-        stack.callback(os.close, ended)
-        selector.register(ended, selectors.EVENT_READ)
-        for received in outputs:
-            selector.register(received.end, selectors.EVENT_READ, received)
+def _wait(pid: int, seconds: float, look: Callable[[], None]) -> None:
+    """Wait until a program has ended, and look at it now and then."""
+    now = began = time.monotonic()
+    with open(os.pidfd_open(pid), "rb", buffering=0) as ended:
+        end = select.poll()
+        end.register(ended, select.POLLIN)
         while True:
-            if (now := time.monotonic()) >= deadline:
-                raise OutOfBounds(f"did not end within {seconds:g} s")
-            if now >= due:
-                look()
-                due = now + min(max(LOOK_SECONDS, (now - began) / LOOKS_OF_LIFE), LOOK_SECONDS_LATER)
-            for key, _ in selector.select(min(deadline, due) - now):
-                if key.data is None:
-                    return
-                if not key.data.receive():
-                    selector.unregister(key.fileobj)
-            if outputs[0].is_too_much:
+            pause = min(max(LOOK_SECONDS, (now - began) / LOOKS_OF_LIFE), LOOK_SECONDS_LATER)
+            if end.poll(min(pause, began + seconds - now) * 1000):
                 return
+            if (now := time.monotonic()) >= began + seconds:
+                raise OutOfBounds(f"did not end within {seconds:g} s")
+            look()
 
 
 def _look(family: _Family, bounds: Bounds) -> None:

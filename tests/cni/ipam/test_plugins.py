@@ -15,7 +15,6 @@ from agent.errors import IpamFailed
 from cni.ipam import plugins as ipam
 from cni.ipam.plugins import IpamCall, IpamKilled
 from cni.ipam.program import VARIABLE
-from tests.waiting import until
 
 PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 
@@ -121,22 +120,15 @@ def test_what_go_writes_for_nothing_is_fine(plugin: Callable[[str], Path], call:
     assert ipam.add(network("stub"), call).addresses == ("10.0.0.2/24",)
 
 
-@pytest.mark.parametrize(
-    ("script", "seconds", "text"),
-    [
-        ("sleep 1000 & echo $! >>$d/pids; sleep 1000", 2, "ADD did not end within 2 s, and was killed with"),
-        ("exec cat /dev/zero", 60, "ADD wrote more than 1 MiB, and was killed with"),
-    ],
-    ids=["hangs", "prints for ever"],
-)
-def test_a_plugin_that_takes_too_much_is_killed_with_all_that_it_started(
-    plugin: Callable[[str], Path], call: IpamCall, tmp_path: Path, script: str, seconds: float, text: str
+def test_a_plugin_that_hangs_is_killed_and_one_that_prints_for_ever_ends(
+    plugin: Callable[[str], Path], call: IpamCall
 ) -> None:
-    plugin(f"d={tmp_path}; echo $$ >>$d/pids; {script}")
-    with pytest.raises(IpamKilled, match=text):
-        ipam.add(network("stub"), call, seconds)
-    pids = (tmp_path / "pids").read_text().split()
-    until(lambda: not any(_read(Path("/proc", pid, "cmdline")) for pid in pids))
+    plugin("sleep 1000")
+    with pytest.raises(IpamKilled, match="ADD did not end within 1 s, and was killed with"):
+        ipam.add(network("stub"), call, 1)
+    plugin("exec cat /dev/zero")
+    with pytest.raises(IpamFailed, match=r"ADD failed: .*write error: Operation not permitted"):
+        ipam.add(network("stub"), call)
 
 
 def test_a_plugin_that_cannot_be_run_is_named(plugin: Callable[[str], Path], call: IpamCall) -> None:
@@ -190,13 +182,6 @@ def test_endless_complaints_are_cut(plugin: Callable[[str], Path], call: IpamCal
     plugin("head -c 3000000 /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1")
     with pytest.raises(IpamFailed, match=r"ADD failed: x{300}$"):
         ipam.add(network("stub"), call)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def test_a_missing_dhcp_daemon_is_named_with_what_to_do(tmp_path: Path) -> None:
