@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from agent.config.networks import OF_SHARES, Network, misplaced_in
 from agent.config.resources import Resource, Select
-from agent.config.routing import strange_gateways
 from agent.config.template import possible, unusable
 from agent.config.values import Config
 from agent.model.device import drives_for_programs
@@ -27,9 +26,6 @@ def contradictions(config: Config) -> Iterator[tuple[str, str]]:
     for i, network in enumerate(networks):
         if (text := unusable(network, possible(config.topology.rails))) is not None:
             yield f"networks[{i}]", text
-        if not config.offers_dra:  # a claim may bring addresses of its own
-            texts = strange_gateways(network.setup.routing, network.setup.ipam)
-            yield from ((f"networks[{i}].gateway", text) for text in texts)
         if (master := network.setup.master) in config.cni.protect:
             yield f"networks[{i}].master", f"{master} carries no pod's interface, since cni.protect names it"
 

@@ -48,10 +48,6 @@ _IFNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
 _MAC = re.compile(r"[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5}(?:(?::[0-9a-fA-F]{2}){14})?")
 """Of Ethernet, or of IP over InfiniBand."""
 _WORD = 2**32 - 1
-_TOLD_BY_RANGES = ("host-local", "whereabouts", "static")
-_RANGES = ("subnet", "range", "address")
-"""Keys of these IPAM plugins that tell what addresses they give, and `_OF_RANGES` the lists that have such keys."""
-_OF_RANGES = ("ranges", "ipRanges", "addresses")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,37 +84,6 @@ class Routing:
 
 
 NO_ROUTING = Routing()
-
-
-def strange_gateways(routing: Routing, ipam: Mapping[str, Any] | None) -> Iterator[str]:
-    """List gateways of a family in which an IPAM plugin gives no address and that no route takes."""
-    given = _families(ipam or {})
-    taken = {_network_version(route["dst"]) for route in routing.routes if "gw" not in route}
-    for gateway in routing.gateways or ():
-        version = ip_address(gateway).version
-        if given and version not in given | taken:
-            yield (
-                f"{gateway} is of IPv{version}, and ipam gives addresses of IPv{10 - version} alone, so it has no"
-                f" effect: leave it out, or have ipam give addresses of IPv{version}, too"
-            )
-
-
-def _families(ipam: Mapping[str, Any]) -> set[int]:
-    """Return the families of the addresses that an IPAM plugin gives; empty for one that may give any."""
-    kind = ipam.get("type")
-    if kind == "dhcp":
-        return {4}
-    found: set[int] = set()
-    waiting: list[Any] = [ipam] if kind in _TOLD_BY_RANGES else []
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            texts = [text for key in _RANGES if isinstance(text := value.get(key), str)]
-            found.update(4 if ":" not in text else 6 for text in texts)
-            waiting += [value[key] for key in _OF_RANGES if key in value]
-        elif isinstance(value, list):
-            waiting += value
-    return found
 
 
 def _said(entry: JsonSection) -> dict[str, Any]:

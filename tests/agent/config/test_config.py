@@ -52,9 +52,6 @@ dra: {driver: dra.example.com, aliases: [gpu.amd.com/numaNode, dra.net/numaNode]
 """
 
 
-OF_CLAIMS = "networks: [{name: a, routing: source, ipam: {type: dhcp}, gateway: 'fd00::1'}]"
-
-
 def test_every_key_is_read() -> None:
     read = config.parse(FULL, "test.yaml")
     hca, vf, gpu = read.resources
@@ -121,11 +118,6 @@ def test_json_is_read_as_the_yaml_that_it_is() -> None:
         f"resources: [{{name: a.example/{'x' * 55}, kind: vf}}]",
         "resources: [{name: a/b, kind: hca, network: n}]\nnetworks: [{name: n, mode: ipoib}]",
         "networks: [{name: n, rdma: true}]\nresources: [{name: a/b, kind: vf, network: n, select: {drivers: [x]}}]",
-        # Gateways that may be of use: of an unknown plugin, none, with a route, where claims may bring addresses.
-        "networks: [{name: a, routing: source, ipam: {type: ours, subnet: 10.1.0.0/16}, gateway: 'fd00::1'}]",
-        "networks: [{name: a, routing: source, ipam: {type: host-local, subnet: 10.1.0.0/16}, gateway: none}]",
-        "networks: [{name: a, ipam: {type: dhcp}, gateway: 'fe80::1', routes: [{dst: 'fd00::/8'}]}]",
-        f"{{{OF_CLAIMS}, resources: [{{name: a/b, kind: vf, offer: dra, network: a}}]}}",
     ],
 )
 def test_what_may_be_said_is_read(text: str) -> None:
