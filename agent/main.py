@@ -127,7 +127,7 @@ class Agent:
         """List the parts. Each is made when those before it are open, and runs from the moment that it is open."""
         config, conditions, metrics = self._config.value, self._conditions, self._report.metrics
         facts = NodeFacts(self._config, self._inventory, self._offer, self._ledger, self._kubelet, self._report)
-        overview = Overview(facts, conditions, self._report.events, node=node_name(), version=agent_version())
+        overview = Overview(facts, node=node_name(), version=agent_version())
         pages = self._pages(overview)
         endpoints = AsyncExitStack()
         yield entered("probes", admin.answering_probes(self._start.probe_socket, pages.health, pages.ready))

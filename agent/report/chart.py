@@ -16,6 +16,7 @@ from agent.model.device import NO_NUMA_NODE, Gpu, PciDevice, Snapshot, cpu_list,
 from agent.model.locality import Locality, locality, standing
 from agent.model.printable import joined, some
 from agent.placement import Distances
+from agent.report.status_text import table as in_columns
 
 AMD = 0x1002
 _MEANING = {
@@ -139,14 +140,14 @@ def as_text(snapshot: Snapshot, *, with_vfs: bool = False) -> str:
         return "This node has neither GPUs nor NICs."
     labels, distances = [row.label for row in table], Distances(snapshot)
     cpus = {node.number: cpu_list(node.cpus) for node in snapshot.numa_nodes}
-    lines = [["", *labels, "CPU Affinity", "NUMA Affinity"]]
+    lines = []
     seen = set[str]()
     for row in table:
         cells = [_cell(row, other, snapshot, distances) for other in table]
         seen.update(cells)
         numa = "-" if row.numa_node == NO_NUMA_NODE else str(row.numa_node)
         lines.append([row.label, *cells, cpus.get(row.numa_node) or "-", numa])
-    drawn = _columns(lines)
+    drawn = in_columns(["", *labels, "CPU Affinity", "NUMA Affinity"], lines)
     width = max(map(len, labels))
     drawn += ["", *(f"{row.label:<{width}}  {row.address}  {_shown(row, snapshot)}".rstrip() for row in table)]
     found = rails(snapshot)
@@ -243,11 +244,6 @@ def _cell(row: Row, other: Row, snapshot: Snapshot, distances: Distances) -> str
         return f"{'XGMI' if is_amd else 'NV'}{links}"
     place = _place(row, other, snapshot, distances)
     return "?" if place is None else place.name
-
-
-def _columns(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def _legend(seen: Iterable[str]) -> list[str]:

@@ -19,9 +19,7 @@ from agent.ledger import Ledger
 from agent.model.counters import Counters
 from agent.offer.left_out import LeftOut, left_out
 from agent.offer.offer import Offer
-from agent.process.conditions import Conditions
 from agent.report import status
-from agent.report.events import Events
 from agent.report.facts import Facts, held
 from agent.report.report import Report
 from agent.report.status import Served
@@ -34,17 +32,9 @@ REST_SECONDS = 0.5
 class Overview:
     """The status document and the recent events of one agent."""
 
-    def __init__(
-        self,
-        facts: NodeFacts,
-        conditions: Conditions,
-        events: Events,
-        *,
-        node: str,
-        version: str,
-    ) -> None:
-        self.conditions = conditions
-        self.events = events
+    def __init__(self, facts: NodeFacts, *, node: str, version: str) -> None:
+        self.conditions = facts.report.conditions
+        self.events = facts.report.events
         self._facts = facts
         self._node = node
         self._version = version
@@ -92,7 +82,7 @@ class Overview:
     def _state(self) -> Hashable:
         facts, conditions = self._facts, tuple(self.conditions.found.items())
         hardware = facts.snapshot.value.generation, facts.offer.version
-        return (*hardware, self._change, conditions, self.events.noted, facts.driver.value)
+        return (*hardware, self._change, conditions, self.events.noted, facts.report.driver.value)
 
     def _build(self) -> dict[str, Any]:
         return status.build(
@@ -125,12 +115,11 @@ class NodeFacts:
         self._inventory = inventory
         self._ledger = ledger
         self._kubelet = kubelet
-        self.driver = report.driver
-        self._conditions = report.conditions
+        self.report = report
 
     def read(self) -> Facts:
         """Read all that a scrape and the status document tell. Raises LedgerError while the books cannot be read."""
-        ledger, conditions = self._ledger.value, tuple(self._conditions.found)
+        ledger, conditions = self._ledger.value, tuple(self.report.conditions.found)
         if ledger is None:
             return Facts(self.snapshot.value, conditions=conditions)
         offer = self.offer.value
@@ -147,7 +136,7 @@ class NodeFacts:
             exporter_names=self.config.value.endpoints.exporter_names,
             adapters=offer.adapters,
             claims=ledger.claims(),
-            driver=self.driver.value,
+            driver=self.report.driver.value,
             rails=offer.rail_keys,
         )
 

@@ -42,7 +42,7 @@ class ReportedNode:
         ledger: Latest[Ledger | None] = Latest(books)
         kubelet = PodResources(Path("/nowhere"))
         facts = NodeFacts(Latest(config), inventory, self._offer, ledger, kubelet, self.report)
-        self.overview = Overview(facts, conditions, events, node="node-1", version="1.2.3")
+        self.overview = Overview(facts, node="node-1", version="1.2.3")
         self.overview.follow(books)
         self.snapshot = snapshot
         self.units = units
