@@ -73,8 +73,6 @@ class Choices:
     """The locality of the worst pair and the sum of the pairs' spans that no set is better than."""
     bounding: tuple[int, ...] = ()
     """Units of each group that have such pairs, whatever else they cost; empty if nothing is contended."""
-    claiming: tuple[int, ...] = ()
-    """Units of each group that make a good set where one after the other claims what is nearest; else empty."""
     matchings: int = 0
     """How many were made: they take most of the time."""
     _solved: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
@@ -155,8 +153,6 @@ def collect(
         choices.last.append([costs.last(a.places[0], b.places[-1]) for b in groups])
     if ports:
         _bound(choices)
-    if contended and choices.each > 1:
-        choices.claiming = _claim(choices)
     return choices
 
 
@@ -265,26 +261,6 @@ def _bound(choices: Choices) -> None:
     choices.bounding = tuple(used[i] for i in range(len(groups)))
 
 
-def _claim(choices: Choices) -> tuple[int, ...]:
-    """Take the unit whose NICs would be nearest, with these NICs, again and again."""
-    groups, each, left = choices.groups, choices.each, dict(choices.room)
-    counts = [0] * len(groups)
-
-    def nearest(group: int) -> list[tuple[Locality, str]]:
-        near = sorted((choices.distances.between(groups[group].place(counts[group]), p), p) for p in left if left[p])
-        return [found for found in near for _ in range(left[found[1]])][:each]
-
-    for _ in range(choices.size):
-        free = [g for g, group in enumerate(groups) if counts[g] < group.units]
-        next_ones = [g for g in free if counts[g] < groups[g].taken] or free
-        claims = {g: nearest(g) for g in next_ones}
-        best = min(next_ones, key=lambda g: (-len(claims[g]), [near for near, _ in reversed(claims[g])], g))
-        for _, port in claims[best]:
-            left[port] -= 1
-        counts[best] += 1
-    return tuple(counts)
-
-
 def _worst_and_sum(pairs: Sequence[int | None]) -> tuple[int, int]:
     found = [span for span in pairs if span is not None]
     return max(found) // FINE, sum(found)
@@ -387,7 +363,8 @@ class _Search:
         groups, near = self._groups, self._c.pairs > 0
         seeds = sorted(range(len(groups)), key=lambda g: (near and groups[g].nearest, groups[g].alone, g))
         beginnings = [tuple(int(g == seed) for g in range(len(groups))) for seed in seeds[:SEEDS]]
-        beginnings += [counts for counts in (self._c.bounding, self._c.claiming) if counts]
+        if self._c.bounding:
+            beginnings.append(self._c.bounding)
         for beginning in beginnings:
             total = _Sum(self._c)
             for g, group in enumerate(groups):
@@ -446,13 +423,6 @@ class _Search:
         if self._all_paired:
             least_worst = max(least_worst, worst, self._near_from[group] // FINE)
             least_sum = max(least_sum, near + left * self._each * self._near_from[group])
-        if not self._betters(total, group, (least_worst, least_sum)):
-            return False
-        if not (self._all_paired and self._c.contended and left < self._c.size):
-            return True
-        matched_worst, matched_sum = self._c.matched(total.counts)
-        least_worst = max(least_worst, matched_worst)
-        least_sum = max(least_sum, matched_sum + left * self._each * self._near_from[group])
         return self._betters(total, group, (least_worst, least_sum))
 
     def _betters(self, total: _Sum, group: int, pairs: tuple[int, int]) -> bool:
