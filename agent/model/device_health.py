@@ -88,23 +88,13 @@ def _well(course: Course, now: float, patience: Patience) -> Course:
     return course
 
 
-def as_it_is(subject: str, raw: Health) -> Health:
-    """Let what is true now count at once."""
-    return raw
-
-
-def as_it_reads(gpu: Gpu, mig_uuid: str) -> Health:
-    """Judge a GPU by its last reading, and by no event."""
-    return judge_gpu(gpu, mig_uuid=mig_uuid)
-
-
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
     """How facts become health. The defaults take them as they are."""
 
-    lasting: Callable[[str, Health], Health] = as_it_is
+    lasting: Callable[[str, Health], Health] = lambda subject, raw: raw
     """Subject (a PCI address, with a word behind it for one of several views) and what is true of it → what counts."""
-    gpu: Callable[[Gpu, str], Health] = as_it_reads
+    gpu: Callable[[Gpu, str], Health] = lambda gpu, mig_uuid: judge_gpu(gpu, mig_uuid=mig_uuid)
     """A GPU and the UUID of its MIG slice, empty for all of it → its health."""
     follow_link: bool = True
     """VFs are unhealthy while their PF has no link."""
@@ -311,11 +301,6 @@ class Trouble:
         now = policy.classify(self.xid)
         return self.kind if now is FATAL else now
 
-    @property
-    def text(self) -> str:
-        """Say it to people."""
-        return f"XID {self.xid}: {XIDS.get(self.xid, UNKNOWN_XID)[1]}"
-
 
 @dataclass(frozen=True)
 class Troubles:
@@ -352,12 +337,6 @@ class Troubles:
 NO_TROUBLES = Troubles()
 
 
-def trouble_of(gpu: Gpu, troubles: Troubles, now: float, policy: GpuPolicy, mig_uuid: str = "") -> Trouble | None:
-    """Return the error that counts now against a GPU, or against a slice of it."""
-    found = (t for uuid in (gpu.uuid, mig_uuid) if uuid for t in troubles.by_uuid.get(uuid, ()))
-    return _gravest((t for t in found if _counts(t, gpu, now, policy)), policy)
-
-
 def judge_gpu(
     gpu: Gpu,
     troubles: Troubles = NO_TROUBLES,
@@ -372,7 +351,8 @@ def judge_gpu(
     ailment = next((word for word in WITHHOLDING if word in gpu.ailments), None)
     if ailment is not None:
         return unhealthy(ailment)
-    trouble = trouble_of(gpu, troubles, now, policy, mig_uuid)
+    found = (t for uuid in (gpu.uuid, mig_uuid) if uuid for t in troubles.by_uuid.get(uuid, ()))
+    trouble = _gravest((t for t in found if _counts(t, gpu, now, policy)), policy)
     return HEALTHY if trouble is None else unhealthy(XID_REASONS[trouble.means(policy)])
 
 
