@@ -459,7 +459,7 @@ def decoded(data: bytes, where: str, kept: Callable[[dict[str, Any]], Any] | Non
         raise Unavailable(f"{where}: the answer is not JSON, or nested too deeply") from error
     if not isinstance(document, dict):
         raise Unavailable(f"{where}: the answer is not a JSON object")
-    if is_deep(data, document):
+    if is_deep(document):
         raise Unavailable(f"{where}: the answer is nested more than {MAX_DEPTH} levels deep")
     return document
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from agent.errors import RequestInvalid, Unavailable
@@ -36,22 +35,17 @@ def decode(text: bytes, what: str) -> Any:
     """
     if len(text) > MAX_BYTES:
         raise NotJson(f"{what} has {len(text)} bytes, and {MAX_BYTES} are allowed: make it smaller")
-    doubled: list[tuple[dict[str, Any], str]] = []
     try:
         written = text.decode("utf-8")
         if written.startswith("\ufeff"):
             raise ValueError("Unexpected UTF-8 BOM: leave it out")
-        try:
-            document = _STRICT.decode(written)
-        except _KeyTwice:
-            document = _decoder(functools.partial(_merged, doubled)).decode(written)
+        document = _STRICT.decode(written)
+    except _KeyTwice as error:
+        raise NotJson(f"{error} is in {what} twice: leave one") from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise NotJson(f"{what} is not JSON: {error}") from error
-    if is_deep(text, document):
+    if is_deep(document):
         raise NotJson(f"{what} is nested more than {MAX_DEPTH} levels deep")
-    if doubled:
-        holder, key = doubled[0]
-        raise NotJson(f"{_path_of(document, holder, key)} is in {what} twice: leave one")
     if _SURROGATE.search(text) and _has_half_a_pair(document):
         raise NotJson(f"{what} is not JSON: half of a surrogate pair stands for no letter, and no file can hold it")
     return document
@@ -72,16 +66,8 @@ class _KeyTwice(Exception):
 def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(items)
     if len(found) != len(items):
-        raise _KeyTwice
-    return found
-
-
-def _merged(doubled: list[tuple[dict[str, Any], str]], items: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Let the last of equal keys win, and note the first that is there twice: its path is known at the end only."""
-    found = dict(items)
-    if len(found) != len(items):
         keys = [key for key, _ in items]
-        doubled.append((found, next(key for key in keys if keys.count(key) > 1)))
+        raise _KeyTwice(join("", next(key for key in keys if keys.count(key) > 1)))
     return found
 
 
@@ -102,42 +88,16 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _decoder(pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> json.JSONDecoder:
-    return json.JSONDecoder(
-        object_pairs_hook=pairs, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole
-    )
-
-
-_STRICT = _decoder(_unique)
+_STRICT = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole
+)
 """Made once: a pod's start waits for a configuration to be read."""
 
 
-def is_deep(text: bytes, document: Any) -> bool:
-    """Tell whether a document, decoded from this text, is nested more than MAX_DEPTH levels deep."""
-    if text.count(b"{") + text.count(b"[") <= MAX_DEPTH:
-        return False
-    level = [document]
-    for _ in range(MAX_DEPTH):
-        level = [inner for value in level for inner in _inside(value).values() if isinstance(inner, dict | list)]
-        if not level:
-            return False
-    return True
-
-
-def _inside(value: Any) -> Mapping[Any, Any]:
-    if isinstance(value, dict):
-        return value
-    return dict(enumerate(value)) if isinstance(value, list) else {}
-
-
-def _path_of(document: Any, holder: object, key: str) -> str:
-    waiting: list[tuple[str, Any]] = [("", document)]
-    while waiting:
-        path, value = waiting.pop()
-        if value is holder:
-            return join(path, key)
-        waiting += [(join(path, k), inner) for k, inner in _inside(value).items()]
-    return key
+def is_deep(value: Any, levels: int = MAX_DEPTH) -> bool:
+    """Tell whether a decoded document is nested more than so many levels deep."""
+    inner = value.values() if isinstance(value, dict) else value
+    return isinstance(value, dict | list) and (not levels or any(is_deep(each, levels - 1) for each in inner))
 
 
 def at(document: Any, path: str, kind: type[T], default: T | None = None) -> T:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -150,15 +149,16 @@ def test_what_the_relay_lets_through_the_agent_would_let_through_unchanged(built
             conf = netconf.parse(text)
         except RequestInvalid as error:
             # Of what another plugin answered the relay looks at the version alone, and at no key inside of a value.
-            refused.append(str(error))
+            keys = json.loads(text, object_pairs_hook=lambda pairs: [key for key, _ in pairs])
+            if not str(error).startswith("prevResult") and not ("twice" in str(error) and len(set(keys)) == len(keys)):
+                refused.append(str(error))
             continue
         assert conf.is_chained, text
         assert conf.mac is None, text
         assert (conf.prev_result is not None) is (verdict == "passed"), text
         assert conf.prev_result is None or conf.prev_result["cniVersion"] == conf.cni_version, text
         read += 1
-    inside = re.compile(r"prevResult\b|\S+\.\S+ is in the network configuration twice")
-    assert [text for text in refused if not inside.match(text)] == []
+    assert refused == []
     assert verdicts.count("passed") > 100
     assert read > 150
 
