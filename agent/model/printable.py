@@ -69,22 +69,8 @@ def unknown(word: str, known: Iterable[str], what: str = "key") -> str:
 
 
 _SUFFIXES = {
-    "": Decimal(1),
-    "n": Decimal(10) ** -9,
-    "u": Decimal(10) ** -6,
-    "m": Decimal(10) ** -3,
-    "k": Decimal(10**3),
-    "M": Decimal(10**6),
-    "G": Decimal(10**9),
-    "T": Decimal(10**12),
-    "P": Decimal(10**15),
-    "E": Decimal(10**18),
-    "Ki": Decimal(1 << 10),
-    "Mi": Decimal(1 << 20),
-    "Gi": Decimal(1 << 30),
-    "Ti": Decimal(1 << 40),
-    "Pi": Decimal(1 << 50),
-    "Ei": Decimal(1 << 60),
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(["n", "u", "m", "", *"kMGTPE"], -3)},
+    **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
 }
 _QUANTITY = re.compile(
     r"\+?([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"

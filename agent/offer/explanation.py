@@ -17,7 +17,7 @@ from agent.model.printable import adapter_name, some
 from agent.model.vf_identity import RailKey
 from agent.offer.left_out import LeftOut, left_out, left_out_by
 from agent.offer.offer import Offer
-from agent.offer.rails import NamedRails, split_apart
+from agent.offer.rails import NamedRails
 from agent.offer.selection import (
     ACCELERATOR_CLASS,
     Assignment,
@@ -142,7 +142,6 @@ SEE_NVML = (
     " kind vf or nic with binding: late"
 )
 SEE_DRIVER = "load their driver, and let the agent see libnvidia-ml.so.1 (nvidia.enabled of the chart)"
-LIST_RAILS = "list all adapters under topology.rails for other numbers, those of one rail as a list of its planes"
 _NVIDIA = 0x10DE
 _OF_EACH_PLANE = ("ifName", "subnet", "range", "address")
 """Keys of a network that no two planes of a rail are meant to have alike."""
@@ -250,16 +249,6 @@ def _of_rails(config: Config, offer: Offer) -> Iterator[Caution]:
     if named and (left_out := [a for a in taken if a not in offer.rail_of]):
         text = f"leaves out {_names(left_out, offer)}, which resources take, so they have no rail"
         yield Caution("topology.rails", text, "list them too, or narrow the selectors")
-    if named or not taken:
-        return
-    kept = [rail.device for rail in offer.rails if rail.device in devices and devices[rail.device].rdma_devices]
-    if untaken := [device for device in kept if device not in taken]:
-        text = f"no resource takes {_names(untaken, offer)}, whose rail numbers are kept all the same"
-        yield Caution("topology.rails", text, LIST_RAILS)
-    for group in split_apart(offer.rails, offer.snapshot, offer.distances)[:1]:
-        names = _names([rail.device for rail in group], offer)
-        text = f"{names} are planes of one adapter, and keep the rail numbers that each of them had"
-        yield Caution("topology.rails", text, LIST_RAILS)
 
 
 def _path(key: RailKey, named: NamedRails) -> str:

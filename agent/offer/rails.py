@@ -89,8 +89,6 @@ def rails_of(
     rails = {before.key: before for before in known}
     rails |= {key: rail(key, card, rails[key]) for key, card in found.items()}
     groups = _planes(sorted(here.union(fabric)), snapshot, distances)
-    if _are_apart(groups, found):
-        groups = tuple((port,) for port in fabric)
     for address in fresh:
         mine = next(group for group in groups if address in group)
         mates = sorted(key[0] for key, card in found.items() if card.address in mine)
@@ -123,13 +121,6 @@ def nearest(ports: Sequence[str], distances: Distances) -> dict[str, tuple[str, 
         for port in distances.nearest(gpu, ports):
             found.setdefault(port, []).append(gpu)
     return {port: tuple(gpus) for port, gpus in found.items()}
-
-
-def split_apart(rails: Sequence[Rail], snapshot: Snapshot, distances: Distances) -> tuple[tuple[Rail, ...], ...]:
-    """List the rails of unnamed adapters that would be planes of one rail, had they no numbers of their own yet."""
-    of = {rail.device: rail for rail in rails if not rail.is_named and rail.device in snapshot.by_address}
-    groups = (tuple(of[port] for port in group) for group in _planes(sorted(of), snapshot, distances))
-    return tuple(group for group in groups if len({rail.number for rail in group}) > 1)
 
 
 def planes_in(rails: Iterable[Rail]) -> Mapping[str, tuple[str, ...]]:
@@ -166,11 +157,6 @@ def _planes(ports: Sequence[str], snapshot: Snapshot, distances: Distances) -> t
 def _device(address: str) -> str:
     """Name the PCI device that a function is of."""
     return address.rpartition(".")[0]
-
-
-def _are_apart(groups: Iterable[Sequence[str]], kept: Mapping[RailKey, PciDevice]) -> bool:
-    """Tell whether ports that would be planes of one rail have numbers of their own, from before planes were known."""
-    return any(len({key[0] for key, card in kept.items() if card.address in group}) > 1 for group in groups)
 
 
 def _as_near(fresh: list[str], rails: Sequence[str], distances: Distances) -> list[str]:
