@@ -28,7 +28,6 @@ from agent.edits.add_facts import (
     paired,
     rails_document,
     wants_facts,
-    without_facts,
 )
 from agent.edits.cdi import SpecFiles
 from agent.edits.claim_metadata import requests_with_files
@@ -356,7 +355,7 @@ class FactsWriter:
             else:
                 more, lacks = added(spec.edits)
             left_out.update(dict.fromkeys(lacks))
-            new = replace(spec, edits=without_facts(spec.edits)).with_added(more)
+            new = spec.with_added(more)
             if new != spec:
                 changed[hold.key] = new
         return changed

@@ -32,7 +32,6 @@ GID_INDEXES: Mapping[str, str] = {
 """The variable that names RDMA devices → the one with the index of the GID that the library uses on each of them."""
 SOCKET_IFNAME = {"NCCL_IB_HCA": "NCCL_SOCKET_IFNAME"}
 """The same for the interface by which processes find each other."""
-DECIDED = frozenset((*GID_INDEXES.values(), *SOCKET_IFNAME.values()))
 NOTED = "rdma"
 """Key of a row's request: what was found out of its RDMA device in the pod."""
 
@@ -99,13 +98,6 @@ def added_edits(
     ]
     found = {"env": env, "mounts": mounts}
     return {key: value for key, value in found.items() if value}, left_out
-
-
-def without_facts(edits: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out what an ADD has added: books of earlier versions have that among the edits of slots and claims."""
-    env = [f"{name}={value}" for name, value in _split(edits) if name not in DECIDED]
-    mounts = [mount for mount in edits.get("mounts", ()) if mount["containerPath"] not in FILES.values()]
-    return {key: value for key, value in {**edits, "env": env, "mounts": mounts}.items() if value}
 
 
 def wants_facts(edits: Mapping[str, Any]) -> bool:

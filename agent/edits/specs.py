@@ -179,12 +179,6 @@ class Specs:
         """Tell whether there is a spec, whatever it says."""
         return self._files.is_there(name)
 
-    def is_written(self, name: str) -> bool:
-        """Tell whether a spec says what the books do."""
-        row = self._row(name)
-        said = _specs_of(row) if row is not None else None
-        return said is not None and self._says(name, said)
-
     def copies(self) -> Sequence[Claim | Hold]:
         """Read the slots and claims as the books had them last, claims as *preparing*."""
         found = (_read(files, name) for files in self._copies.values() for name in sorted(files.names()))

@@ -78,7 +78,6 @@ class LostBooks:
         if claim.state is ClaimState.PREPARING and self._specs.is_there(name):
             with contextlib.suppress(Unavailable):  # which is told when all specs are looked at
                 self._specs.sync([name])
-            if self._specs.is_written(name):
                 self._ledger.set_claim_state(uid, ClaimState.PREPARED)
         return known is None
 

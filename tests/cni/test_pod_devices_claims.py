@@ -12,7 +12,7 @@ import pytest
 
 from agent.config import CniSettings
 from agent.edits.claim_metadata import IN_CONTAINERS, metadata_path, mounted
-from agent.edits.specs import Specs, file_of_claim
+from agent.edits.specs import Specs
 from agent.errors import (
     DeviceBusy,
     HardwareError,
@@ -297,7 +297,7 @@ def test_a_spec_names_the_character_devices_that_the_device_has_in_its_pod(own_n
         scene.start("c1")
         (known,) = rig.ledger.claims()
         assert [device.edits for device in known.devices] == [edits_of(0), edits_of(7)]
-        assert scene.specs.is_written(file_of_claim(known.ref.uid))
+        assert not scene.specs.rewrite()
     with open_books(tmp_path) as books:
         assert books.claims()[0].devices[0].edits == edits_of(0)
 

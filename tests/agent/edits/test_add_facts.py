@@ -19,7 +19,6 @@ from agent.edits.add_facts import (
     paired,
     rails_document,
     wants_facts,
-    without_facts,
 )
 from agent.edits.build import helper_variables
 from agent.hardware.lldp import Neighbour
@@ -71,7 +70,6 @@ def test_it_stands_beside_the_edits_in_place_of_what_was_told_before() -> None:
     assert once.with_added(first) == once
     assert once.with_added({}) == bare
     assert bare.whole == bare.edits
-    assert without_facts(once.whole) == bare.edits  # as books of earlier versions have it
 
 
 @pytest.mark.parametrize(
