@@ -428,19 +428,14 @@ def read_books(path: Path) -> Books:
         return Books()
     with _copied(path) as copy:
         holds, claims = rows.holds_and_claims(copy.execute)
-        return Books(
-            holds,
-            tuple(map(rows.attachment, copy.execute("SELECT * FROM attachments ORDER BY attachment_id"))),
-            tuple(map(rows.quarantine, copy.execute("SELECT * FROM quarantine ORDER BY device"))),
-            tuple(map(rows.owed_lease, copy.execute("SELECT * FROM owed_leases ORDER BY lease_id"))),
-            claims,
-        )
+        read = copy.execute
+        return Books(holds, rows.attachments(read), rows.quarantines(read), rows.owed_leases(read), claims)
 
 
 def read_rails(path: Path) -> tuple[Rail, ...]:
     """Read how a node's rails were numbered last. Raises LedgerError as `read_books`, and for no books."""
     with _copied(path) as copy:
-        return tuple(map(rows.rail, copy.execute("SELECT * FROM rails ORDER BY number, plane")))
+        return rows.rails(copy.execute)
 
 
 @contextlib.contextmanager

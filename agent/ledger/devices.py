@@ -32,19 +32,18 @@ class DeviceBook(Database):
 
     def quarantines(self) -> tuple[Quarantine, ...]:
         """List the withheld devices, by address."""
-        return tuple(map(rows.quarantine, self._read("SELECT * FROM quarantine ORDER BY device")))
+        return rows.quarantines(self._read)
 
     def owed_leases(self) -> tuple[OwedLease, ...]:
         """List the addresses that are still to be given back, oldest first."""
-        return tuple(map(rows.owed_lease, self._read("SELECT * FROM owed_leases ORDER BY lease_id")))
+        return rows.owed_leases(self._read)
 
     def owed_leases_of(self, container_id: str, ifname: str) -> tuple[OwedLease, ...]:
         """List what is still to be given back of one interface's addresses."""
-        found = self._read(
-            "SELECT * FROM owed_leases WHERE container_id = :container_id AND ifname = :ifname ORDER BY lease_id",
-            {"container_id": container_id, "ifname": ifname},
+        of = {"container_id": container_id, "ifname": ifname}
+        return rows.owed_leases(
+            lambda sql: self._read(sql, of), "WHERE container_id = :container_id AND ifname = :ifname"
         )
-        return tuple(map(rows.owed_lease, found))
 
     def owe_lease(self, container_id: str, ifname: str, netns_path: str, request: Mapping[str, Any]) -> None:
         """Note that addresses of an interface without a row are to be given back, unless some of it are already.
@@ -73,7 +72,7 @@ class DeviceBook(Database):
 
     def known_devices(self) -> tuple[KnownDevice, ...]:
         """List what is known of VFs, by address; those of an earlier boot may have another address now."""
-        return tuple(map(rows.known_device, self._read("SELECT * FROM known_devices ORDER BY device")))
+        return rows.known_devices(self._read)
 
     def know(self, known: Iterable[KnownDevice], forget: Iterable[str] = ()) -> None:
         """Remember what VFs are called and look like, and forget some addresses, in one step."""
@@ -89,7 +88,7 @@ class DeviceBook(Database):
 
     def rails(self) -> tuple[Rail, ...]:
         """List the node's rails as they were numbered last, by number and plane."""
-        return tuple(map(rows.rail, self._read("SELECT * FROM rails ORDER BY number, plane")))
+        return rows.rails(self._read)
 
     def keep_rails(self, found: Iterable[Rail]) -> None:
         """Remember the node's rails, in place of what was remembered."""

@@ -558,7 +558,7 @@ class HoldBook(Database):
         self._void = tuple(void)
         self._holds.put(_without_device(hold) if hold.key in void else hold for hold in holds)
         self._put_claims(claims)
-        self._attachments.put(map(rows.attachment, self._read("SELECT * FROM attachments ORDER BY attachment_id")))
+        self._attachments.put(rows.attachments(self._read))
         (last,) = self._read("SELECT max(seq) FROM sqlite_sequence WHERE name = 'attachments'")[0]
         self._ids = itertools.count((last or 0) + 1)
 

@@ -40,6 +40,8 @@ say whatever its author likes, and owes for each sandbox that its IPAM plugin fa
 
 log = logging.getLogger(__name__)
 T = TypeVar("T", bound="DataclassInstance")
+Read = Callable[[str], Iterable[sqlite3.Row]]
+"""Asks a file."""
 
 
 def _value(kind: type[T], row: sqlite3.Row, **made: object) -> T:
@@ -76,8 +78,8 @@ def _pod_columns(pod: PodRef | None) -> dict[str, Any]:
     return {f"pod_{name}": getattr(pod, name, None) for name in ("namespace", "name", "uid")}
 
 
-def holds_and_claims(read: Callable[[str], Iterable[sqlite3.Row]]) -> tuple[tuple[Hold, ...], tuple[Claim, ...]]:
-    """Read what units and slots there are, oldest first, and claims with theirs. `read` asks the file."""
+def holds_and_claims(read: Read) -> tuple[tuple[Hold, ...], tuple[Claim, ...]]:
+    """Read what units and slots there are, oldest first, and claims with theirs."""
     devices: dict[str, list[str]] = {}
     for row in read("SELECT * FROM hold_devices ORDER BY key, position"):
         devices.setdefault(row["key"], []).append(row["device"])
@@ -124,12 +126,16 @@ def device_columns(hold: Hold) -> list[dict[str, Any]]:
     ]
 
 
-def attachment(row: sqlite3.Row) -> Attachment:
-    """Read a row of `attachments`.
+def attachments(read: Read) -> tuple[Attachment, ...]:
+    """Read what is in pods, oldest first.
 
-    Raises LedgerError for one whose undo record says what this version does not understand: left out, it
+    Raises LedgerError for a row whose undo record says what this version does not understand: left out, it
     would stay undone.
     """
+    return tuple(map(_attachment, read("SELECT * FROM attachments ORDER BY attachment_id")))
+
+
+def _attachment(row: sqlite3.Row) -> Attachment:
     try:
         return _value(
             Attachment,
@@ -205,9 +211,9 @@ def _change(table: str, key: str, names: tuple[str, ...]) -> str:
     return f"UPDATE {table} SET {said} WHERE {key} = :{key}"  # noqa: S608 -- our own names
 
 
-def quarantine(row: sqlite3.Row) -> Quarantine:
-    """Read a row of `quarantine`."""
-    return _value(Quarantine, row)
+def quarantines(read: Read) -> tuple[Quarantine, ...]:
+    """Read which devices are withheld, by address."""
+    return tuple(_value(Quarantine, row) for row in read("SELECT * FROM quarantine ORDER BY device"))
 
 
 def owe_lease(
@@ -237,16 +243,18 @@ def owe_lease(
         )
 
 
-def owed_lease(row: sqlite3.Row) -> OwedLease:
-    """Read a row of `owed_leases`."""
-    return _value(OwedLease, row, request=json.loads(row["request"]))
+def owed_leases(read: Read, where: str = "") -> tuple[OwedLease, ...]:
+    """Read which addresses are still to be given back, oldest first."""
+    found = read(f"SELECT * FROM owed_leases {where} ORDER BY lease_id")  # noqa: S608 -- our own words
+    return tuple(_value(OwedLease, row, request=json.loads(row["request"])) for row in found)
 
 
-def known_device(row: sqlite3.Row) -> KnownDevice:
-    """Read a row of `known_devices`."""
-    return _value(KnownDevice, row)
+def known_devices(read: Read) -> tuple[KnownDevice, ...]:
+    """Read what is known of VFs, by address."""
+    return tuple(_value(KnownDevice, row) for row in read("SELECT * FROM known_devices ORDER BY device"))
 
 
-def rail(row: sqlite3.Row) -> Rail:
-    """Read a row of `rails`."""
-    return _value(Rail, row, is_named=bool(row["is_named"]), is_settled=bool(row["is_settled"]))
+def rails(read: Read) -> tuple[Rail, ...]:
+    """Read the node's rails, by number and plane."""
+    found = read("SELECT * FROM rails ORDER BY number, plane")
+    return tuple(_value(Rail, row, is_named=bool(row["is_named"]), is_settled=bool(row["is_settled"])) for row in found)
