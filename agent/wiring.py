@@ -85,12 +85,7 @@ class Parts:
         rail_files = RailFiles(at_start.cdi_dir, offer, self.asker, self.leaves)
         facts = FactsWriter(config, node, specs, rail_files, allocator.verbs_nodes)
         held = HeldDevices(config, node, self.asker, offer, self.holders, self.claim_reader)
-        places = Settings(
-            busy_seconds,
-            netns_folders=at_start.netns_folders,
-            foreign_state=host.root / "var/lib/cni",
-            foreign_run=host.root / "var/run/cni",
-        )
+        places = Settings(busy_seconds, netns_folders=at_start.netns_folders)
         binder = Binder(config, ledger, specs, offer, held, busy_seconds)
         self.attachments = Attachments(node, held, binder, facts, places)
         unable = partial(report.conditions.first, besides=NO_ADD_NEEDS)

@@ -33,7 +33,6 @@ from cni.detach import Detacher
 from cni.found_vfs import NETNS_FOLDERS, Finder
 from cni.heal import HEAL_SECONDS, Healer, PodKnown, ReleaseRequest, owner_alive, release
 from cni.ipam.leases import LeaseBook
-from cni.migrate import sriov_state
 from cni.migrate.adoption import Adopter
 from cni.modes import nic, rdma
 from cni.modes.choice import MODES
@@ -78,10 +77,6 @@ class Settings:
     """So many ADDs with a device are in flight at once."""
     netns_folders: Sequence[Path] = NETNS_FOLDERS
     """Where the runtime binds its pods' namespaces."""
-    foreign_state: Path = sriov_state.STATE
-    """Where the replaced plugins keep their state, and …"""
-    foreign_run: Path = sriov_state.RUN
-    """… their locks."""
 
 
 USUAL = Settings()
@@ -133,9 +128,7 @@ class Attachments:
         self.close = self.detacher.close
         self.heal = Healer(node, self.detacher, settings.heal_seconds).heal
         self.finder = Finder(node, held, netns_folders=settings.netns_folders)
-        self.adopter = Adopter(
-            node, state=settings.foreign_state, run=settings.foreign_run, netns_folders=settings.netns_folders
-        )
+        self.adopter = Adopter(node, netns_folders=settings.netns_folders)
         rules = Rules(settings.max_adding, untrusted=settings.max_adding * 3 // 4)
         self._turns = Turns("ADDs under way", rules, self.detacher.leases.trust)
         self._targets = Targets(node, held, slots, Pool(node, held), Permission(node, held), self._turns)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from agent.config.networks import NO_IPAM, Network
@@ -109,14 +109,6 @@ def counted(network: Mapping[str, Any]) -> LeasingNetwork:
 def counted_of(request: Mapping[str, Any]) -> tuple[LeasingNetwork, str]:
     """Return by which network and namespace the request in a row counts."""
     return counted(request["network"]), ipam.namespace_of(request.get("cni_args", ""))
-
-
-def with_path(row: Attachment, call: Call) -> Attachment:
-    """Have a row's IPAM plugin looked for where a later call says: an upgrade may have put it into another folder."""
-    before = row.request.get("cni_path", "")
-    if row.request.get("network") is None or call.cni_path in ("", before):
-        return row
-    return replace(row, request={**row.request, "cni_path": joined(call.cni_path, before)})
 
 
 def joined(first: str, second: str) -> str:

@@ -14,7 +14,7 @@ from agent.ledger import Ledger
 from agent.model.allocation import Attachment, AttachmentState
 from agent.model.device import is_pci_address
 from cni import result
-from cni.call import ROUTING, Call, with_path
+from cni.call import ROUTING, Call
 from cni.detach import Detacher
 from cni.ipam.leases import LeaseBook
 from cni.modes.choice import mode_of
@@ -101,10 +101,11 @@ def collect(ledger: Ledger, detacher: Detacher, call: Call) -> None:
         for row in ledger.attachments()
         if row.request["name"] == call.conf.name and (row.owner.container_id, row.owner.cni_ifname) not in valid
     ]
+    detacher.leases.look_in(call.cni_path)
     ledger.begin_detach([row.attachment_id for row in dead])
     for row in dead:
         log.info("garbage: %s of container %s", row.device, row.owner.container_id)
-        detacher.start_detach(with_path(row, call), None)
+        detacher.start_detach(row, None)
 
 
 def status(host: Host, conf: NetConf) -> None:

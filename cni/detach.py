@@ -21,7 +21,7 @@ from agent.errors import AgentError, DeviceBusy, Unavailable
 from agent.hardware import netns as namespaces
 from agent.model.allocation import Attachment, NetnsId, Withheld
 from agent.process.interpreter import Background
-from cni.call import BEGUN, Call, InFlight, Node, with_path
+from cni.call import BEGUN, Call, InFlight, Node
 from cni.ipam.leases import LeaseBook, goes_first
 from cni.migrate import adopted_rows
 from cni.modes.choice import mode_of
@@ -123,11 +123,12 @@ class Detacher:
     def delete(self, call: Call) -> None:
         """Promise to detach what this container and interface own. Nothing owned is success."""
         self.in_flight.overtake(call.container_id, call.ifname)
+        self.leases.look_in(call.cni_path)
         rows = self._node.ledger.attachments_of(call.container_id, call.ifname)
         if rows:
             self._node.ledger.begin_detach([row.attachment_id for row in rows])
             for row in rows:
-                self.start_detach(adopted_rows.completed(with_path(row, call), call), call.netns)
+                self.start_detach(adopted_rows.completed(row, call), call.netns)
         elif self._is_strange(call):
             log.info(
                 "container %s is in no books: its addresses of %s are to be given back", call.container_id, call.ifname

@@ -118,12 +118,16 @@ class LeaseBook:
         """Give back again what is to be given back."""
         self._is_deferring = False
 
+    def look_in(self, cni_path: str) -> None:
+        """Look for plugins where a call says, before the folders that rows name."""
+        self._newest_path = cni_path or self._newest_path
+
     def take(self, row: Attachment, is_wanted: Callable[[], bool] = always) -> Leases:
         """Lease addresses for an attachment, as its network says. Raises IpamFailed, and NotWanted."""
         if row.claim_uid and (given := ipam.given_by_claim(row.request["network"])) is not None:
             return given
         container_id, ifname = row.owner.container_id, row.ifname
-        self._newest_path = row.request["cni_path"]
+        self.look_in(row.request["cni_path"])
         self._unasked.add(row.attachment_id)
         with self._alone(container_id, ifname):
             for owed in self._ledger.owed_leases_of(container_id, ifname):
@@ -159,7 +163,6 @@ class LeaseBook:
 
         It may be of a pod from before this plugin, or from before the books were lost. Raises LedgerError.
         """
-        self._newest_path = call.cni_path
         self._ledger.owe_lease(call.container_id, call.ifname, call.netns_path, request_of(call, call.conf))
 
     def check(self, row: Attachment) -> str | None:
@@ -282,7 +285,7 @@ class LeaseBook:
 
     def _call_of(self, row: Attachment | OwedLease) -> IpamCall:
         container_id = row.owner.container_id if isinstance(row, Attachment) else row.container_id
-        path = joined(row.request["cni_path"], self._newest_path)
+        path = joined(self._newest_path, row.request["cni_path"])
         return IpamCall(container_id, row.ifname, row.netns_path, row.request["cni_args"], path)
 
     @contextmanager

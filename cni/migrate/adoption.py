@@ -43,18 +43,10 @@ log = logging.getLogger(__name__)
 class Adopter:
     """Takes over what the replaced plugins left. Methods block."""
 
-    def __init__(
-        self,
-        node: Node,
-        *,
-        state: Path = sriov_state.STATE,
-        run: Path = sriov_state.RUN,
-        netns_folders: Sequence[Path] = NETNS_FOLDERS,
-    ) -> None:
-        """`state` and `run` are /var/lib/cni and /var/run/cni."""
+    def __init__(self, node: Node, *, netns_folders: Sequence[Path] = NETNS_FOLDERS) -> None:
         self._node = node
-        self._state = state
-        self._run = run
+        self._state = node.host.root / "var/lib/cni"
+        self._run = node.host.root / "var/run/cni"
         self._netns_folders = tuple(netns_folders)
         self._logged: set[Path] = set()
         """Files that were logged, as long as they are there."""

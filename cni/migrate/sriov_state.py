@@ -41,8 +41,6 @@ from cni.modes import pf
 from cni.netconf import NetConf
 from cni.result import check_result, in_version
 
-STATE = Path("/var/lib/cni")
-RUN = Path("/var/run/cni")
 KINDS = ("sriov", "ib-sriov")
 CACHE_FOLDERS = ("results", "multus/results")
 CACHE_KIND = "cniCacheV1"

@@ -94,7 +94,7 @@ class Scene:
         holders = cast(PodsFile, SimpleNamespace(noted=(), is_settled=True))
         self.granted = HeldDevices(self.config, node, kubelet, offer, holders, self.asks)
         rig.attachments.close()
-        settings = Settings(0.3, foreign_state=rig.folder / "var/lib/cni", foreign_run=rig.folder / "var/run/cni")
+        settings = Settings(0.3)
         rig.attachments = Attachments(node, self.granted, NoSlots(), facts, settings)
 
     def claim(self, name: str, *devices: Hold, pods: tuple[str, ...] = ("c1",), owned: bool = True) -> Claim:

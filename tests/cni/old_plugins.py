@@ -35,8 +35,8 @@ class OldSriov:
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        self.state = rig.folder / "var/lib/cni"
-        self.run = rig.folder / "var/run/cni"
+        self.state = rig.folder / "root/var/lib/cni"
+        self.run = rig.folder / "root/var/run/cni"
 
     def add(
         self,

@@ -322,13 +322,7 @@ def open_rig(
 
     def open_parts() -> tuple[Ledger, Attachments]:
         ledger = Ledger.open(folder / "ledger.db", boot_id)
-        settings = Settings(
-            busy_seconds,
-            heal_seconds,
-            max_adding,
-            foreign_state=folder / "var/lib/cni",
-            foreign_run=folder / "var/run/cni",
-        )
+        settings = Settings(busy_seconds, heal_seconds, max_adding)
         node = CniNode(host(machine), ledger, Latest(snapshot))
         return ledger, attachments_of(node, held, facts=facts, settings=settings)
 

@@ -30,10 +30,10 @@ from tests.cni.tiny_node import PF, PF_NETDEV, Rig, mac_of, netdev, vf
 from tests.waiting import until
 
 
-def adopt_by_search(rig: Rig, old: OldSriov) -> tuple[str, ...]:
+def adopt_by_search(rig: Rig) -> tuple[str, ...]:
     """Adopt, searching the pods' namespaces: ib-sriov never wrote where they are."""
     node = Node(rig.machine, rig.ledger, Latest(rig.machine.scan()))
-    return Adopter(node, state=old.state, run=old.run, netns_folders=(rig.folder,)).adopt()
+    return Adopter(node, netns_folders=(rig.folder,)).adopt()
 
 
 @pytest.mark.parametrize("conf", [{}, {k: v for k, v in PLUGIN.items() if k not in ("cniVersion", "name")}])
@@ -108,7 +108,7 @@ def test_a_path_that_leads_to_another_pod_now_is_not_believed(rig: Rig, old: Old
     old.add(pod)
     other = rig.pod("other")
     old.write_path(0, str(other))
-    assert adopt_by_search(rig, old) == (vf(0),)
+    assert adopt_by_search(rig) == (vf(0),)
     assert rig.ledger.attachments()[0].netns_path == str(pod)
     rig.delete(CONTAINER, pod)
     rig.await_back()
@@ -428,7 +428,7 @@ def test_an_infiniband_vf_is_brought_back_with_its_former_guid(infiniband: Rig, 
         "RdmaNetState": rdma_state(rdma_node.rdma_name(0)) if moved else {},
     }
     file = old.write(CONTAINER, "net1", document, kind="ib-sriov")
-    assert adopt_by_search(rig, old) == (vf(0),)
+    assert adopt_by_search(rig) == (vf(0),)
     assert (old.run / "ib-sriov/cni.lock").exists()
     (row,) = rig.ledger.attachments()
     assert (row.undo.mode, row.undo.rdma, row.netns_path) == (
@@ -461,7 +461,7 @@ def test_the_state_of_the_chained_rdma_plugin_is_joined(ethernet: Rig) -> None:
     old.write(CONTAINER, "net1", document)
     old.write_path(0, str(pod))
     file = old.write(f"rails-{CONTAINER}", "net1", rdma_state(rdma_node.rdma_name(0)), kind="rdma")
-    assert adopt_by_search(rig, old) == (vf(0),)
+    assert adopt_by_search(rig) == (vf(0),)
     (row,) = rig.ledger.attachments()
     assert row.undo.rdma == rdma_node.rdma_name(0)
     rig.delete(CONTAINER, pod)

@@ -13,7 +13,7 @@ import pytest
 from agent.hardware.host import Host
 from agent.ledger import Ledger
 from agent.state import Latest
-from cni.attachment import Attachments, Settings
+from cni.attachment import Attachments
 from cni.call import Node
 from tests.cni import tiny_node
 from tests.cni.modes import guids, rdma_node
@@ -127,8 +127,7 @@ def doomed(rig: Rig, calls: int) -> Attachments:
     """What attaches, in an agent that has so many calls left."""
     life, snapshot = Life(calls), rig.machine.scan()
     host, ledger = cast(Host, Doomed(rig.machine, life)), cast(Ledger, Doomed(rig.ledger, life))
-    settings = Settings(foreign_state=rig.folder / "state", foreign_run=rig.folder / "run")
-    return attachments_of(Node(host, ledger, Latest(snapshot)), settings=settings)
+    return attachments_of(Node(host, ledger, Latest(snapshot)))
 
 
 def add_until(rig: Rig, pod: Path, case: Case, calls: int) -> bool:
