@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 
 from agent.errors import DeviceBusy, HardwareError
@@ -133,7 +134,8 @@ class Adopter:
         raise DeviceBusy(f"{device} belongs to container {row.owner.container_id}")
 
     def _write(self, record: Record, lock: Path) -> None:
-        with self._whereabouts(record) as (path, descriptor):
+        with ExitStack() as held:
+            path, descriptor = self._find(record, held)
             netns = namespaces.identity(descriptor) if descriptor is not None else NOWHERE
             is_past = descriptor is None and self._is_past(record)
             if is_past:
@@ -178,32 +180,23 @@ class Adopter:
             return False
         return booted is not None and written < booted - CLOCK_SECONDS
 
-    @contextmanager
-    def _whereabouts(self, record: Record) -> Iterator[tuple[str, int | None]]:
-        """Find the namespace that has the device: at the written path, or by search. Yields its path and it, open.
+    def _find(self, record: Record, held: ExitStack) -> tuple[str, int | None]:
+        """Find the namespace that has the device: at the written path, or by search. Returns its path and it, open.
 
         The path alone proves nothing for an interface: after a reboot it may be another pod's.
         """
-        path, descriptor = self._find(record) or (record.netns_path or UNWRITTEN, None)
-        try:
-            yield str(path), descriptor
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-
-    def _find(self, record: Record) -> tuple[Path, int] | None:
         for path in self._candidates(record):
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                continue
-            try:
-                if self._is_in(record, descriptor):
-                    return path, descriptor
-            except HardwareError as error:
-                log.info("the namespace at %s cannot be searched: %s", path, error)
-            os.close(descriptor)
-        return None
+            with ExitStack() as unless_it:
+                try:
+                    opened = unless_it.enter_context(FileIO(path))
+                    is_it = self._is_in(record, opened.fileno())
+                except (HardwareError, OSError) as error:
+                    log.info("the namespace at %s cannot be searched: %s", path, error)
+                    continue
+                if is_it:
+                    held.push(unless_it.pop_all())
+                    return str(path), opened.fileno()
+        return record.netns_path or UNWRITTEN, None
 
     def _is_in(self, record: Record, descriptor: int) -> bool:
         netns, mine = namespaces.identity(descriptor), namespaces.own()
@@ -211,9 +204,9 @@ class Adopter:
             return False
         return record.for_programs or self._node.host.links.find_device(record.device, descriptor) is not None
 
-    def _candidates(self, record: Record) -> Iterator[Path]:
+    def _candidates(self, record: Record) -> Iterator[str | Path]:
         if record.netns_path:
-            yield Path(record.netns_path)
+            yield record.netns_path
         if not record.for_programs and self._node.host.find_netdev(record.device) is None:
             yield from namespaces.living(self._netns_folders).values()
 

@@ -31,7 +31,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import TypeAdapter
 
 from agent.config.networks import INTERFACE, MAX_MTU, OBJECT
-from agent.config.section import FLAG, JsonSection, checked, fold, string, that, value, whole
+from agent.config.section import FLAG, JsonSection, checked, fold, string, that, whole
 from agent.errors import RequestInvalid
 from agent.model.allocation import PodRef, VfSettings
 from agent.model.device import is_pci_address
@@ -129,14 +129,6 @@ def _former_guid(text: str) -> str | None:
     return text.lower().replace("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff") if is_one else None
 
 
-def _pairs(given: Any) -> list[list[str]]:
-    if not isinstance(given, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in given
-    ):
-        raise ValueError
-    return given
-
-
 _TEXT = string("a text", str)
 _WORD = that("a name", re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch)
 _MAC = that("a MAC address", _hardware_address)
@@ -210,7 +202,7 @@ class _Cache(JsonSection):
     """A file of libcni."""
 
     kind: Annotated[str, _TEXT] = ""
-    cni_args: Annotated[list[list[str]], value("a list of pairs of texts", _pairs, {})] = field(default_factory=list)
+    cni_args: list[tuple[str, str]] = field(default_factory=list)
     result: Annotated[Mapping[str, Any] | None, OBJECT] = None
     netns: Annotated[str | None, that("a path", lambda text: text.startswith("/"))] = None
     config: Annotated[str, _TEXT] = ""
