@@ -205,7 +205,7 @@ class Detacher:
             if this_boot:
                 try:
                     with _open_netns(row, netns) as opened:
-                        lost = mode_of(row).leave(self._node.host, self._node.scans.value, row, opened)
+                        lost = mode_of(row).leave(self._node.host, row, opened)
                 except AgentError as error:
                     self._node.ledger.quarantine(row.device, Withheld.CLEAN_UP_FAILED.because(error))
                     raise

@@ -72,7 +72,7 @@ class ChildMode:
         """Make the child in the namespace. Raises HardwareError."""
         _create(host, child, planned.link, netns)
 
-    def leave(self, host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
+    def leave(self, host: Host, attachment: Attachment, netns: int | None) -> Sequence[str]:
         """Remove the child, wherever it is, and verify that. Without a namespace it ended with it."""
         found = find_child(host, attachment, netns) if netns is not None else None
         if found is not None:
@@ -180,9 +180,9 @@ class Ipoib(ChildMode):
                 raise error from None  # refused for another reason, and that error says which
             host.links.move_in(_found(host, name, None), netns, LinkChange(name=child.name, up=True))
 
-    def leave(self, host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
+    def leave(self, host: Host, attachment: Attachment, netns: int | None) -> Sequence[str]:
         """Remove it from the pod, or from the host if it did not get further, and verify that."""
-        super().leave(host, snapshot, attachment, netns)
+        super().leave(host, attachment, netns)
         left = host.links.find(temporary_name(attachment.device))
         if left is not None and left.kind == "ipoib":
             host.links.remove(left)

@@ -78,7 +78,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     return moving.facts(planned, found.mac, found.mtu)
 
 
-def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
+def leave(host: Host, attachment: Attachment, netns: int | None) -> Sequence[str]:
     """Bring the VF back with its former GUID, RDMA device and interface under their names, and verify that."""
     device, undo = attachment.device, attachment.undo
     if not pf.exists(host, device):

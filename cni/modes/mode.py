@@ -73,7 +73,7 @@ class Mode(Protocol):
     def enter(self, host: Host, planned: Planned, netns: int) -> InterfaceFacts:
         """Bring it into the namespace of a descriptor. Raises AgentError; then `leave` undoes what was done."""
 
-    def leave(self, host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
+    def leave(self, host: Host, attachment: Attachment, netns: int | None) -> Sequence[str]:
         """Bring the device back as it was found, from wherever it is, and verify it. Repeatable.
 
         A device that no longer exists is success. `netns` is the pod's namespace if it is still open.

@@ -117,7 +117,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     return moving.facts(planned, change.mac or undo.mac, change.mtu or undo.mtu)
 
 
-def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
+def leave(host: Host, attachment: Attachment, netns: int | None) -> Sequence[str]:
     """Bring the interface back to the host as it was found, with addresses and routes, and verify it."""
     if is_pci_address(attachment.device) and not pf.exists(host, attachment.device):
         return ()

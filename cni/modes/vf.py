@@ -83,7 +83,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     return moving.facts(planned, change.mac or undo.mac, change.mtu or undo.mtu)
 
 
-def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
+def leave(host: Host, attachment: Attachment, netns: int | None) -> Sequence[str]:
     """Bring a VF back to the host as it was found, from wherever it is, and verify it.
 
     A device that no longer exists is success. `netns` is the pod's namespace if it is still open.

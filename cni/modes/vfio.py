@@ -75,7 +75,7 @@ def enter(host: Host, planned: Planned, netns: int) -> InterfaceFacts:
     return moving.facts(planned, planned.change.mac or "", 0, in_kernel=False)
 
 
-def leave(host: Host, snapshot: Snapshot, attachment: Attachment, netns: int | None) -> Sequence[str]:
+def leave(host: Host, attachment: Attachment, netns: int | None) -> Sequence[str]:
     """Reset the function if that was asked for, and put its PF's settings and GUIDs back, verified. Repeatable.
 
     A VF that was bound to a network driver meanwhile has an interface in the host; that is left as it is.
