@@ -12,9 +12,9 @@ from pathlib import Path
 
 from agent.errors import HardwareError
 from agent.hardware.host import Link, RdmaLink, Watch
+from agent.hardware.netlink.default_routes import Ways, read_ways
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.rdma_netlink import RdmaNetlink
-from agent.hardware.netlink.routes import Ways, read_ways
 from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.nvml.library import Reading
 from agent.hardware.nvml.monitor import DEFAULT_TIMES, GpuMonitor, GpuWatch, Times

@@ -1,26 +1,29 @@
 """Kernel events that may change what a scan sees: uevents and rtnetlink link messages.
 
-Both are read on one thread, from a netlink socket each. Only what they name is passed on: what is true now is for the
-next look to see, so an event that was lost costs nothing as long as the loss is told.
+Both are read on one thread, from a socket each. Only what they name is passed on: what is true now is for the next look
+to see, so an event that was lost costs nothing as long as the loss is told.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
 import select
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 from agent.errors import DriverUnavailable
 from agent.hardware.netlink.rtnetlink import IFLA_PARENT_DEV_NAME, link_events
 from agent.model.change import EVERYTHING, Change, OnEvent, of_function, of_netdev
 from agent.model.device import is_pci_address
 
-SUBSYSTEMS = frozenset({"pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "vdpa", "cxi", "misc"})
+SUBSYSTEMS = ("pci", "net", "infiniband", "infiniband_verbs", "infiniband_mad", "vdpa", "cxi", "misc")
 """Those that a scan looks at."""
 _MISC = frozenset({"rdma_cm", "vhost-net", "tun"})
 """Of subsystem misc: devices that come and go with their modules."""
@@ -46,17 +49,6 @@ class Uevent:
         return f"{self.subsystem} {self.action} {self.name}"
 
 
-def parsed(packet: bytes) -> Uevent | None:
-    """Read a message of the kernel: `ACTION@PATH` and the variables, each with a zero (lib/kobject_uevent.c).
-
-    None for a subsystem that no scan looks at. What is no UTF-8 is replaced: pods give their interfaces any name.
-    """
-    head, *variables = packet.decode(errors="replace").split("\0")
-    action, _, path = head.partition("@")
-    subsystem = next((v.removeprefix("SUBSYSTEM=") for v in variables if v.startswith("SUBSYSTEM=")), "")
-    return Uevent(action, path, subsystem) if subsystem in SUBSYSTEMS else None
-
-
 def change_of(event: Uevent, *, virtual_links: bool = False) -> Change | None:
     """Say what an event is about; None for nothing that a scan shows.
 
@@ -77,17 +69,17 @@ def change_of(event: Uevent, *, virtual_links: bool = False) -> Change | None:
     return EVERYTHING  # software RDMA, which belongs to the function of its interface; a module's device
 
 
+LIBUDEV = "libudev.so.1"
 RECEIVE_BUFFER_BYTES = 1 << 20
 """Enabling 64 VFs makes some thousand messages within a second."""
 GATHER_SECONDS = 0.002
 """An event is seldom alone. And where a pod's start made it, that has its answer out before this thread takes part."""
 UEVENTS, LINK_MESSAGES = "uevents", "link messages"
-NETLINK_KOBJECT_UEVENT = 15
-_PROTOCOLS = {UEVENTS: NETLINK_KOBJECT_UEVENT, LINK_MESSAGES: socket.NETLINK_ROUTE}
-_GROUP = 1
-"""The kernel's messages of the former; RTMGRP_LINK of the latter."""
+_RTMGRP_LINK = 1
 _RECEIVE_BYTES = 1 << 16
 _JOIN_SECONDS = 5.0
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -115,16 +107,12 @@ class Uevents:
         self._device_attribute = device_attribute
         self._gather_milliseconds = gather_seconds * 1000
         self._unheard: dict[str, str] = {}
-        self._sockets: dict[str, socket.socket] = {}
         try:
             self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError as error:
             raise DriverUnavailable(f"kernel events cannot be waited for: {error}") from error
-        for what, protocol in _PROTOCOLS.items():
-            try:
-                self._sockets[what] = _open(protocol)
-            except OSError as error:
-                self._unheard[what] = f"{what} cannot be heard: {error}"
+        self._monitor = self._opened(UEVENTS, _open_monitor)
+        self._links = self._opened(LINK_MESSAGES, _open_link_socket)
         self._thread = threading.Thread(target=self._run, name="uevents", daemon=True)
         self._thread.start()
 
@@ -142,12 +130,24 @@ class Uevents:
             self._thread.join(_JOIN_SECONDS)
         os.close(self._stop)
         self._stop = -1
-        for source in self._sockets.values():
-            source.close()
+        if self._links is not None:
+            self._links.close()
+        self._monitor = None  # its descriptor closes with the last reference
+
+    def _opened(self, what: str, opening: Callable[[], T]) -> T | None:
+        try:
+            return opening()
+        except OSError as error:
+            self._unheard[what] = f"{what} cannot be heard: {error}"
+            return None
 
     def _run(self) -> None:
         stop = self._stop
-        sources = {source.fileno(): (what, source) for what, source in self._sockets.items()}
+        sources: dict[int, tuple[str, Callable[[], None]]] = {}
+        if self._monitor is not None:
+            sources[self._monitor.fileno()] = UEVENTS, partial(self._uevent_batch, self._monitor)
+        if self._links is not None:
+            sources[self._links.fileno()] = LINK_MESSAGES, partial(self._link_batch, self._links)
         poller = select.poll()
         for descriptor in (stop, *sources):
             poller.register(descriptor, select.POLLIN)
@@ -160,12 +160,12 @@ class Uevents:
                 return
             lost_now = False
             for descriptor in ready:
-                what, source = sources[descriptor]
+                what, batch = sources[descriptor]
                 try:
-                    for packet in _packets(source):
-                        self._tell(what, packet)
+                    batch()
                 except OSError as error:
-                    if error.errno == errno.ENOBUFS:
+                    # pyudev says of an overflow only that there is an error, and leaves it on the socket.
+                    if (error.errno or _taken_error(descriptor)) == errno.ENOBUFS:
                         lost_now = True
                     else:
                         poller.unregister(descriptor)
@@ -176,16 +176,23 @@ class Uevents:
                 self._on_event("kernel events were lost", EVERYTHING)
             lost = lost_now
 
-    def _tell(self, what: str, packet: bytes) -> None:
-        if what == LINK_MESSAGES:
-            for text, change in link_events(
+    def _uevent_batch(self, monitor: Any) -> None:
+        while (device := monitor.poll(0)) is not None:
+            try:
+                event = Uevent(str(device.action), str(device.device_path), str(device.subsystem))
+            except UnicodeDecodeError:  # an interface comes back from a pod with any name that the pod gave it
+                self._on_event("something whose name is no text", EVERYTHING)
+                continue
+            change = change_of(event, virtual_links=self._virtual_links)
+            if change is not None:
+                self._on_event(str(event), change)
+
+    def _link_batch(self, links: socket.socket) -> None:
+        for packet in _packets(links):
+            for what, change in link_events(
                 packet, virtual_links=self._virtual_links, device_attribute=self._device_attribute
             ):
-                self._on_event(text, change)
-        elif (event := parsed(packet)) is not None:
-            found = change_of(event, virtual_links=self._virtual_links)
-            if found is not None:
-                self._on_event(str(event), found)
+                self._on_event(what, change)
 
 
 def _packets(source: socket.socket) -> Iterator[bytes]:
@@ -199,12 +206,58 @@ def _packets(source: socket.socket) -> Iterator[bytes]:
             yield packet
 
 
-def _open(protocol: int) -> socket.socket:
-    source = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
+def _taken_error(descriptor: int) -> int:
+    """Take the error that waits off a socket, and return its number; 0 if none does."""
+    same = socket.socket(fileno=descriptor)  # no descriptor more: there may be none left
     try:
-        source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        source.bind((0, _GROUP))
+        return same.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    finally:
+        same.detach()
+
+
+def _open_monitor() -> Any:
+    from pyudev import Monitor
+
+    monitor = Monitor.from_netlink(_open_udev(), source="kernel")
+    for subsystem in SUBSYSTEMS:
+        monitor.filter_by(subsystem)
+    try:
+        monitor.set_receive_buffer_size(RECEIVE_BUFFER_BYTES)
+    except OSError as error:
+        log.info("uevents keep the kernel's default buffer: %s", error)
+    monitor.start()
+    return monitor
+
+
+def _open_udev() -> Any:
+    """Make a `pyudev.Context` with libudev by its soname. Raises OSError without one.
+
+    pyudev would ask `ctypes.util.find_library`, which starts ldconfig or gcc. The agent's image has no such programs,
+    and on a host one would be forked beside gRPC.
+    """
+    from pyudev import Context
+    from pyudev._ctypeslib.libudev import ERROR_CHECKERS, SIGNATURES
+
+    library = ctypes.CDLL(LIBUDEV, use_errno=True)
+    for name, (arguments, result) in SIGNATURES.items():
+        # As pyudev._ctypeslib.utils.load_ctypes_library does it.
+        function = getattr(library, name, None)
+        if function is not None:
+            function.argtypes, function.restype = arguments, result
+            if (checker := ERROR_CHECKERS.get(name)) is not None:
+                function.errcheck = checker
+    context = Context.__new__(Context)
+    context._libudev = library
+    context._as_parameter_ = library.udev_new()
+    return context
+
+
+def _open_link_socket() -> socket.socket:
+    links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        links.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        links.bind((0, _RTMGRP_LINK))
     except OSError:
-        source.close()
+        links.close()
         raise
-    return source
+    return links

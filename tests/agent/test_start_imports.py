@@ -8,6 +8,7 @@ import sys
 
 STARTED = "agent.__main__, agent.hardware.machine, agent.inventory, agent.main, agent.process.startup"
 LATER = {
+    "pyroute2",
     "kubernetes",
     "urllib3",
     "agent.cluster.publications",

@@ -31,7 +31,7 @@ FOLDER = Path("/tmp")
 
 
 def kernel_events() -> None:
-    """Uevents and link messages."""
+    """Uevents (libudev) and link messages."""
     wanted = {"net add nf0", "link nf0 changed"}
     all_heard = threading.Event()
 
@@ -50,7 +50,7 @@ def kernel_events() -> None:
 
 
 def links() -> None:
-    """rtnetlink, by our own codec; and the way into a network namespace."""
+    """rtnetlink, by our own codec and by pyroute2; and the way into a network namespace."""
     links = Netlink()
     try:
         assert links.find("nf0") is not None

@@ -1,17 +1,26 @@
-"""Interfaces, their addresses and routes through rtnetlink, with a socket for each call at a time."""
+"""Interfaces, their addresses and routes through rtnetlink.
+
+Links are `rtnetlink`'s, with a socket for each call at a time. Lists of addresses and routes are
+pyroute2's, whose sockets belong to the thread that opened them and to the namespace that thread was
+in. So what it is to do in the host's namespace goes through one socket on one thread; in a pod's
+namespace it opens a socket of its own on a thread that entered it. It is imported when the first such
+list is asked for: that takes longer than anything else the agent imports, and a start needs none.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING, TypeVar
 
 from agent.errors import HardwareError
+from agent.hardware import netns as namespaces
 from agent.hardware.host import NO_POLICY, Child, Link, LinkChange, LinkPolicy, Route, TcxProgram
-from agent.hardware.netlink import configuring, routes
+from agent.hardware.netlink import configuring, rtnetlink
 from agent.hardware.netlink.rtnetlink import (
     IFF_ALLMULTI,
     IFF_LOWER_UP,
@@ -20,7 +29,6 @@ from agent.hardware.netlink.rtnetlink import (
     IFF_PROMISC,
     IFF_UP,
     IFLA_ADDRESS,
-    IFLA_ALT_IFNAME,
     IFLA_BROADCAST,
     IFLA_IFNAME,
     IFLA_LINKMODE,
@@ -28,39 +36,24 @@ from agent.hardware.netlink.rtnetlink import (
     IFLA_MTU,
     IFLA_PARENT_DEV_NAME,
     IFLA_PHYS_PORT_NAME,
-    IFLA_PROP_LIST,
-    IFLA_XDP,
-    IFLA_XDP_FD,
-    IFLA_XDP_FLAGS,
-    NLA_F_NESTED,
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    RTM_DELLINK,
-    RTM_DELLINKPROP,
-    RTM_NEWLINK,
-    RTM_NEWLINKPROP,
+    IdleSockets,
     LinkMessage,
-    NetlinkSocket,
-    attribute,
-    creation,
+    LinkSocket,
     decode,
     failed,
-    link_body,
-    text_attribute,
     translated,
-    word,
 )
 from agent.hardware.tcx import TcxPrograms
 from agent.model.device import names_representor, uplink_rank
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
 
 MAX_KEPT, MAX_KEPT_BYTES = 512, 4096
 """So many descriptions of links are remembered as read, each of at most so many bytes: in a pod one may have 64 KiB of
 other names. A VF's is mostly the same when it is given to the next pod."""
 
-_MOST_IDLE = 4
-"""Sockets in the host's namespace that are kept between questions: to open one takes as long as to ask."""
-_XDP_FLAGS = {1: (4,), 2: (2,), 3: (8,), 4: (2, 4, 8)}
-"""XDP_ATTACHED_{DRV,SKB,HW,MULTI} to XDP_FLAGS_{DRV,SKB,HW}_MODE: the kernel detaches in the mode that is named."""
+T = TypeVar("T")
 
 
 def parent_device(message: LinkMessage) -> str | None:
@@ -76,17 +69,20 @@ class Netlink:
         self._device_of = device_of
         self._kept = lru_cache(MAX_KEPT)(self._found)
         self._host_netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        self._idle: deque[NetlinkSocket] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="netlink")
+        self._socket: IPRoute | None = None
+        self._idle = IdleSockets()
         self._tcx = TcxPrograms()
         self._closed = False
 
     def close(self) -> None:
-        """Close the sockets. Whoever comes later gets a HardwareError."""
+        """Close the socket and end its thread. Whoever comes later gets a HardwareError."""
         if self._closed:
             return
         self._closed = True
-        while self._idle:
-            self._idle.pop().close()
+        self._idle.close()
+        self._thread.submit(self._close_socket).result()
+        self._thread.shutdown()
         # A detach that is late must not take for the host what gets this number next: a pod's namespace, say.
         descriptor, self._host_netns = self._host_netns, -1
         os.close(descriptor)
@@ -169,16 +165,12 @@ class Netlink:
         """Make an interface, upon one of the host or by itself, in the namespace of a descriptor or in the host."""
         upon, index = (f" upon {parent.name}", parent.ifindex) if parent is not None else ("", None)
         with self._links(None, f"make {child.kind} interface {child.name}{upon}") as links:
-            links.ask(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, creation(child, index, netns))
+            links.create(rtnetlink.creation(child, index, netns))
 
     def remove(self, link: Link, netns: int | None = None) -> None:
-        """Remove an interface of software. One that is gone is success."""
+        """Remove an interface of software."""
         with self._links(netns, f"remove interface {link.name}") as links:
-            try:
-                links.ask(RTM_DELLINK, 0, link_body(link.ifindex))
-            except OSError as error:
-                if error.errno != errno.ENODEV:
-                    raise
+            links.remove(link.ifindex)
 
     def change_altnames(
         self, link: Link, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), netns: int | None = None
@@ -187,13 +179,13 @@ class Netlink:
         with self._links(netns, f"change the alternative names of interface {link.name}") as links:
             for name in remove:
                 try:
-                    links.ask(RTM_DELLINKPROP, 0, _altname(link, name))
+                    links.remove_altname(link.ifindex, name)
                 except OSError as error:
                     if error.errno != errno.ENOENT:
                         raise
             for name in add:
                 try:
-                    links.ask(RTM_NEWLINKPROP, 0, _altname(link, name))
+                    links.add_altname(link.ifindex, name)
                 except OSError as error:
                     found = links.find(name) if error.errno == errno.EEXIST else None
                     if found is None or found.ifindex != link.ifindex:
@@ -202,9 +194,7 @@ class Netlink:
     def detach_xdp(self, link: Link, netns: int | None = None) -> None:
         """Detach the XDP programs that `link.xdp` tells of."""
         with self._links(netns, f"detach the XDP program of interface {link.name}") as links:
-            for flag in _XDP_FLAGS.get(link.xdp, ()):
-                nothing = attribute(IFLA_XDP_FD, b"\xff" * 4) + word(IFLA_XDP_FLAGS, flag)
-                links.ask(RTM_NEWLINK, 0, link_body(link.ifindex) + attribute(IFLA_XDP | NLA_F_NESTED, nothing))
+            links.detach_xdp(link.ifindex, link.xdp)
 
     def tcx_programs(self, link: Link) -> tuple[TcxProgram, ...]:
         """List the tcx programs on an interface of the host."""
@@ -230,23 +220,22 @@ class Netlink:
 
     def policy(self, ifname: str, netns: int) -> LinkPolicy:
         """Read an interface's settings and lasting neighbours, and all rules of its namespace that name a table."""
-        with self._links(netns, f"list rules and neighbours of {ifname}") as links:
-            found = links.find(ifname)
-            return routes.read_policy(links, found) if found is not None else NO_POLICY
+        with self._links(netns, f"look up interface {ifname}") as links:
+            if (found := links.find(ifname)) is None:
+                return NO_POLICY
+        return self._run(netns, partial(configuring.read_policy, link=found))
 
     def addresses(self, ifname: str, netns: int | None) -> tuple[str, ...]:
         """List an interface's global addresses as CIDR."""
-        with self._links(netns, f"list addresses of {ifname}") as links:
-            found = links.find(ifname)
-            return routes.read_addresses(links, found.ifindex) if found is not None else ()
+        link = self.find(ifname, netns)
+        return self._run(netns, partial(configuring.read_addresses, link=link)) if link is not None else ()
 
     def routes(self, netns: int | None, ifname: str | None = None) -> tuple[Route, ...]:
         """List the routes there, or those through one interface, whoever made them."""
-        with self._links(netns, "list routes") as links:
-            found = links.find(ifname) if ifname is not None else None
-            if ifname is not None and found is None:
-                return ()
-            return routes.read_routes(links, found.ifindex if found is not None else None)
+        link = self.find(ifname, netns) if ifname is not None else None
+        if ifname is not None and link is None:
+            return ()
+        return self._run(netns, partial(configuring.read_routes, link=link))
 
     # ---------------------------------------------------------------- plumbing
 
@@ -293,6 +282,32 @@ class Netlink:
             raise HardwareError("netlink is closed: the agent is ending")
         return _Links(self._idle, netns, action)
 
+    def _run(self, netns: int | None, work: Callable[[IPRoute], T]) -> T:
+        from pyroute2 import IPRoute
+
+        if self._closed:
+            raise HardwareError("netlink is closed: the agent is ending")
+        if netns is None:
+            return self._thread.submit(self._on_own_socket, work).result()
+
+        def inside() -> T:
+            with IPRoute() as ipr:
+                return work(ipr)
+
+        return namespaces.run_in(netns, inside)
+
+    def _on_own_socket(self, work: Callable[[IPRoute], T]) -> T:
+        from pyroute2 import IPRoute
+
+        if self._socket is None:
+            self._socket = IPRoute()
+        return work(self._socket)
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -310,29 +325,22 @@ class _Links:
 
     __slots__ = ("_action", "_idle", "_netns", "_socket")
 
-    def __init__(self, idle: deque[NetlinkSocket], netns: int | None, action: str) -> None:
+    def __init__(self, idle: IdleSockets, netns: int | None, action: str) -> None:
         self._idle = idle
         self._netns = netns
         self._action = action
 
-    def __enter__(self) -> NetlinkSocket:
+    def __enter__(self) -> LinkSocket:
         try:
-            self._socket = self._idle.pop() if self._idle and self._netns is None else NetlinkSocket(self._netns)
-        except IndexError:  # another thread was faster
-            self._socket = NetlinkSocket()
+            self._socket = self._idle.take() if self._netns is None else LinkSocket(self._netns)
         except OSError as error:
             raise failed(self._action, error) from error
         return self._socket
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        # After an error an answer may still be on its way to this socket.
-        if self._netns is None and error is None and len(self._idle) < _MOST_IDLE:
-            self._idle.append(self._socket)
+        if self._netns is None:
+            self._idle.give_back(self._socket, sound=error is None)
         else:
             self._socket.close()
         if isinstance(error, OSError):
             raise failed(self._action, error) from error
-
-
-def _altname(link: Link, name: str) -> bytes:
-    return link_body(link.ifindex) + attribute(IFLA_PROP_LIST | NLA_F_NESTED, text_attribute(IFLA_ALT_IFNAME, name))

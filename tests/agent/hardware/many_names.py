@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
-from agent.hardware.netlink.links import Netlink
+from agent.hardware.netlink.rtnetlink import LinkSocket
 
 NAMES = 495
 """Of 127 bytes each: the kernel takes 64 KiB of them."""
@@ -12,9 +10,8 @@ NAMES = 495
 
 def give_all_names(name: str, netns: int | None = None) -> None:
     """Give an interface as many other names as it can have, no two interfaces the same."""
-    with closing(Netlink()) as links:
-        found = links.find(name, netns)
+    with LinkSocket(netns) as links:
+        found = links.find(name)
         assert found is not None
-        links.change_altnames(
-            found, add=tuple(f"{name}-{number}".ljust(127, "x") for number in range(NAMES)), netns=netns
-        )
+        for number in range(NAMES):
+            links.add_altname(found.ifindex, f"{name}-{number}".ljust(127, "x"))

@@ -12,7 +12,7 @@ import pytest
 
 from agent.hardware import recorded
 from agent.hardware.machine import Machine
-from agent.hardware.netlink.routes import Ways
+from agent.hardware.netlink.default_routes import Ways
 from agent.hardware.sysfs.scan import rescan, scan
 from agent.model.change import of_function, of_netdev
 from agent.model.device import VdpaDevice
