@@ -94,10 +94,15 @@ _STRICT = json.JSONDecoder(
 """Made once: a pod's start waits for a configuration to be read."""
 
 
-def is_deep(value: Any, levels: int = MAX_DEPTH) -> bool:
-    """Tell whether a decoded document is nested more than so many levels deep."""
-    inner = value.values() if isinstance(value, dict) else value
-    return isinstance(value, dict | list) and (not levels or any(is_deep(each, levels - 1) for each in inner))
+def is_deep(value: Any) -> bool:
+    """Tell whether a decoded document is nested more than MAX_DEPTH levels deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return False
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return True
 
 
 def at(document: Any, path: str, kind: type[T], default: T | None = None) -> T:
