@@ -1,0 +1,190 @@
+"""A node on which there is one of everything, and all that is reported of it, in the folder `golden`.
+
+.venv/bin/python -m tests.agent.report.golden    writes the files: read the difference before you commit it
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from agent.config import Config, Endpoints
+from agent.edits.add_facts import NOTED, RdmaFacts
+from agent.hardware import recorded
+from agent.hardware.sysfs import scan as sysfs
+from agent.model.allocation import Attachment, AttachmentState, ClaimState, OwedLease, Quarantine, Undo
+from agent.model.counters import Counters, RdmaPortCounters, VfCounters
+from agent.model.device import MigDevice, Problem, Snapshot
+from agent.model.health import HEALTHY, Health, unhealthy
+from agent.offer.left_out import LeftOut
+from agent.offer.offer import Unit
+from agent.offer.selection import Why
+from agent.report import status, status_text
+from agent.report.events import Events
+from agent.report.facts import DriverState, Facts
+from agent.report.metrics import Metrics
+from agent.state import Latest
+from tests.agent.ledger.test_claims import claim, of_share, of_vf
+from tests.node import POD, owner, unit_hold
+
+PF, VF, OTHER, CLAIMED, BOUND, LEFT, FORMER, MADE = (f"0000:18:00.{n}" for n in range(8))
+GPU = "GPU-8fbb9b0e-0000-4000-8000-000000000000"
+LINK_DOWN = unhealthy("LinkDown")
+DRIVER = DriverState(
+    "nodefabric.io", "", 2, frozenset({"taints"}), (("rdma/vf", "LinkDown", 1), ("rdma/vf", "healthy", 7))
+)
+ANSWER = {
+    "interfaces": [{"name": "eth0"}, {"name": "net1"}],
+    "ips": [
+        {"address": "10.244.0.2/24", "interface": 0},
+        {"address": "10.9.0.2/24", "interface": 1},
+        {"address": "fd09::2/64", "interface": 1},
+        {"address": "192.168.0.1/24"},
+    ],
+}
+ROW = Attachment(
+    attachment_id=1,
+    owner=owner("c1", "eth0"),
+    ifname="net1",
+    device=VF,
+    resource_name="rdma/vf",
+    state=AttachmentState.ATTACHED,
+    undo=Undo("ens1f0v0", "02:00:00:00:01:00", 1500, False),
+    boot_id="boot",
+    netns_path="/x",
+    request={NOTED: RdmaFacts("mlx5_2", True, 1, 5).document()},
+    result=ANSWER,
+    since=5.0,
+)
+COUNTERS = Counters(
+    (RdmaPortCounters(PF, "mlx5_0", 1, True, {"port_xmit_data": 250, "symbol_error": 3}, {"out_of_sequence": 7}),),
+    (VfCounters(VF, "ens1f0np0", 0, 0, {"rx_bytes": 1500, "tx_dropped": 4}),),
+)
+
+
+@cache
+def snapshot() -> Snapshot:
+    """One GPU with a slice, and the adapter beside it with its VFs."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = recorded.load(recorded.find("h100-8gpu"))
+        recorded.unpack(node, Path(folder))
+        found = sysfs.scan(Path(folder))
+    slices = (MigDevice("MIG-1", "1g.10gb", 7, 0, 10 << 30),)
+    gpu = replace(node.gpus[0], uuid=GPU, mig_mode=True, mig_devices=slices, ailments=("GpuLost",))
+    here = tuple(d for d in found.devices if d.address.startswith("0000:18:") or d.address == gpu.pci_address)
+    problems = (Problem("/sys/x", "cannot be read"),)
+    return replace(found, devices=here, accelerators=(), gpus=(gpu,), problems=problems, generation=7)
+
+
+def unit(unit_id: str, device: str, health: Health = HEALTHY, resource: str = "rdma/vf", **more: Any) -> Unit:
+    """Make a unit."""
+    return Unit(unit_id, resource, resource.partition("/")[2], device, health, more.pop("numa_node", 0), **more)
+
+
+def facts() -> Facts:
+    """All that is known of the node."""
+    slots = [unit(f"slot-{n}", "", numa_node=numa, is_slot=True) for n, numa in enumerate((0, 0, -1))]
+    rail = unit("rail-0", PF, resource="rdma/rail", gpu=GPU)
+    rail = replace(rail, further=(replace(rail, device=OTHER, gpu=""),))
+    shares = tuple(unit(f"guid-{n}", PF, resource="rdma/hca") for n in range(2))
+    prepared = replace(claim("c", of_vf(CLAIMED), of_share()), state=ClaimState.PREPARED, since=40.0)
+    leaving = [replace(claim(f"left-{n}", of_vf(LEFT)), state=ClaimState.UNPREPARING, since=50.0 + n) for n in (1, 0)]
+    return Facts(
+        snapshot(),
+        {
+            "rdma/vf": (unit("vf-1", VF), unit("vf-2", OTHER, LINK_DOWN), unit("vf-3", CLAIMED), *slots),
+            "rdma/rail": (rail,),
+            "rdma/hca": shares,
+            "rdma/none": (),
+        },
+        (
+            unit_hold("vf-1", "rdma/vf", VF, 3.0, POD),
+            unit_hold("vf-2", "rdma/vf", OTHER, 4.0),
+            unit_hold("slot-0", "rdma/vf", BOUND, 3.0, POD),
+            unit_hold("slot-1", "rdma/vf", "", 4.0),
+            unit_hold("rail-0", "rdma/rail", PF, 3.0, POD, others=(OTHER,)),
+            unit_hold("former", "rdma/former", FORMER, 3.0, POD),
+            *(unit_hold(share.unit_id, "rdma/hca", PF, 3.0, POD) for share in shares),
+        ),
+        (
+            ROW,
+            replace(ROW, attachment_id=2, device=CLAIMED, claim_uid="uid-c", request={}),
+            replace(ROW, attachment_id=3, device=MADE, state=AttachmentState.ATTACHING, result=None),
+            replace(ROW, attachment_id=4, device=OTHER, resource_name="rdma/rail", state=AttachmentState.DETACHING),
+        ),
+        (Quarantine(OTHER, "clean-up failed: it is stuck", 6.0),),
+        12.34,
+        (
+            OwedLease(1, "0123456789abcdef", "net1", "/x", {"network": {"ipam": {"type": "host-local"}}}, 7.0),
+            OwedLease(2, "c2", "net1", "/x", {"network": None}, 8.0, 9.0, "it hangs"),
+        ),
+        {"vf-1": "worker"},
+        ("kubelet", "publishing"),
+        adapters=frozenset({("rdma/vf", PF)}),
+        claims=(prepared, *leaving),
+        driver=DRIVER,
+        rails={PF: (5, 1)},
+    )
+
+
+LEFT_OUT = (
+    LeftOut("rdma/vf", Why.NO_VFS, "", ("0000:3a:00.0",), "1 adapter (ens2f0np0)"),
+    LeftOut("rdma/vf", Why.UNHEALTHY, "LinkDown", (OTHER,), "1 VF (ens1f0np0: VF 1)"),
+)
+
+
+def document(found: Facts | None = None, **obstacles: str) -> dict[str, Any]:
+    """Make the status document, of the whole node unless of something else, where nothing has happened."""
+    if found is not None:
+        return status.build(found, node="n1", version="1.2", kinds={}, conditions=obstacles)
+    events = Events(lambda: 95.0)
+    events.note("attach", VF, "is net1")
+    for _ in range(3):
+        events.note("health", VF, "LinkDown", warning=True)
+    return status.build(
+        facts(),
+        node="n1",
+        version="1.2",
+        kinds={"rdma/vf": "vf", "rdma/hca": "hca", "rdma/rail": "rail"},
+        conditions={"kubelet": "has no open stream", "publishing": "the API server is away"},
+        events=events.listed(),
+        left_out=LEFT_OUT,
+    )
+
+
+def metrics(*, exporter_names: bool = True) -> Metrics:
+    """Make the metrics, with the names of sriov-network-metrics-exporter if wanted."""
+    made = Metrics(CollectorRegistry())
+    made.add_facts(lambda: replace(facts(), exporter_names=exporter_names), "1.2")
+    made.add_adapters(lambda: COUNTERS, Latest(Config(endpoints=Endpoints(exporter_names=exporter_names))))
+    return made
+
+
+def series(text: str) -> list[str]:
+    """Leave out what is of this process, and what counts from nothing."""
+    return [line for line in text.splitlines() if line.startswith(("nodefabric_", "sriov_"))]
+
+
+def reported() -> dict[str, str]:
+    """Return the content of each file."""
+    made = document()
+    return {
+        "status.json": json.dumps(made, indent=1),
+        "status.txt": status_text.text(made, 4000.0),
+        "events.txt": status_text.events_text(made["events"], 100.0),
+        "metrics.txt": "\n".join(series(metrics().render()[1].decode())),
+    }
+
+
+FOLDER = Path(__file__).with_suffix("")
+
+
+if __name__ == "__main__":
+    for name, content in reported().items():
+        (FOLDER / name).write_text(f"{content}\n")
