@@ -10,84 +10,21 @@ import pytest
 import yaml
 
 from agent import config
-from agent.config import CniSettings, Config, Dra, PfSelector, Resource, Restart
+from agent.config import CniSettings, Config, Resource
 from agent.config.files import Sources
 from agent.config.networks import FOREIGN, network_of_keys
 from agent.config.resources import RailNic
 from agent.config.sections import CLAIM_KEYS
 from agent.config.topology import LabelRule
 from agent.errors import RequestInvalid
-from agent.model.device import LinkLayer
 from agent.offer.units import plain_offer
 from tests.node import node
 
-FULL = """
-resources:
-  - {name: rdma/hca, kind: hca, shares: 10, management: true, select: {linkLayer: [InfiniBand, Ethernet]}}
-  - name: rdma/vf
-    kind: vf
-    network: rails
-    select:
-      vendors: ["15b3", "0x8086"]
-      devices: ["101e"]
-      drivers: [mlx5_core]
-      pciAddresses: ["0000:3B:00.2"]
-      pf: ["ens1f0#0-2,7", "ens2f0"]
-      netdevs: [ens1f0v0]
-      rdmaDevices: [mlx5_2]
-  - {name: nvidia.com/gpu, kind: gpu}
-networks:
-  - {name: rails, mode: vf, mtu: 9000, ipam: {type: host-local}}
-endpoints: {address: "::", port: 0, status: everywhere}
-topology: {publish: true, settleSeconds: 1, heartbeatSeconds: 60.5, kubeletConfig: /etc/kubelet.yaml}
-kubeletDir: /k
-stateDir: /s
-runDir: /r
-runtimeSocket: /run/containerd/containerd.sock
-rescanSeconds: 5
-cni: {requireGrant: false, protect: [ens2f0, "0000:3B:00.0"]}
-restart: {taint: true, waitSeconds: 5}
-dra: {driver: dra.example.com, aliases: [gpu.amd.com/numaNode, dra.net/numaNode], listAttributes: true,
-  metadata: true, claimMay: [vlan, ifName], shares: devices}
-"""
-
 
 def test_every_key_is_read() -> None:
-    read = config.parse(FULL, "test.yaml")
-    hca, vf, gpu = read.resources
-    assert (hca.name, hca.kind, hca.shares, hca.management) == ("rdma/hca", "hca", 10, True)
-    assert hca.select.link_layers == (LinkLayer.INFINIBAND, LinkLayer.ETHERNET)
-    assert vf.select.vendors == (0x15B3, 0x8086)
-    assert vf.select.devices == (0x101E,)
-    assert vf.select.drivers == ("mlx5_core",)
-    assert vf.select.pci_addresses == ("0000:3b:00.2",)
-    assert vf.select.pf == (PfSelector("ens1f0", frozenset({0, 1, 2, 7})), PfSelector("ens2f0"))
-    assert vf.select.netdevs == ("ens1f0v0",)
-    assert vf.select.rdma_devices == ("mlx5_2",)
-    assert (vf.network, gpu.network) == ("rails", None)
-    network = read.joined["rdma/vf"]
-    assert network is not None
-    assert (network.name, network.setup.mode, network.setup.mtu) == ("rails", "vf", 9000)
-    assert network.setup.ipam == {"type": "host-local"}
-    assert (read.endpoints.address, read.endpoints.port, read.endpoints.status) == ("::", 0, "everywhere")
-    assert read.topology.publish
-    assert (read.topology.settle_seconds, read.topology.heartbeat_seconds) == (1.0, 60.5)
-    assert read.topology.kubelet_config == Path("/etc/kubelet.yaml")
-    assert (read.kubelet_dir, read.ledger_path) == (Path("/k"), Path("/s/ledger.db"))
-    assert (read.spool_dir, read.cni_socket) == (Path("/s/spool"), Path("/r/cni.sock"))
-    assert read.runtime_socket == Path("/run/containerd/containerd.sock")
-    assert read.rescan_seconds == 5.0
-    assert read.source == "test.yaml"
-    assert read.cni == CniSettings(require_grant=False, protect=("ens2f0", "0000:3b:00.0"))
-    assert read.restart == Restart(taint=True, wait_seconds=5.0)
-    assert read.dra == Dra(
-        driver="dra.example.com",
-        aliases=("gpu.amd.com/numaNode", "dra.net/numaNode"),
-        list_attributes=True,
-        metadata=True,
-        claim_may=("vlan", "ifName"),
-        shares="devices",
-    )
+    path = Path(__file__).with_name("every_key.yaml")
+    text, _, in_effect = path.read_text().partition("---\n")
+    assert json.loads(config.describe(config.parse(text, path.name))) == yaml.safe_load(in_effect)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "# nothing\n", "---\n", "null"])

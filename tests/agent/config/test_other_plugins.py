@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.config import Config, Flags, PfSelector, Select, SharedPool, SriovPool, parse
+from agent.config import Config, Flags, PfSelector, Select, SriovPool, parse
 from agent.errors import ConfigError
 from agent.model.device import LinkLayer
 
@@ -46,31 +46,16 @@ def sriov(**pool: Any) -> Config:
     return parse(json.dumps({"resourceList": [{"resourceName": "vf", **pool}]}), "config.json")
 
 
-def shared(flags: Flags | None = None, **pool: Any) -> Config:
-    return parse(json.dumps({"configList": [{"resourceName": "hca", "rdmaHcaMax": 5, **pool}]}), "config.json", flags)
-
-
 def test_every_selector_of_the_sriov_plugin_is_read() -> None:
     (resource,) = sriov(selectors=SELECTORS).resources
     assert (resource.name, resource.kind, resource.select) == ("intel.com/vf", "vf", READ)
     assert sriov(selectors=dict.fromkeys(SELECTORS)) == sriov(selectors={}), "null stands for a key that is not there"
 
 
-@pytest.mark.parametrize("spell", [str.upper, str.lower, str.title])
-def test_keys_are_read_in_any_case(spell: Any) -> None:
-    (resource,) = sriov(**{spell("selectors"): {spell(key): value for key, value in SELECTORS.items()}}).resources
-    assert resource.select == READ
-
-
 def test_the_last_of_several_spellings_of_a_key_counts() -> None:
     text = '{"resourceList": [{"resourceName": "a", "selectors": {"isRdma": true, "IsRdma": false, "ISRDMA": true}}]}'
     (resource,) = parse(text, "config.json").resources
     assert resource.select.is_rdma
-
-
-def test_a_list_of_selectors_is_read_in_order() -> None:
-    (resource,) = sriov(selectors=[SELECTORS, {"vendors": ["1d0f"]}]).resources
-    assert resource.select == Select(any_of=(READ, Select(vendors=(0x1D0F,))))
 
 
 def test_the_prefix_comes_from_the_pool_or_else_from_the_flag() -> None:
@@ -93,27 +78,6 @@ def test_the_rest_of_a_pool_is_read() -> None:
     assert resource.kind == "accelerator"
     assert resource.exclude_topology
     assert resource.compat == SriovPool("intel.com", "accelerator", {"*": {"Key": "v"}})
-
-
-def test_unknown_keys_are_overlooked_with_a_warning() -> None:
-    read = sriov(selectors={"vendors": ["15b3"], "speed": 100}, comment="x")
-    assert read.warnings == (
-        "resourceList[0].comment: is not a known key",
-        "resourceList[0].selectors.speed: is not a known key",
-    )
-    assert read == sriov(selectors={"vendors": ["15b3"]})
-
-
-def test_a_shared_pool_is_read() -> None:
-    (resource,) = shared(selectors={"vendors": ["15b3"], "deviceIDs": ["101b"], "ifNames": ["ib0"]}).resources
-    assert (resource.name, resource.kind) == ("rdma/hca", "hca")
-    assert resource.select == Select(vendors=(0x15B3,), devices=(0x101B,), netdevs=("ib0",))
-    assert resource.compat == SharedPool(5)
-
-
-def test_a_shared_pool_by_adapter_is_a_resource_of_our_own_kind() -> None:
-    (resource,) = shared(Flags(use_cdi=True), selectors={"drivers": ["mlx5_core"]}, allocation="one-hca").resources
-    assert (resource.shares, resource.management, resource.compat) == (5, True, None)
 
 
 def test_the_interval_of_updates_is_that_of_rescans() -> None:
