@@ -40,7 +40,7 @@ REMEDY = "mount the runtime's network configuration there, writable"
 POLL_SECONDS = 10.0
 PAUSES = Backoff(first=1.0, longest=300.0)
 PEACE_SECONDS = 600.0
-"""After so long a time without a loss, the next one counts as the first again."""
+"""After so long a time in which nothing was put back, the next loss counts as the first again."""
 
 log = logging.getLogger(__name__)
 
@@ -169,8 +169,7 @@ class Keeper:
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._clock = clock
-        self._was_chained = False
-        self._losses, self._last_loss = 0, -PEACE_SECONDS
+        self._writes, self._last_write = 0, 0.0
         self._said: str | None = None
 
     def look_after(self) -> float:
@@ -182,31 +181,22 @@ class Keeper:
             return POLL_SECONDS
 
     def _look_after(self) -> float:
-        plan = look(self._folder)
-        now = self._clock()
+        plan, now = look(self._folder), self._clock()
+        network, pause = self._folder / str(plan.network), PAUSES.after(self._writes - 1)
         if plan.network is None and not plan.remove:
-            self._was_chained = False
             self._say(f"{self._folder} holds no network yet", logging.INFO)
-            return POLL_SECONDS
-        if plan.is_done:
-            self._was_chained = True
-            self._say(f"nodefabric is in the network of {self._folder / str(plan.network)}", logging.INFO)
-            return POLL_SECONDS
-        if self._was_chained:
-            self._was_chained = False
-            self._losses = self._losses + 1 if now - self._last_loss < PEACE_SECONDS else 1
-            self._last_loss = now
-            if self._losses > 1:
-                self._say(
-                    f"{self._folder / str(plan.network)}: another program has taken nodefabric out"
-                    f" {self._losses} times; it is put back in {PAUSES.after(self._losses - 1):g} s",
-                    logging.WARNING,
-                )
-        seconds = self._last_loss + PAUSES.after(self._losses - 1) - now
-        if seconds > 0:
-            return min(POLL_SECONDS, seconds)
-        chain(self._folder)
-        return 0.0
+        elif plan.is_done:
+            self._say(f"nodefabric is in the network of {network}", logging.INFO)
+        elif (left := self._last_write + pause - now) > 0:
+            lost = f"{network}: another program has taken nodefabric out {self._writes} times"
+            self._say(f"{lost}; it is put back in {pause:g} s", logging.WARNING)
+            return min(POLL_SECONDS, left)
+        else:
+            chain(self._folder)
+            self._writes = self._writes + 1 if now - self._last_write < PEACE_SECONDS else 1
+            self._last_write = now
+            return 0.0
+        return POLL_SECONDS
 
     def _say(self, text: str, level: int) -> None:
         """Log what is new only."""
