@@ -180,7 +180,7 @@ class _VfState(JsonSection):
             trust=self.trust,
             link_state=_LINK_STATES.get(self.link_state or 0),
         )
-        return pf.only(found, asked)
+        return pf.only(found, asked.document().keys())
 
 
 @dataclass(frozen=True, slots=True)

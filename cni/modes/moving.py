@@ -17,7 +17,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import TypeVar
 
@@ -362,16 +362,6 @@ def _lacking(undo: Undo, link: Link) -> LinkChange:
 
 
 def _differences(undo: Undo, link: Link) -> list[str]:
-    lacking = _lacking(undo, link)
-    found = {f.name: getattr(link, f.name) for f in fields(LinkChange) if getattr(lacking, f.name) is not None}
-    if link.xdp and not undo.xdp:
-        found["XDP program"] = "attached"
-    return [f"{_WORDS.get(name, name)} {value}" + _instead(undo, name) for name, value in found.items()]
-
-
-_WORDS = {"mac": "MAC", "mtu": "MTU", "arp": "ARP", "broadcast": "broadcast address", "link_mode": "link mode"}
-
-
-def _instead(undo: Undo, name: str) -> str:
-    wanted = undo.netdev if name == "name" else getattr(undo, name, None)
-    return "" if wanted is None else f", not {wanted}"
+    lacking = asdict(_lacking(undo, link))
+    found = [f"{name} {getattr(link, name)}, not {value}" for name, value in lacking.items() if value is not None]
+    return [*found, "an XDP program"] if link.xdp and not undo.xdp else found

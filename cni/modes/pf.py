@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Set
 from dataclasses import fields, replace
 
 from agent.errors import DeviceGone, HardwareError, NetlinkFailed, RequestInvalid
@@ -52,7 +53,7 @@ def with_settings(host: Host, facts: PciDevice, undo: Undo, wanted: VfSettings, 
     if before.mac == NO_MAC and undo.mac and facts.driver == "mlx5_core" and facts.rdma_devices:
         # mlx5 makes the VF's node GUID from this MAC; with none, RDMA-CM fails until the driver is bound anew.
         before = replace(before, mac=undo.mac)
-    return replace(undo, pf_netdev=pf.name, vf_index=facts.vf_index, settings=only(before, wanted))
+    return replace(undo, pf_netdev=pf.name, vf_index=facts.vf_index, settings=only(before, wanted.document().keys()))
 
 
 def _refuse_rates(host: Host, pf: str, wanted: VfSettings) -> None:
@@ -120,11 +121,7 @@ def _uplink(host: Host, device: str, undo: Undo) -> Link:
 
 def lacking(wanted: VfSettings, now: VfSettings) -> VfSettings:
     """Keep of settings what is otherwise now, with all that the kernel sets together with it."""
-    keep: set[str] = set()
-    for group in _GROUPS:
-        if any(getattr(wanted, n) is not None and getattr(wanted, n) != getattr(now, n) for n in group):
-            keep |= set(group)
-    return VfSettings(**{name: getattr(wanted, name) for name in keep})
+    return only(wanted, {name for name, value in wanted.document().items() if value != getattr(now, name)})
 
 
 _TOGETHER = (("vlan", "vlan_qos", "vlan_proto"), ("min_tx_rate", "max_tx_rate"))
@@ -139,16 +136,13 @@ def differences(host: Host, attachment: Attachment) -> list[str]:
     pf = interface(host, attachment.device)
     if pf is None:
         return [f"the PF of {attachment.device} has no interface in the host"]
-    wanted = VfSettings(**attachment.request["settings"])
-    if wanted.is_empty:
-        return []
-    now = _reading(host, pf.name, undo.vf_index)
-    found = []
-    for field in fields(VfSettings):
-        asked, is_now = getattr(wanted, field.name), getattr(now, field.name)
-        if asked is not None and is_now is not None and asked != is_now:
-            found.append(f"the PF {pf.name} has {field.name} {is_now!r}, not {asked!r}")
-    return found
+    wanted = attachment.request["settings"]
+    now = _reading(host, pf.name, undo.vf_index).document() if wanted else {}
+    return [
+        f"the PF {pf.name} has {name} {now[name]!r}, not {asked!r}"
+        for name, asked in wanted.items()
+        if now.get(name, asked) != asked
+    ]
 
 
 def given_mac(host: Host, facts: PciDevice) -> str:
@@ -206,7 +200,7 @@ def _target(host: Host, device: str, link: str) -> str | None:
         return None
 
 
-def only(before: VfSettings, touched: VfSettings) -> VfSettings:
-    """Keep of a reading what is about to be changed: nothing else is put back later."""
-    said = touched.document().keys()
-    return VfSettings(**{name: getattr(before, name) for group in _GROUPS if said & set(group) for name in group})
+def only(settings: VfSettings, names: Set[str]) -> VfSettings:
+    """Keep some of the settings, with all that the kernel sets together with these."""
+    kept = (name for group in _GROUPS if names & set(group) for name in group)
+    return VfSettings(**{name: getattr(settings, name) for name in kept})

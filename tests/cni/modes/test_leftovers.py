@@ -302,7 +302,7 @@ def test_what_the_driver_only_says_to_have_put_back_is_seen(own_network: None, t
         rig.add("c1", pod, mtu=1400)
         links.times = 1 << 30
         rig.delete("c1", pod)
-        assert "came back with MTU 1400, not 1500" in rig.await_withheld()
+        assert "came back with mtu 1400, not 1500" in rig.await_withheld()
         links.times = 0
         assert rig.attachments.heal(vf(0)) == "half-detaching"
         assert (seen(rig), rig.ledger.quarantines()) == (before, ())
