@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Mapping
-from typing import Any
 
 from agent.cluster.apiserver import ApiServer
-from agent.cluster.node_events import NodeEvents, Saying, Times, of_config, of_health
+from agent.cluster.node_events import NodeEvents, Saying, Times, of_health
 from agent.config.files import WAITS
 from agent.model.health import HEALTHY, Health, Reason, unhealthy
 from agent.offer.offer import Offer, Unit, Units, health_changes
@@ -60,17 +57,6 @@ def test_recovery_names_what_is_over_and_shares_of_one_hca_are_named_once() -> N
     assert told.message.endswith(": 0000:3b:00.0")
 
 
-def test_a_configuration_that_waits_for_a_restart_is_not_told_as_refused() -> None:
-    refused, waiting = "the new configuration is refused, and the former one stays in effect: x", f"{WAITS} endpoints"
-    told = [of_config(problem) for problem in (refused, waiting, None)]
-    assert [(saying.reason, saying.warning) for saying in told] == [
-        ("ConfigRefused", True),
-        ("ConfigWaits", True),
-        ("ConfigTaken", False),
-    ]
-    assert [saying.message for saying in told[:2]] == [refused, waiting]
-
-
 class Node:
     def __init__(self, api: ApiServer, units: Units | None = None, times: Times = QUICK) -> None:
         self.offer = Latest(Offer())
@@ -100,18 +86,21 @@ async def test_faults_and_their_ends_become_events_of_the_node(server: ApiServer
         await until(lambda: len(posted) == 2)
         node.conditions.set("config", "resources[0]: selects nothing")
         await until(lambda: len(posted) == 3)
-        node.conditions.set("config", None)
+        node.conditions.set("config", f"{WAITS} endpoints")
         await until(lambda: len(posted) == 4)
+        node.conditions.set("config", None)
+        await until(lambda: len(posted) == 5)
     assert [(e["type"], e["reason"]) for e in posted] == [
         ("Warning", "LinkDown"),
         ("Normal", "DeviceHealthy"),
         ("Warning", "ConfigRefused"),
+        ("Warning", "ConfigWaits"),
         ("Normal", "ConfigTaken"),
     ]
     about = {"apiVersion": "v1", "kind": "Node", "name": "worker-1", "uid": "worker-1"}
     assert posted[0]["involvedObject"] == about
     assert "resources[0]" in posted[2]["message"]
-    assert len({e["metadata"]["name"] for e in posted}) == 4
+    assert len({e["metadata"]["name"] for e in posted}) == 5
 
 
 async def test_what_could_not_be_sent_is_sent_later_and_counted(server: ApiServerStandIn, api: ApiServer) -> None:
@@ -149,29 +138,3 @@ async def test_an_api_server_that_refuses_events_does_not_hold_up_the_others(
     async with node:
         await until(lambda: len(server.state.created) == 1)
     assert len(server.state.created[0]["message"]) == 1024
-
-
-class SilentApi(ApiServer):
-    """Takes an event, and answers nothing while anybody waits."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.gate = threading.Event()
-        self.waited: list[bool] = []
-
-    def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        self.asked.set()
-        self.waited.append(self.gate.wait(20))
-        return {}
-
-
-def test_a_silent_api_server_does_not_hold_up_the_end() -> None:
-    api = SilentApi()
-
-    async def work() -> None:
-        async with Node(api, offer(LINK)):
-            await until(api.asked.is_set)
-
-    asyncio.run(work())  # and the loop's own threads are joined
-    assert api.waited == []
-    api.gate.set()

@@ -188,22 +188,6 @@ async def test_an_agent_leaves_no_taint_that_nobody_would_take_away(
     assert f"{why}" in caplog.text or why is None
 
 
-async def test_an_older_taint_that_could_not_be_taken_away_yet_stays_for_the_end(
-    server: ApiServerStandIn, open_api: Callable[[], ApiServer]
-) -> None:
-    set_taints(server, MINE)
-    server.state.set_fault(Fault(status=503))
-
-    taint = registered(NodeTaint(open_api, NODE, times=QUICK), Restart(taint=True, wait_seconds=0.5))
-    lifting = asyncio.create_task(taint.lift())
-    await until(lambda: server.state.counts.failures >= 1)
-    leaving = asyncio.create_task(taint.leave())
-    await asyncio.sleep(0)
-    server.state.set_fault(None)
-    await asyncio.gather(lifting, leaving)
-    assert taints(server) == [MINE]
-
-
 async def test_what_is_put_for_the_end_is_not_taken_away_by_a_start_that_is_not_over(
     server: ApiServerStandIn, open_api: Callable[[], ApiServer]
 ) -> None:

@@ -110,19 +110,6 @@ def test_a_server_that_never_tells_of_the_node_is_spared() -> None:
     assert asked[-1] - asked[-2] > 200
 
 
-async def test_a_label_that_somebody_else_has_set_stays_his_and_is_named(tmp_path: Path) -> None:
-    rules = (LabelRule("example.com/rails", "rails"), LabelRule("example.com/gpus", "gpu-count"))
-    rig = Rig(tmp_path, labelled(*rules))
-    rig.server.state.add_node("worker-1")
-    theirs = {"metadata": {"labels": {"example.com/rails": "many"}}}
-    rig.server.state.apply("Node", "worker-1", theirs, "kubectl-label", force=False)
-    async with rig:
-        await until(lambda: rig.labels().get("example.com/gpus") == "8")
-        assert rig.labels()["example.com/rails"] == "many"
-        said = "kubectl-label writes .metadata.labels.example.com/rails of this node's Node too"
-        await until(lambda: any(said in str(text) for text in rig.complaints))
-
-
 @pytest.fixture
 def cable(own_network: None) -> None:
     """The first adapter's interface, whose other end is a port of a switch."""

@@ -301,15 +301,3 @@ async def test_of_a_pool_that_the_cluster_drops_a_part_of_the_rest_is_not_writte
         await rig.publishes(pool(2))
         await rig.quiet()
         assert rig.writes == 1 + 2
-
-
-async def test_where_nobody_heeds_what_is_dropped_slices_are_published_as_they_come_and_not_written_again(
-    server: ApiServerStandIn, api: ApiServer
-) -> None:
-    server.state.gates -= {gates.TAINTS}
-
-    async with Rig(server, api).running() as rig:
-        rig.slices.set((tainted(pool(1)[0], "vf-0", DOWN),))
-        await until(lambda: rig.stored())
-        await rig.quiet()
-        assert rig.writes == 1

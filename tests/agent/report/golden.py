@@ -25,7 +25,7 @@ from agent.model.health import HEALTHY, Health, unhealthy
 from agent.offer.left_out import LeftOut
 from agent.offer.offer import Unit
 from agent.offer.selection import Why
-from agent.report import status, status_text
+from agent.report import chart, status, status_text, svg
 from agent.report.events import Events
 from agent.report.facts import DriverState, Facts
 from agent.report.metrics import Metrics
@@ -70,16 +70,25 @@ COUNTERS = Counters(
 
 @cache
 def snapshot() -> Snapshot:
-    """One GPU with a slice, and the adapter beside it with its VFs."""
+    """Two GPUs, one with a slice, and the adapter beside that with its VFs."""
     with tempfile.TemporaryDirectory() as folder:
         node = recorded.load(recorded.find("h100-8gpu"))
         recorded.unpack(node, Path(folder))
         found = sysfs.scan(Path(folder))
     slices = (MigDevice("MIG-1", "1g.10gb", 7, 0, 10 << 30),)
-    gpu = replace(node.gpus[0], uuid=GPU, mig_mode=True, mig_devices=slices, ailments=("GpuLost",))
-    here = tuple(d for d in found.devices if d.address.startswith("0000:18:") or d.address == gpu.pci_address)
+    gpu = replace(
+        node.gpus[0],
+        uuid=GPU,
+        mig_mode=True,
+        mig_devices=slices,
+        ailments=("GpuLost",),
+        nvlinks=((node.gpus[1].uuid, 18),),
+    )
+    gpus = (gpu, replace(node.gpus[1], nvlinks=((GPU, 18),)))
+    shown = {each.pci_address for each in gpus}
+    here = tuple(d for d in found.devices if d.address.startswith("0000:18:") or d.address in shown)
     problems = (Problem("/sys/x", "cannot be read"),)
-    return replace(found, devices=here, accelerators=(), gpus=(gpu,), problems=problems, generation=7)
+    return replace(found, devices=here, accelerators=(), gpus=gpus, problems=problems, generation=7)
 
 
 def unit(unit_id: str, device: str, health: Health = HEALTHY, resource: str = "rdma/vf", **more: Any) -> Unit:
@@ -178,6 +187,9 @@ def reported() -> dict[str, str]:
         "status.json": json.dumps(made, indent=1),
         "status.txt": status_text.text(made, 4000.0),
         "events.txt": status_text.events_text(made["events"], 100.0),
+        "topology.txt": chart.as_text(snapshot(), with_vfs=True),
+        "topology.json": json.dumps(chart.as_document(snapshot()), indent=1),
+        "topology.svg": svg.draw(snapshot(), "n1").rstrip("\n"),
         "metrics.txt": "\n".join(series(metrics().render()[1].decode())),
     }
 

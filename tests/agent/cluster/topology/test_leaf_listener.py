@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,92 +11,54 @@ from agent.hardware.lldp import Neighbour
 
 A, B = Neighbour("aa", "1", "leaf-a"), Neighbour("bb", "1", "leaf-b")
 NIC = "0000:3b:00.0"
+Frame = tuple[float, Neighbour | None]
+"""When, and who spoke; None: more spoke at once than could be read."""
+BELIEVED: list[Frame] = [(-90, A), (-60, A), (-30, A), (0, A)]
 
 
-def settled(neighbour: Neighbour, until: float = 0.0) -> Neighbours:
-    """Make a book in which a neighbour is known, and was heard last at `until`."""
-    book = Neighbours()
-    for second in (-3, -2, -1, 0):
-        book.heard(NIC, neighbour, 120, until + second * SETTLE_SECONDS / 3)
-    assert book.at(NIC) == neighbour
-    return book
+def in_turn(start: int, end: int, *speakers: Neighbour) -> list[Frame]:
+    """Have each speak once in half a minute."""
+    return [(second + i, speaker) for second in range(start, end, 30) for i, speaker in enumerate(speakers)]
 
 
-def test_the_first_neighbour_is_believed_once_it_has_been_alone_for_a_while_and_stays_when_it_goes_silent() -> None:
-    book = Neighbours()
-    assert not book.heard(NIC, A, 0, -SETTLE_SECONDS), "it says that it goes away"
-    for second in (0, 30, 60):
-        assert not book.heard(NIC, A, 120, float(second))
-        assert book.at(NIC) is None
-    assert book.heard(NIC, A, 120, SETTLE_SECONDS)
-    assert not book.heard(NIC, A, 120, SETTLE_SECONDS + 30)
-    assert not book.heard(NIC, A, 0, SETTLE_SECONDS + 60)
-    assert book.at(NIC) == A
-    assert book.at("0000:5e:00.0") is None
-
-
-def test_who_speaks_first_after_a_start_does_not_win_over_who_is_heard_after_it() -> None:
-    book = Neighbours()
-    book.heard(NIC, B, 120, 0.0)
-    for second in (10, 40, 70):
-        assert not book.heard(NIC, A, 120, float(second))
-    assert book.at(NIC) is None
-    assert book.heard(NIC, A, 120, 10 + SETTLE_SECONDS)
-    assert book.at(NIC) == A
-
-
-def test_another_one_is_believed_when_it_has_been_alone_for_a_while() -> None:
-    book = settled(A)
-    assert not book.heard(NIC, B, 120, 30.0)
-    assert not book.heard(NIC, B, 120, 29.0 + SETTLE_SECONDS)
-    assert book.contested(29.0 + SETTLE_SECONDS) == {}
-    assert book.heard(NIC, B, 120, 30.0 + SETTLE_SECONDS)
-    assert book.at(NIC) == B
-
-
-def test_of_two_that_speak_on_one_link_the_known_one_stays() -> None:
-    book = settled(A)
-    for second in range(0, 3600, 30):
-        assert not book.heard(NIC, B, 120, float(second))
-        assert not book.heard(NIC, A, 120, float(second) + 15)
-    assert book.at(NIC) == A
-    assert book.contested(3600.0) == {NIC: (B, A)}
-    assert book.contested(3600.0 + SETTLE_SECONDS) == {}
-
-
-def test_of_two_that_speak_on_one_link_from_the_start_none_is_believed_until_one_is_alone() -> None:
-    book = Neighbours()
-    assert not book.heard(NIC, A, 120, 0.0)
-    assert not book.heard(NIC, B, 120, 1.0)
-    assert book.contested(2.0) == {}  # as when a cable was moved
-    for second in range(30, 3600, 30):
-        assert not book.heard(NIC, A, 120, float(second))
-        assert book.contested(float(second))
-        assert not book.heard(NIC, B, 120, float(second) + 1)
-    assert book.at(NIC) is None
-    for second in range(3600, 3600 + 60, 30):
-        assert not book.heard(NIC, A, 120, float(second))
-    assert book.heard(NIC, A, 120, 3571 + SETTLE_SECONDS)
-    assert book.contested(3571 + SETTLE_SECONDS) == {}
-
-
-def test_one_that_calls_itself_something_else_each_time_is_told_and_never_believed() -> None:
-    book = settled(A)
-    for second in range(1000):
-        assert not book.heard(NIC, Neighbour(f"{second:x}", "1"), 120, float(second))
-    assert book.at(NIC) == A
-    assert len(book.contested(1000.0)[NIC]) == MAX_SPEAKERS
-
-
-def test_after_a_disturbance_another_one_must_be_alone_from_anew() -> None:
-    book = settled(A)
-    book.disturbed(NIC)
-    book.disturbed("0000:5e:00.0")
-    book.heard(NIC, B, 120, 30.0)
-    book.disturbed(NIC)
-    assert not book.heard(NIC, B, 120, 30.0 + SETTLE_SECONDS)
-    assert book.at(NIC) == A
-    assert book.heard(NIC, B, 120, 30.0 + 2 * SETTLE_SECONDS)
+@pytest.mark.parametrize(
+    ("frames", "changes", "contested"),
+    [
+        pytest.param([*BELIEVED, (30, A)], [0], 0, id="alone for a while"),
+        pytest.param([(0, B), (10, A), (40, A), (70, A), (99, A), (100, A)], [100], 0, id="not who speaks first"),
+        pytest.param([*BELIEVED, (30, B), (119, B), (120, B)], [0, 120], 0, id="another one, alone for a while"),
+        pytest.param([*BELIEVED, *in_turn(1, 3600, B, A)], [0], 2, id="the known one of two in turn"),
+        pytest.param([(0, A), (1, B)], [], 0, id="a cable that was moved"),
+        pytest.param(in_turn(0, 3600, A, B), [], 2, id="none of two in turn"),
+        pytest.param([*in_turn(0, 3600, A, B), *in_turn(3600, 3690, A), (3661, A)], [3661], 0, id="until one is alone"),
+        pytest.param(
+            [*BELIEVED, *((s, Neighbour(f"{s:x}", "1")) for s in range(1, 1000))],
+            *([0], MAX_SPEAKERS),
+            id="another name each time",
+        ),
+        pytest.param(
+            [*BELIEVED, (1, None), (30, B), (31, None), (120, B), (210, B)],
+            [0, 210],
+            0,
+            id="alone from anew after a flood",
+        ),
+    ],
+)
+def test_a_neighbour_is_believed_that_has_been_alone_for_a_while(
+    frames: list[Frame], changes: list[float], contested: int
+) -> None:
+    book, seen = Neighbours(), []
+    assert not book.heard(NIC, A, 0, -500), "it says that it goes away"
+    for second, neighbour in frames:
+        if neighbour is None:
+            book.disturbed(NIC)
+        elif book.heard(NIC, neighbour, 120, second):
+            seen.append(second)
+            assert book.at(NIC) == neighbour
+    assert seen == changes
+    last = frames[-1][0]
+    assert len(book.contested(last).get(NIC, ())) == contested
+    assert book.contested(last + SETTLE_SECONDS) == {}
 
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.floats(0, 60)), max_size=40))

@@ -18,7 +18,7 @@ from agent.cluster.topology.publisher import (
     Times,
     holds,
 )
-from agent.errors import AgentError, LedgerError, Refused, Unavailable
+from agent.errors import LedgerError, Refused, Unavailable
 from tests.agent.cluster.topology.published import CHANGED, DOCUMENT, SLOW, FakeApi, Node, Rig
 from tests.awaiting import until
 
@@ -47,16 +47,6 @@ async def test_while_it_runs_any_thread_may_wake_it_and_it_writes_only_what_diff
     rig.publisher.changed()
 
 
-def test_the_first_write_waits_for_its_moment_though_something_changes_before() -> None:
-    api, node = FakeApi(), Node()
-    rig = Rig(api, node, SLOW)
-    rig.publisher.changed()
-    assert rig.pass_time(0, 14) == [0]
-    rig.publisher.changed()
-    assert rig.pass_time(14, 15) == [14, 15]
-    assert len(api.applied) == 1
-
-
 def test_in_an_idle_day_nothing_is_written_and_the_object_is_read_once_per_heartbeat() -> None:
     api, node = FakeApi(), Node()
     rig = Rig(api, node, SLOW)
@@ -64,22 +54,6 @@ def test_in_an_idle_day_nothing_is_written_and_the_object_is_read_once_per_heart
     assert len(api.applied) == 1
     assert api.gets == 86400 // 600
     assert rig.complaints == []
-
-
-def test_what_has_nothing_to_say_any_more_is_looked_at_no_oftener_for_it() -> None:
-    api, node = FakeApi(), Node()
-    rig = Rig(api, node, SLOW)
-    rig.pass_time(0, 20)
-    node.document = None
-
-    async def steps(now: float) -> list[float]:
-        found = [now]
-        while len(found) < 200:  # past the moment at which the object would have been read
-            found.append(await rig.publisher.step(found[-1]))
-        return found
-
-    assert {later - earlier for earlier, later in pairwise(asyncio.run(steps(25.0))[1:])} == {SLOW.refresh}
-    assert api.gets <= 1
 
 
 BY_ANOTHER = [{"manager": "nfd", "operation": "Update", "fieldsV1": {"f:zones": {}}}]
@@ -271,24 +245,6 @@ def test_labels_of_another_writer_are_left_out_and_tried_again_later() -> None:
     rig.pass_time(16, 620)
     assert api.applied[-1]["metadata"]["labels"] == labels
     assert rig.problem is None
-
-
-async def test_a_publication_that_yields_to_an_error_is_built_anew_at_once() -> None:
-    api, node = FakeApi(), Node()
-    api.failing = Unavailable(".spec.podAllocations: field not declared in schema")
-
-    def yields(error: AgentError) -> bool:
-        api.failing = None
-        node.document = CHANGED
-        return "podAllocations" in str(error)
-
-    node.yields = yields  # type: ignore[method-assign]
-    publisher = Rig(api, node, SLOW).publisher
-
-    await publisher.step(0)
-    assert await publisher.step(15) == 16
-    await publisher.step(16)
-    assert api.applied == [CHANGED]
 
 
 async def test_a_build_that_fails_with_an_error_of_ours_is_waited_out_and_others_end_the_task() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,25 +13,10 @@ from agent.report.chart import (
     as_document,
     as_text,
     rails,
-    rows,
     why_not_known,
 )
 
 Snapshots = Callable[[str], Snapshot]
-
-
-def test_the_table_reads_like_the_familiar_one(node_snapshot: Snapshots) -> None:
-    lines = as_text(node_snapshot("ib-dual-port")).splitlines()
-    assert lines[:8] == [
-        "      NIC0  NIC1  NIC2  CPU Affinity  NUMA Affinity",
-        "NIC0  X     PHB   PHB   0-11,24-35    0",
-        "NIC1  PHB   X     PIX   0-11,24-35    0",
-        "NIC2  PHB   PIX   X     0-11,24-35    0",
-        "",
-        "NIC0  0000:03:00.0  mlx4_0 ib0 ib1",
-        "NIC1  0000:06:00.0  eno1",
-        "NIC2  0000:06:00.1  eno2",
-    ]
 
 
 def test_an_unknown_numa_node_is_a_dash(node_snapshot: Snapshots) -> None:
@@ -52,39 +36,6 @@ def test_a_gpu_that_the_scan_does_not_show_is_a_question_mark(node_snapshot: Sna
 def test_a_node_with_nothing_says_so() -> None:
     assert as_text(Snapshot()) == "This node has neither GPUs nor NICs."
     assert as_document(Snapshot()) == {"devices": [], "locality": {}, "nvlinks": {}, "nearest_nics": {}}
-
-
-@pytest.mark.parametrize("with_vfs", [False, True])
-@pytest.mark.parametrize("name", ["h100-8gpu", "efa", "ib-dual-port", "one-nic"])
-def test_document_and_text_tell_the_same(node_snapshot: Snapshots, name: str, with_vfs: bool) -> None:
-    snapshot = node_snapshot(name)
-    document = json.loads(json.dumps(as_document(snapshot, with_vfs=with_vfs)))
-    header, *lines = (line.split() for line in as_text(snapshot, with_vfs=with_vfs).splitlines())
-    labels = header[:-4]  # CPU Affinity, NUMA Affinity
-    assert len(labels) == len(document["devices"])
-    for label in labels:
-        cells = next(line for line in lines if line and line[0] == label)[1 : len(labels) + 1]
-        for other, cell in zip(labels, cells, strict=True):
-            if cell.startswith("NV"):
-                assert document["nvlinks"][label][other] == int(cell[2:])
-            else:
-                assert (cell if cell != "X" else "SELF") == document["locality"][label][other]
-
-
-def test_vfs_are_folded_into_their_pf_unless_asked_for(node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot("h100-8gpu")
-    assert "NIC2  0000:18:00.0  mlx5_0 ens1f0np0 (8 VFs)" in as_text(snapshot)
-    labels = [row.label for row in rows(snapshot, with_vfs=True)]
-    assert labels[10:14] == ["NIC2", "NIC2v0", "NIC2v1", "NIC2v2"]
-    assert len(labels) == 8 + 10 + 64
-    assert "(8 VFs)" not in as_text(snapshot, with_vfs=True)
-
-
-def test_nvlinks_stand_where_two_gpus_have_them_and_are_explained_only_then(node_snapshot: Snapshots) -> None:
-    text = as_text(node_snapshot("h100-8gpu"))
-    assert text.splitlines()[1].split()[:3] == ["GPU0", "X", "NV18"]
-    assert "NV#   over # NVLinks" in text
-    assert "NVLinks" not in as_text(node_snapshot("one-nic"))
 
 
 def test_devices_of_a_host_without_numa_are_on_one_node(node_snapshot: Snapshots) -> None:

@@ -22,16 +22,6 @@ def leaves(parts: Sequence[Branch]) -> Iterator[str]:
         yield from [part["device"]] if "device" in part else leaves(part["below"])
 
 
-def test_a_gpu_and_its_nic_stand_below_one_switch(node_snapshot: Snapshots) -> None:
-    first, second = tree(node_snapshot("h100-8gpu"))
-    assert (first["numaNode"], first["cpus"], second["numaNode"]) == (0, "0-55,112-167", 1)
-    assert first["below"][0] == {
-        "bridges": ["pci0000:15", "0000:15:01.0", "0000:16:00.0"],
-        "below": [{"device": "0000:1b:00.0"}, {"device": "0000:18:00.0"}],
-    }
-    assert first["below"][-1]["bridges"] == ["pci0000:00", "0000:00:10.0"]
-
-
 def test_every_nic_and_gpu_stands_in_the_tree_once_also_beside_its_data_direct_function(
     node_snapshot: Snapshots,
 ) -> None:
