@@ -15,7 +15,6 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 
 from agent.errors import HardwareError
@@ -43,20 +42,18 @@ class Announcer:
         """Announce an interface's addresses (CIDR) in the background: a courtesy, whose failure fails nothing."""
         if not addresses or not self._slots.acquire(blocking=False):
             return
+        held = -1
         try:
-            self._start(netns, ifname, addresses)
-        except (OSError, RuntimeError) as error:  # no descriptor, no thread
-            log.info("the addresses of %s are not announced: %s", ifname, error)
-
-    def _start(self, netns: int, ifname: str, addresses: Sequence[str]) -> None:
-        with ExitStack() as unless_started:
-            unless_started.callback(self._slots.release)
             held = os.dup(netns)
-            unless_started.callback(os.close, held)
-            threading.Thread(
+            started = threading.Thread(
                 target=self._announce, args=(held, ifname, addresses), name="announce", daemon=True
-            ).start()
-            unless_started.pop_all()
+            )
+            started.start()
+        except (OSError, RuntimeError) as error:  # no descriptor, no thread
+            self._slots.release()
+            if held >= 0:
+                os.close(held)
+            log.info("the addresses of %s are not announced: %s", ifname, error)
 
     def _announce(self, netns: int, ifname: str, addresses: Sequence[str]) -> None:
         try:

@@ -285,35 +285,19 @@ class _Look:
 
     def _problems(self) -> tuple[Problem, ...]:
         """Keep the problems of what was not read this time."""
-        again = {f"{PCI_DEVICES}/{address}" for address in self._affected}
+        again = {f"{PCI_DEVICES}/{address}" for address in self._affected} | {"/sys/bus/vdpa"}
         again.update(*(entries.read_again(self._affected) for entries in self._classes))
-        kept = [p for p in self._old.problems if not self._is_outdated(p, again)]
+        below = tuple(f"{folder}/" for folder in again)
+        kept = (p for p in self._old.problems if not (p.path.startswith(below) or _is_listing(p)))
         return tuple(sorted((*kept, *self._read.problems), key=attrgetter("path")))
 
-    def _is_outdated(self, problem: Problem, again: Collection[str]) -> bool:
-        folder, entry = _entry_of(problem.path)
-        if folder is None:  # others than the scan say something of a folder, too
-            listed = problem.path in _ALWAYS_READ and problem.text.startswith("cannot be read")
-            return listed or problem.path.startswith("/sys/bus/vdpa/")
-        if f"{folder}/{entry}" in again:
-            return True
-        if folder == NET:
-            return entry not in self._netdevs
-        if folder == INFINIBAND:
-            return entry not in self._rdma
-        return folder == PCI_DEVICES and self._listed is not None and entry not in self._listed
+
+def _is_listing(problem: Problem) -> bool:
+    """Others than the scan say something of a folder, too."""
+    return problem.path in _ALWAYS_READ and problem.text.startswith("cannot be read")
 
 
 _ALWAYS_READ = frozenset({NET, INFINIBAND, VERBS, MAD, "/proc/net/route"})
-_FOLDERS = (NET, INFINIBAND, VERBS, MAD, PCI_DEVICES)
-
-
-def _entry_of(path: str) -> tuple[str | None, str]:
-    """Split the path of a problem in the folder of a class, or of the bus, and the entry there."""
-    for folder in _FOLDERS:
-        if path.startswith(f"{folder}/"):
-            return folder, path[len(folder) + 1 :].partition("/")[0]
-    return None, ""
 
 
 MOST_TOPOLOGY_BYTES = 1 << 20
