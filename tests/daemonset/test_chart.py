@@ -165,12 +165,6 @@ def test_pods_see_no_processes_of_the_host_and_what_has_removed_all_waits_withou
     }
 
 
-def test_what_removes_takes_the_slices_of_the_node_that_it_runs_on(kube: Kube) -> None:
-    uninstall = container(pod(kube.template({**SWITCHES["dra"], "remove": True})), "uninstall")
-    options = _parser().parse_args(uninstall["args"])
-    assert (options.slices_of, options.kubeconfig) == ("$(NODE_NAME)", None)
-
-
 def test_an_update_starts_the_next_agent_beside_the_one_that_serves(kube: Kube) -> None:
     spec = pod(kube.template({"cni": {"chain": True}}))
     # With the host's network a named port is the node's: the scheduler would not place a second pod there.

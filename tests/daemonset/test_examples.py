@@ -13,14 +13,12 @@ import pytest
 
 from agent import config
 from agent.config import Config
-from agent.hardware import recorded
-from agent.hardware.adapter_ids import with_adapter_ids
 from agent.offer.explanation import cautions, explain_all, places_of, texts_at
 from agent.offer.units import plain_offer
 from agent.process.startup import check
 from cni import netconf
-from hack.sim.machine import SimulatedMachine
 from tests.daemonset.manifests import BASE, FOLDER, Document, documents
+from tests.deviceplugin.dra.nodes import recorded_node
 
 EXAMPLES = FOLDER / "examples"
 CONFIGS = sorted(EXAMPLES.glob("config-*.yaml"))
@@ -69,38 +67,24 @@ def extended(container: Document) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("name", "node"), [*((p.name, NODES[p.name]) for p in CONFIGS), *ON_AMD])
-def test_a_configuration_is_sound_on_a_modelled_node_and_finds_its_devices(
-    name: str, node: str, tmp_path: Path
-) -> None:
-    parsed = config.parse((EXAMPLES / name).read_text(), name)
-    SimulatedMachine.create(tmp_path / "node", recorded.load(recorded.find(node)), with_links=False)
-    host = SimulatedMachine.open(tmp_path / "node")
-    try:
-        snapshot = host.scan()
-        check(parsed, snapshot)
-        offer = plain_offer(parsed.resources, snapshot, named_rails=parsed.topology.rails)
-        surprises = list(cautions(parsed, offer))
-        others = [r for r in parsed.resources if r.kind != "rail"]
-        empty = {r.resource_name for r in explain_all(others, plain_offer(others, snapshot)).resources if not r.devices}
-    finally:
-        host.close()
+def test_a_configuration_is_sound_on_a_modelled_node_and_finds_its_devices(name: str, node: str) -> None:
+    parsed, snapshot = config.parse((EXAMPLES / name).read_text(), name), recorded_node(node)
+    check(parsed, snapshot)
+    offer = plain_offer(parsed.resources, snapshot, named_rails=parsed.topology.rails)
+    others = [r for r in parsed.resources if r.kind != "rail"]
+    empty = {r.resource_name for r in explain_all(others, plain_offer(others, snapshot)).resources if not r.devices}
     assert empty == WITHOUT_DEVICES.get(name, set())
-    assert not surprises or name in WITHOUT_DEVICES
+    assert not list(cautions(parsed, offer)) or name in WITHOUT_DEVICES
 
 
-def test_the_rail_networks_fit_adapters_with_planes_with_the_changes_that_their_file_names(tmp_path: Path) -> None:
+def test_the_rail_networks_fit_adapters_with_planes_with_the_changes_that_their_file_names() -> None:
     path = EXAMPLES / "config-rail-networks.yaml"
     text = path.read_text().partition("resources:")[2]
     for before, after in (("}.0.", "}.{plane*128}."), ("/16", "/17"), ('"rail{rail}"', '"rail{rail}p{plane}"')):
         assert before in text
         text = text.replace(before, after)
     parsed = config.parse("resources:" + text.replace("kind: vf", "kind: nic"), path.name)  # the model has no VFs
-    SimulatedMachine.create(tmp_path / "node", recorded.load(recorded.find("gb200-cx8-4gpu")), with_links=False)
-    host = SimulatedMachine.open(tmp_path / "node")
-    try:
-        snapshot = with_adapter_ids(host.scan(), host.root)
-    finally:
-        host.close()
+    snapshot = recorded_node("gb200-cx8-4gpu")
     check(parsed, snapshot)
     (network,) = parsed.networks
     offer = plain_offer(parsed.resources, snapshot)

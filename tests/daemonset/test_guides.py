@@ -12,9 +12,7 @@ import yaml
 
 from agent import config
 from agent.__main__ import _parser
-from agent.hardware import recorded
 from agent.process.startup import check
-from hack.sim.machine import SimulatedMachine
 from tests.daemonset.manifests import (
     CHART,
     COMPONENTS,
@@ -26,8 +24,11 @@ from tests.daemonset.manifests import (
     Kube,
     container,
     identity,
+    named,
     overlay,
+    pod,
 )
+from tests.deviceplugin.dra.nodes import recorded_node
 from tests.documents import blocks, first_cells
 
 INSTALL = REPOSITORY / "docs/install.md"
@@ -67,21 +68,12 @@ def test_every_command_of_a_guide_is_understood(kube: Kube, path: Path, line: st
         assert done.returncode == 0, done.stderr
 
 
-def test_the_values_of_the_guide_install_and_their_configuration_is_sound(kube: Kube, tmp_path: Path) -> None:
-    values = block(INSTALL, "# values.yaml")
-    found = kube.template(values)
-    (config_map,) = [d for d in found if d["kind"] == "ConfigMap"]
-    parsed = config.parse(config_map["data"]["config.yaml"], "docs/install.md")
-    SimulatedMachine.create(tmp_path / "node", recorded.load(recorded.find("h100-8gpu")), with_links=False)
-    host = SimulatedMachine.open(tmp_path / "node")
-    try:
-        check(parsed, host.scan())
-    finally:
-        host.close()
-    (daemonset,) = [d for d in found if d["kind"] == "DaemonSet"]
-    spec = daemonset["spec"]["template"]["spec"]
-    assert {c["name"] for c in spec["containers"]} == {"agent", "cni-chain"}
-    assert container(spec, "agent")["image"] == f"{RELEASED}:{VERSION}"
+def test_the_values_of_the_guide_install_and_their_configuration_is_sound(kube: Kube) -> None:
+    found = kube.template(block(INSTALL, "# values.yaml"))
+    parsed = config.parse(named(found, "ConfigMap")["data"]["config.yaml"], "docs/install.md")
+    check(parsed, recorded_node("h100-8gpu"))
+    assert {c["name"] for c in pod(found)["containers"]} == {"agent", "cni-chain"}
+    assert container(pod(found), "agent")["image"] == f"{RELEASED}:{VERSION}"
 
 
 def test_the_overlay_of_the_guide_installs_what_its_values_do(kube: Kube, tmp_path: Path) -> None:
@@ -100,8 +92,8 @@ def test_the_overlay_of_the_guide_installs_what_its_values_do(kube: Kube, tmp_pa
 
 
 def test_the_table_of_components_has_all_of_them() -> None:
-    named = [name for cell in first_cells(INSTALL, "component") for name in re.findall(r"`([^`]+)`", cell)]
-    assert sorted(named) == COMPONENTS
+    listed = [name for cell in first_cells(INSTALL, "component") for name in re.findall(r"`([^`]+)`", cell)]
+    assert sorted(listed) == COMPONENTS
 
 
 def test_every_component_that_can_be_replaced_has_a_page_with_the_way_back() -> None:
@@ -130,8 +122,7 @@ def test_the_patch_for_a_replaced_plugins_file_tells_the_agent_and_nobody_else(
 
 
 def _arguments(documents: list[Document]) -> dict[str, list[str]]:
-    (daemonset,) = [d for d in documents if d["kind"] == "DaemonSet"]
-    return {c["name"]: c["args"] for c in daemonset["spec"]["template"]["spec"]["containers"]}
+    return {c["name"]: c["args"] for c in pod(documents)["containers"]}
 
 
 def test_metrics_and_settings_that_the_guides_name_exist() -> None:

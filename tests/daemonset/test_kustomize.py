@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent.process.startup import check
 from tests.daemonset.manifests import (
     COMPONENTS,
     FOLDER,
@@ -17,11 +18,13 @@ from tests.daemonset.manifests import (
     VERSION,
     Document,
     Kube,
+    base_config,
     identity,
     named,
     overlay,
     pod,
 )
+from tests.deviceplugin.dra.nodes import recorded_node
 
 
 def comparable(found: list[Document], *, config_map: str = "nodefabric") -> dict[str, Document]:
@@ -62,6 +65,11 @@ def test_all_components_go_together(kube: Kube, tmp_path: Path) -> None:
     assert {c["image"] for c in (*spec["containers"], *spec["initContainers"])} == {
         f"registry.example/nodefabric:{VERSION}"
     }
+
+
+@pytest.mark.parametrize("name", ["h100-8gpu", "flat-vm-4gpu", "efa", "ib-dual-port", "mi300x-8gpu", "one-nic"])
+def test_the_configuration_of_the_base_is_accepted_on_every_kind_of_node(name: str) -> None:
+    check(base_config(), recorded_node(name))
 
 
 def test_removing_is_the_same_by_kustomize_and_helm(kube: Kube) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from agent.cluster.apiserver import CLAIM, DAEMONSET, NODE, NUMATOPOLOGY, POD, SLICE, TOPOLOGY, ApiServer
 from agent.cluster.object_watch import read_pod
-from tests.daemonset.manifests import Document, Kube, host_paths
+from tests.daemonset.manifests import Document, Kube, container, host_paths, named, pod
 from tests.hostile.answering import Asked as Request
 from tests.hostile.answering import asking
 
@@ -86,7 +86,7 @@ def allowed(found: list[Document]) -> set[Right]:
         for role in (d for d in found if d["kind"] == kind):
             name = role["metadata"]["name"]
             (binding,) = [d for d in found if d["kind"] == binding_kind and d["roleRef"]["name"] == name]
-            (account,) = [d for d in found if d["kind"] == "ServiceAccount"]
+            account = named(found, "ServiceAccount")
             assert binding["metadata"].get("namespace") == role["metadata"].get("namespace")
             (subject,) = binding["subjects"]
             assert {key: account["metadata"][key] for key in ("name", "namespace")} == {
@@ -143,8 +143,7 @@ def test_the_role_allows_what_the_client_calls_and_policies_look_at_what_it_writ
     assert allowed(found) == rights | (OF_DRIVER if name == "claims" else set())
     for rule in (r for d in found if d["kind"] == "Role" for r in d["rules"] if "daemonsets" in r["resources"]):
         assert rule["resourceNames"] == ["nodefabric"]
-    (daemonset,) = [d for d in found if d["kind"] == "DaemonSet"]
-    assert [v["name"] for v in daemonset["spec"]["template"]["spec"]["volumes"] if "projected" in v] == ["api-token"]
+    assert [v["name"] for v in pod(found)["volumes"] if "projected" in v] == ["api-token"]
     policies = [d for d in found if d["kind"] == "ValidatingAdmissionPolicy"]
     read_by_policies = {
         (group, resource, operation)
@@ -170,11 +169,8 @@ def test_the_role_allows_what_the_client_calls_and_policies_look_at_what_it_writ
 
 def test_a_packet_socket_is_had_only_for_what_switches_say(kube: Kube) -> None:
     def capabilities(topology: Document) -> list[str]:
-        found = kube.template({"config": {"topology": topology}})
-        (daemonset,) = [d for d in found if d["kind"] == "DaemonSet"]
-        (agent,) = daemonset["spec"]["template"]["spec"]["containers"]
-        added: list[str] = agent["securityContext"]["capabilities"]["add"]
-        return added
+        agent = container(pod(kube.template({"config": {"topology": topology}})), "agent")
+        return list(agent["securityContext"]["capabilities"]["add"])
 
     for fact in ("leaf-switch", "leaf-chassis", {"fact": "leaf-port"}):
         key = "example.com/leaf.{nic}" if isinstance(fact, dict) else "example.com/leaf"
@@ -188,11 +184,8 @@ def test_files_that_labels_are_read_from_are_shown_to_the_agent(kube: Kube) -> N
         "a.example/row": {"fact": "file", "path": "/etc/row"},
         "a.example/hall": {"fact": "file", "path": "/etc/row", "pattern": "(.)"},
     }
-    found = kube.template({"config": {"topology": {"labels": {"keys": keys}}}})
-    (daemonset,) = [d for d in found if d["kind"] == "DaemonSet"]
-    spec = daemonset["spec"]["template"]["spec"]
-    (agent,) = spec["containers"]
-    shown = host_paths(spec)
+    spec = pod(kube.template({"config": {"topology": {"labels": {"keys": keys}}}}))
+    agent, shown = container(spec, "agent"), host_paths(spec)
     mounts = {mount["mountPath"]: mount for mount in agent["volumeMounts"]}
     for list_, key in ((agent["volumeMounts"], "mountPath"), (spec["volumes"], "name")):
         told = [item[key] for item in list_]
