@@ -68,17 +68,10 @@ def load_legible(path: Path) -> tuple[Config, ConfigError | None]:
     """
     text, source = read_file(path), str(path)
     try:
-        return parse(text, source), None
+        config, problems = _read(text, source, Flags())
     except ConfigError as error:
-        return _legible(text, source), error
-
-
-def _legible(text: bytes, source: str) -> Config:
-    try:
-        shape, document = read_any(text, source)
-    except ConfigError:
-        return Config(source=source)
-    return read_config(document if shape is Shape.OWN else None, source)[0]
+        return Config(source=source), error
+    return config, ConfigError(source, problems) if problems else None
 
 
 def read_file(path: Path) -> bytes:
@@ -95,26 +88,28 @@ def read_file(path: Path) -> bytes:
 
 def parse(text: str | bytes, source: str, flags: Flags | None = None) -> Config:
     """Read configuration text, ours or another project's. Raises ConfigError with all that is wrong in it."""
-    shape, document = read_any(text, source)
-    problems: list[str] = []
-    if shape is Shape.OWN:
-        config, problems = read_config(document, source)
-    else:
-        config = _of_others(shape, document, problems, source, flags or Flags())
+    config, problems = _read(text, source, flags or Flags())
     if problems:
         raise ConfigError(source, problems)
     return config
 
 
-def _of_others(shape: Shape, document: Any, problems: list[str], source: str, flags: Flags) -> Config:
+def _read(text: str | bytes, source: str, flags: Flags) -> tuple[Config, list[str]]:
+    """Read what is right, with all that is wrong in it. Raises ConfigError for what cannot be read at all."""
+    shape, document = read_any(text, source)
+    if shape is Shape.OWN:
+        return read_config(document, source)
+    problems: list[str] = []
     warnings: list[str] = []
     interval = None
     if shape is Shape.SRIOV:
         resources = read_sriov(document, problems, warnings, prefix=flags.sriov_prefix, use_cdi=flags.use_cdi)
     else:
         resources, interval = read_shared(document, problems, warnings, use_cdi=flags.use_cdi)
-    plain = Config(resources=resources, source=source, warnings=tuple(warnings))
-    return plain if interval is None else replace(plain, rescan_seconds=float(min(interval, MAX_RESCAN_SECONDS)))
+    config = Config(resources=resources, source=source, warnings=tuple(warnings))
+    if interval is not None:
+        config = replace(config, rescan_seconds=float(min(interval, MAX_RESCAN_SECONDS)))
+    return config, problems
 
 
 def describe(config: Config) -> str:
