@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from agent.config.networks import OF_SHARES, Network, misplaced_in
 from agent.config.resources import Resource, Select
-from agent.config.template import possible, unusable
+from agent.config.template import possible, problems
 from agent.config.values import Config
 from agent.model.device import drives_for_programs
 
@@ -24,8 +24,8 @@ def contradictions(config: Config) -> Iterator[tuple[str, str]]:
         yield from ((f"resources[{i}].mounts", text) for text in _of_mounts(resource))
     yield from _mixed(networks)
     for i, network in enumerate(networks):
-        if (text := unusable(network, possible(config.topology.rails))) is not None:
-            yield f"networks[{i}]", text
+        for where, text in problems(network, possible(config.topology.rails)):
+            yield f"networks[{i}]{'.' if where else ''}{where}", text
         if (master := network.setup.master) in config.cni.protect:
             yield f"networks[{i}].master", f"{master} carries no pod's interface, since cni.protect names it"
 

@@ -4,7 +4,7 @@
 
 One entry is then a network for each rail. Numbers may be multiplied and added to, in this order: `{rail*32+1}`. A text
 that is nothing but a number's template becomes a number. What comes of it is checked when the configuration is loaded,
-for every rail that there may be, as the network itself is: what is in `ipam` its plugin checks. Pure.
+for every rail that there may be. Pure.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from agent.errors import RequestInvalid
@@ -32,6 +34,11 @@ _TEMPLATE = re.compile(r"\{([A-Za-z]\w*)(?:\*([0-9]{1,5}))?(?:\+([0-9]{1,9}))?\}
 _ALMOST = re.compile(rf"\{{\s*({'|'.join(WORDS)})\b[^{{}}]*\}}?")
 """What was meant as a template and is none: {rail-1}."""
 IN_QUOTES = "put the text in quotes: YAML reads { as the start of a mapping"
+_NETWORKS = frozenset(("subnet", "range", "dst"))
+"""Keys of IPAM plugins and routes that hold a network, the second perhaps with a first address before a dash."""
+_ADDRESSES = frozenset(("gateway", "gw", "src", "rangeStart", "rangeEnd", "range_start", "range_end"))
+_STRICT = frozenset(("subnet",))
+"""host-local refuses one with bits of a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +188,94 @@ def possible(named: Sequence[Sequence[str]]) -> tuple[Place, ...]:
     return (*rails, *nodes, *(Place(0, "pf0", 0, vf, plane=0) for vf in range(SAMPLE_VFS)))
 
 
-def unusable(network: Network, places: Iterable[Place]) -> str | None:
-    """Return for which of some places a network cannot be used, and why; None if it can be for all."""
+def problems(network: Network, places: Iterable[Place]) -> Iterator[tuple[str, str]]:
+    """List what a network comes to at some places that cannot be used, or that overlaps: a path in its entry, and why.
+
+    Of each path the first only.
+    """
+    if not network.words:
+        return
+    made: list[tuple[Place, Mapping[str, Any]]] = []
     for place in dict.fromkeys(place.only(network.words) for place in places):
         try:
-            network.at(place)
+            made.append((place, network.at(place).keys))
         except RequestInvalid as error:
-            return f"for {place}: {error}"
+            yield "", f"for {place}: {error}"
+            return
+    told = {path for path, _ in templates_in(network.keys)}
+    wrong: dict[str, str] = {}
+    pools: dict[str, list[tuple[Place, _Pool]]] = {}
+    for place, keys in made:
+        for path, holder in _objects(keys):
+            for key, value in holder.items():
+                at = join(path, key)
+                if at in told and at not in wrong and (text := _unusable(key, value, holder)) is not None:
+                    wrong[at] = f"for {place}: {text}"
+            of_range = next((join(path, key) for key in ("subnet", "range") if key in holder), None)
+            pool = _pool(holder)
+            if of_range is not None and pool is not None and any(join(path, key) in told for key in holder):
+                pools.setdefault(of_range, []).append((place, pool))
+    yield from wrong.items()
+    for path, found in pools.items():
+        if path not in wrong and (text := _overlap(found)) is not None:
+            yield path, text
+
+
+_Pool = tuple[int, int, int, str]
+"""Addresses: family, first, last, as they are written."""
+
+
+def _objects(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if isinstance(value, Mapping):
+        yield path, value
+        for key, inner in value.items():
+            yield from _objects(inner, join(path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _objects(inner, join(path, index))
+
+
+def _unusable(key: str, value: Any, holder: Mapping[str, Any]) -> str | None:
+    """Return why the value of a key of addresses cannot be used; None if it can."""
+    try:
+        if key in _NETWORKS:
+            _network(value, strict=key in _STRICT)
+        elif key in _ADDRESSES:
+            address, inside = ip_address(value), holder.get("subnet")
+            if isinstance(inside, str) and address not in _network(inside, strict=False):
+                return f"{value} is not in {inside}"
+        elif key == "address":
+            ip_interface(value)
+    except ValueError as error:
+        return f"cannot be used: {error}"
+    return None
+
+
+def _network(text: Any, *, strict: bool) -> IPv4Network | IPv6Network:
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is no network")
+    return ip_network(text.rpartition("-")[2] if not strict else text, strict=strict)
+
+
+def _pool(holder: Mapping[str, Any]) -> _Pool | None:
+    """Return which addresses an object of an IPAM configuration gives out; None if that is not to be understood."""
+    text = str(holder.get("subnet") or holder.get("range"))
+    start, dash, end = text.partition("-")
+    first = holder.get("rangeStart") or holder.get("range_start") or (start if dash else None)
+    last = holder.get("rangeEnd") or holder.get("range_end") or (end.partition("/")[0] if dash else None)
+    try:
+        network = _network(text, strict=False)
+        ends = [ip_address(first) if first else network[0], ip_address(last) if last else network[-1]]
+    except ValueError:
+        return None
+    said = f"{ends[0]}-{ends[1]}" if first or last else text
+    return network.version, int(ends[0]), int(ends[1]), said
+
+
+def _overlap(found: Sequence[tuple[Place, _Pool]]) -> str | None:
+    """Return a sentence on two that overlap, and are not the same."""
+    different = {pool: (place, pool) for place, pool in reversed(found)}
+    for (one, a), (other, b) in pairwise(different[key] for key in sorted(different)):
+        if a[0] == b[0] and b[1] <= a[2]:
+            return f"{a[3]} for {one} and {b[3]} for {other} overlap"
     return None

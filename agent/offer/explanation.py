@@ -11,7 +11,7 @@ from typing import Any
 from agent.config import Config, Resource, Select
 from agent.config.contradictions import selectors_of
 from agent.config.networks import Network
-from agent.config.template import Place, filled, templates_in, unusable, words_of
+from agent.config.template import Place, filled, problems, templates_in, words_of
 from agent.model.device import PciDevice, Snapshot, is_pci_address
 from agent.model.printable import adapter_name, some
 from agent.model.vf_identity import RailKey
@@ -84,10 +84,10 @@ def _explain(resource: Resource, assignment: Assignment, offer: Offer, reasons: 
 
 
 def template_problems(config: Config, offer: Offer) -> Iterator[str]:
-    """List the networks whose templates give unusable values on this node's own adapters: path and why."""
+    """List the templates of networks that give unusable values on this node's own adapters: path and why."""
     for i, network in enumerate(config.networks):
-        if (text := unusable(network, places_of(network, config, offer))) is not None:
-            yield f"networks[{i}]: {text}"
+        for where, text in problems(network, places_of(network, config, offer)):
+            yield f"networks[{i}]{where and '.'}{where}: {text}"
 
 
 def places_of(network: Network, config: Config, offer: Offer) -> tuple[Place, ...]:

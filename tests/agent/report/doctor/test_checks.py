@@ -365,8 +365,8 @@ def test_adapters_without_what_a_network_goes_by_are_named(node_snapshot: Snapsh
 def test_what_the_rails_of_the_node_cannot_use_is_found_by_doctor_and_at_the_start(node_snapshot: Snapshots) -> None:
     snapshot = node_snapshot("h100-8gpu")
     far = replace(snapshot, devices=tuple(replace(d, numa_node=d.numa_node + 4) for d in snapshot.devices))
-    text = 'networks: [{name: rails, vlan: "{numa*1000}"}]\nresources: [{name: rdma/vf, kind: vf, network: rails}]'
+    text = by_rail("10.{numa*60}.0.0/16")
     assert network_problems(parse(text, "test"), snapshot) == []
     (problem,) = network_problems(parse(text, "test"), far)
-    assert problem.startswith("networks[0]: for NUMA node 5: vlan must be")
+    assert problem.startswith("networks[0].ipam.range: for NUMA node 5: cannot be used")
     assert (Severity.ERROR, problem) in rails_found(far, text)
