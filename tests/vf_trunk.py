@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.hardware.sysfs import trunk
-from agent.model import vlan_ids
+from agent.model import number_ranges
 from agent.model.allocation import VfSettings
 from hack.sim.machine import RecordedVfControl
 
@@ -71,7 +71,7 @@ class TrunkDriver:
     def _show(self, path: Path, ids: frozenset[int]) -> None:
         path.with_suffix(".whole").write_text(json.dumps(sorted(ids)))
         if self.has_dashes:
-            text = vlan_ids.spelled(vlan_ids.ranges_of(ids)) + "\n"
+            text = number_ranges.spelled(number_ranges.ranges_of(ids)) + "\n"
         else:
             text = "Allowed 802.1Q VLANs:" + "".join(f" {vlan}" for vlan in sorted(ids)) + "\n" if ids else ""
         path.write_text(text[: PAGE - 1])

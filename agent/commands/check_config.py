@@ -50,7 +50,7 @@ def add(command: Command) -> None:
 
 def _check_config(options: argparse.Namespace) -> int:
     from agent.offer.explanation import cautions, explain_all
-    from agent.offer.selection import in_short
+    from agent.offer.selection import overlap_problems
     from agent.offer.units import plain_offer
     from agent.process.startup import network_problems
 
@@ -64,7 +64,7 @@ def _check_config(options: argparse.Namespace) -> int:
         protected = {entry: _called(entry, snapshot) for entry in config.cni.protect}
         slices = _for_claims(config, offer)
         networks = _by_templates(config, offer)
-    problems += [str(overlap) for overlap in in_short(found.mistakes, snapshot)]
+    problems += overlap_problems(config.resources, snapshot)
     document = {
         "sound": not problems,
         "problems": problems,

@@ -46,7 +46,7 @@ from agent.config.template import (
     words_of,
 )
 from agent.errors import RequestInvalid
-from agent.model import vlan_ids
+from agent.model import number_ranges
 from agent.model.allocation import NO_SETTINGS, VfSettings, is_place
 from agent.model.device import is_pci_address
 from agent.model.fields import unicast_mac
@@ -259,33 +259,33 @@ def _trunk(given: Any) -> str | None:
         ranges = _ranges(given)
         if ranges is None:
             raise must_be(_TRUNK)
-        return vlan_ids.spelled(ranges)
+        return number_ranges.spelled(ranges)
     if not given:
         raise must_be(_TRUNK)
     found = [_of_object(item) if isinstance(item, dict) else _ranges(item) for item in given]
     wrong = (i for i, ranges in enumerate(found) if ranges is None)
     refuse(Refusal((i,), f"must be {_TRUNK_ITEM}, is {shown(given[i])}") for i in wrong)
-    return vlan_ids.spelled(each for ranges in found for each in ranges or ())
+    return number_ranges.spelled(each for ranges in found for each in ranges or ())
 
 
-def _of_object(item: dict[str, Any]) -> tuple[vlan_ids.Range, ...] | None:
+def _of_object(item: dict[str, Any]) -> tuple[number_ranges.Range, ...] | None:
     if item.keys() == {"id"}:
         return _between(item["id"], item["id"])
     return _between(item["minID"], item["maxID"]) if item.keys() == {"minID", "maxID"} else None
 
 
-def _ranges(given: Any) -> tuple[vlan_ids.Range, ...] | None:
+def _ranges(given: Any) -> tuple[number_ranges.Range, ...] | None:
     """Read an ID, or a text of several. None for what is neither."""
     if not isinstance(given, str):
         return _between(given, given)
     try:
-        return vlan_ids.parse(given)
+        return number_ranges.parse(given)
     except ValueError:
         return None
 
 
-def _between(first: Any, last: Any) -> tuple[vlan_ids.Range, ...] | None:
-    if type(first) is int and type(last) is int and vlan_ids.UNTAGGED <= first <= last <= vlan_ids.LAST:
+def _between(first: Any, last: Any) -> tuple[number_ranges.Range, ...] | None:
+    if type(first) is int and type(last) is int and number_ranges.UNTAGGED <= first <= last <= number_ranges.LAST:
         return ((first, last),)
     return None
 

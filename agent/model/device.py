@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 from agent.model.cloud_topology import AS_SHOWN, Places
 from agent.model.gpu_ids import GpuIds
+from agent.model.number_ranges import ranges_of, spelled
 
 VENDOR = 0x15B3
 """The vendor of adapters that have such functions."""
@@ -498,10 +499,4 @@ class CpuPlace:
 
 def cpu_list(cpus: Iterable[int]) -> str:
     """Write a set of CPUs as the kernel and kubelet do: {0, 1, 2, 8} → `0-2,8`."""
-    runs: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
-        if runs and cpu == runs[-1][1] + 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return spelled(ranges_of(cpus))

@@ -6,9 +6,10 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from agent.model import number_ranges
+
 _WORD = re.compile(r"[^\s/]{1,64}")
-MAX_RANGE = 11
-"""Characters: 65535-65535"""
+HIGHEST_VF = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,4 @@ def parse_pf(text: str) -> PfSelector:
     word(name)
     if not sharp:
         return PfSelector(name)
-    indices: set[int] = set()
-    for part in ranges.split(","):
-        low, dash, high = part.partition("-")
-        if not part.isascii() or not low.isdecimal() or (dash and not high.isdecimal()) or len(part) > MAX_RANGE:
-            raise ValueError(text)
-        first, last = int(low), int(high if dash else low)
-        if not first <= last <= 65535:
-            raise ValueError(text)
-        indices.update(range(first, last + 1))
-    return PfSelector(name, frozenset(indices))
+    return PfSelector(name, number_ranges.ids(number_ranges.parse(ranges, HIGHEST_VF)))

@@ -23,7 +23,6 @@ from agent.offer.selection import (
     Assignment,
     Overlap,
     assign,
-    errors,
     offered_candidates,
 )
 
@@ -50,8 +49,6 @@ class Account:
 
     resources: tuple[Explanation, ...]
     overlaps: tuple[Overlap, ...]
-    mistakes: tuple[Overlap, ...]
-    """Of these, the ones that must not be; the others are the custom of another project's configuration."""
     left_out: tuple[LeftOut, ...]
     """The devices of the node that no resource offers, by reason."""
 
@@ -63,7 +60,6 @@ def explain_all(resources: Sequence[Resource], offer: Offer) -> Account:
     return Account(
         tuple(_explain(each, assignment, offer, reasons.get(each.name, ())) for each in resources),
         assignment.overlaps,
-        errors(resources, assignment.overlaps),
         left_out(resources, offer),
     )
 
@@ -285,22 +281,20 @@ def near_first(name: str, names: Iterable[str]) -> Sequence[str]:
 def _in_select(path: str, kind: str, select: Select, snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
     mine = [d for d in snapshot.devices if _is_of(kind, d)]
     adapters, away = _pfs(snapshot)
-    for i, selector in enumerate(select.pf):
-        yield from _missing(f"{path}.pf[{i}]", "PF", selector.pf, adapters, away)
-    for i, selector in enumerate(select.root_devices):
-        yield from _missing(f"{path}.rootDevices[{i}]", "PF", selector.pf, adapters, away)
     netdevs = [n.name for d in mine for n in d.netdevs if not n.is_representor]
-    for i, name in enumerate(select.netdevs):
-        yield from _missing(f"{path}.netdevs[{i}]", "interface of this kind", name, netdevs, any(map(_is_away, mine)))
     rdma = [r.name for d in mine for r in d.rdma_devices]
     in_pods = any(r.absent for d in snapshot.devices for r in d.rdma_devices)
-    for i, name in enumerate(select.rdma_devices):
-        yield from _missing(f"{path}.rdmaDevices[{i}]", "RDMA device of this kind", name, rdma, in_pods)
-    gpus = [gpu.pci_address for gpu in snapshot.all_gpus]
-    addresses = gpus if kind == "gpu" else [d.address for d in mine]
-    for i, name in enumerate(select.pci_addresses):
-        if name not in snapshot.by_address:
-            yield from _missing(f"{path}.pciAddresses[{i}]", "device", name, addresses)
+    addresses = [g.pci_address for g in snapshot.all_gpus] if kind == "gpu" else [d.address for d in mine]
+    for key, what, names, there, may_be_away in (
+        ("pf", "PF", [selector.pf for selector in select.pf], adapters, away),
+        ("rootDevices", "PF", [selector.pf for selector in select.root_devices], adapters, away),
+        ("netdevs", "interface of this kind", select.netdevs, netdevs, any(map(_is_away, mine))),
+        ("rdmaDevices", "RDMA device of this kind", select.rdma_devices, rdma, in_pods),
+        ("pciAddresses", "device", select.pci_addresses, addresses, False),
+    ):
+        for i, name in enumerate(names):
+            if key != "pciAddresses" or name not in snapshot.by_address:
+                yield from _missing(f"{path}.{key}[{i}]", what, name, there, may_be_away)
     for i, other in enumerate(select.any_of):
         yield from _in_select(f"{path}[{i}]", kind, other, snapshot)
 

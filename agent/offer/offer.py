@@ -10,7 +10,7 @@ from types import MappingProxyType
 from agent.config import Resource
 from agent.config.template import Place
 from agent.model.device import NO_NUMA_NODE, Snapshot, is_pci_address
-from agent.model.health import Health
+from agent.model.health import HEALTHY, Health
 from agent.model.vf_identity import Rail, RailKey
 from agent.offer.selection import Overlap
 from agent.placement import Distances, Layout
@@ -233,16 +233,11 @@ def health_changes(before: Units, after: Units) -> Iterator[HealthChange]:
     """Tell which units became unhealthy, and then which healthy again: once for each resource and reason."""
     for resource, units in after.items():
         former = {unit.unit_id: unit.health for unit in before.get(resource, ())}
-        worse: dict[str, list[str]] = {}
-        better: dict[str, list[str]] = {}
+        changed: dict[tuple[bool, str], list[str]] = {}
         for unit in units:
-            was = former.get(unit.unit_id)
-            if not unit.health.healthy:
-                if unit.health != was:
-                    worse.setdefault(str(unit.health.reason), []).append(unit.device or unit.unit_id)
-            elif was is not None and not was.healthy:
-                better.setdefault(str(was.reason), []).append(unit.device or unit.unit_id)
-        for reason, devices in worse.items():
-            yield HealthChange(resource, reason, is_healthy=False, devices=tuple(devices))
-        for reason, devices in better.items():
-            yield HealthChange(resource, reason, is_healthy=True, devices=tuple(devices))
+            was = former.get(unit.unit_id, HEALTHY)
+            if unit.health != was:
+                told = unit.health.healthy, unit.health.reason or was.reason
+                changed.setdefault(told, []).append(unit.device or unit.unit_id)
+        for (is_healthy, reason), devices in sorted(changed.items(), key=lambda each: each[0][0]):
+            yield HealthChange(resource, str(reason), is_healthy, tuple(devices))

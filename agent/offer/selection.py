@@ -19,7 +19,6 @@ from typing import Any
 from agent.config import PfSelector, Resource, Select, SharedPool, SriovPool
 from agent.config.contradictions import selectors_of
 from agent.config.resources import NETWORK_KINDS
-from agent.errors import ConfigError
 from agent.model.device import Gpu, LinkLayer, PciDevice, RdmaDevice, Snapshot, is_accelerator
 from agent.model.printable import grouped
 
@@ -474,20 +473,13 @@ def assign(
     return Assignment(MappingProxyType({name: tuple(found) for name, found in taken.items()}), tuple(overlaps))
 
 
-def check_overlaps(resources: Sequence[Resource], snapshot: Snapshot, source: str) -> None:
-    """Refuse a configuration in which two resources select one device.
+def overlap_problems(resources: Sequence[Resource], snapshot: Snapshot) -> list[str]:
+    """List the devices that two resources select by mistake, with both resources.
 
-    An HCA and the VFs of the same port are different devices. Raises ConfigError that names the
-    device and both resources. Pools of other projects' configurations follow their rule, first come first served.
+    An HCA and the VFs of the same port are different devices. Pools of other projects' configurations follow their
+    rule, first come first served.
     """
-    numbers = {resource.name: i for i, resource in enumerate(resources)}
-    problems = [
-        f"resources[{numbers[o.loser]}].select: {o.loser} takes {o.device}, which resources[{numbers[o.owner]}]"
-        f" ({o.owner}) takes too: narrow one of the two selectors"
-        for o in in_short(errors(resources, assign(resources, snapshot).overlaps), snapshot)
-    ]
-    if problems:
-        raise ConfigError(source, problems)
+    return [str(each) for each in in_short(errors(resources, assign(resources, snapshot).overlaps), snapshot)]
 
 
 def errors(resources: Sequence[Resource], overlaps: Sequence[Overlap]) -> tuple[Overlap, ...]:

@@ -148,7 +148,7 @@ def plain_offer(
 
     `quarantined` maps devices in quarantine to the reason, `host_names` devices in pods to the name of
     their interface in the host; the last two are for `rails_of`. A device that two resources select goes
-    to the first of them: `check_overlaps` refuses such a configuration at start, but a device may also
+    to the first of them: `overlap_problems` refuses such a configuration at start, but a device may also
     appear later.
     """
     assignment = assign(resources, snapshot, host_names)

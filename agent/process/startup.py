@@ -24,7 +24,7 @@ from agent.ledger import Ledger
 from agent.model.device import Snapshot
 from agent.model.vf_identity import Rail
 from agent.offer.explanation import template_problems
-from agent.offer.selection import check_overlaps
+from agent.offer.selection import overlap_problems
 from agent.offer.units import plain_offer
 from agent.operator import admin
 from agent.process import relay_file
@@ -47,11 +47,7 @@ T = TypeVar("T")
 
 def check(config: Config, snapshot: Snapshot) -> None:
     """Check what the configuration alone cannot tell. Raises ConfigError with all problems found."""
-    problems = network_problems(config, snapshot)
-    try:
-        check_overlaps(config.resources, snapshot, config.source)
-    except ConfigError as error:
-        problems.extend(error.problems)
+    problems = [*network_problems(config, snapshot), *overlap_problems(config.resources, snapshot)]
     if problems:
         raise ConfigError(config.source, problems)
 

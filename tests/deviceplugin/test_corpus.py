@@ -20,6 +20,7 @@ from agent.errors import ConfigError
 from agent.hardware import recorded
 from agent.model.device import Snapshot
 from agent.offer.explanation import Account, Explanation, explain_all
+from agent.offer.selection import errors
 from agent.offer.units import plain_offer
 from hack.sim.machine import SimulatedMachine
 
@@ -49,8 +50,8 @@ def outcome(text: str, node: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if read.warnings:
         found["warnings"] = list(read.warnings)
-    if account.mistakes:
-        found["overlaps"] = [str(overlap) for overlap in account.mistakes]
+    if mistakes := errors(read.resources, account.overlaps):
+        found["overlaps"] = [str(overlap) for overlap in mistakes]
     return {**found, "resources": {each.resource_name: summary(each, account) for each in account.resources}}
 
 

@@ -100,5 +100,5 @@ def test_two_resources_that_select_one_device_are_refused_while_the_agent_runs(c
     stage = configured
     mount(stage, {"resources": [VFS, {**VFS, "name": "rdma/some", "select": {"isRdma": True}}]})
     said = wait("the problem", lambda: stage.status()["obstacles"].get("config"))
-    assert "rdma/some takes ens1f0np0, " in said
-    assert "VFs 0–7 each, which resources[0] (rdma/vf) takes too" in said
+    assert "rdma/some selects ens1f0np0, " in said
+    assert "VFs 0–7 each, which rdma/vf has already" in said

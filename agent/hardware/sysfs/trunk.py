@@ -19,7 +19,7 @@ from pathlib import Path
 
 from agent.errors import HardwareError
 from agent.hardware.sysfs.read import ATTRIBUTE_BYTES
-from agent.model import vlan_ids
+from agent.model import number_ranges
 
 HIGHEST = 4095
 ALL = frozenset(range(HIGHEST + 1))
@@ -41,7 +41,7 @@ class _Reading:
 
     @property
     def spelled(self) -> str:
-        return vlan_ids.spelled(vlan_ids.ranges_of(self.ids))
+        return number_ranges.spelled(number_ranges.ranges_of(self.ids))
 
     def agrees(self, wanted: frozenset[int]) -> bool:
         if self.is_whole:
@@ -99,7 +99,7 @@ def changing(
         yield
         return
     path = path_of(root, pf_netdev, vf_index)
-    ids = vlan_ids.ids(vlan_ids.parse(wanted, HIGHEST)) if wanted else frozenset[int]()
+    ids = number_ranges.ids(number_ranges.parse(wanted, HIGHEST)) if wanted else frozenset[int]()
     now = _required(path)
     _send(path, "rem", (now.ids if now.is_whole else ALL) - ids, write)
     yield
@@ -114,7 +114,7 @@ def changing(
 
 def _send(path: Path, word: str, ids: Iterable[int], write: Write) -> None:
     dash = "-" if _driver(path) in _WITH_DASHES else " "
-    for first, last in vlan_ids.ranges_of(ids):
+    for first, last in number_ranges.ranges_of(ids):
         text = f"{word} {first}{dash}{last}"
         try:
             write(path, text)
@@ -148,6 +148,6 @@ def _read(path: Path) -> _Reading | None:
     if not is_whole:
         parts.pop()  # which may be half an ID
     try:
-        return _Reading(vlan_ids.ids(r for p in parts if p for r in vlan_ids.parse(p, HIGHEST)), is_whole)
+        return _Reading(number_ranges.ids(r for p in parts if p for r in number_ranges.parse(p, HIGHEST)), is_whole)
     except ValueError as error:
         raise HardwareError(f"{path} shows {text[:80]!r}, which is no list of VLANs") from error

@@ -1,4 +1,4 @@
-"""Sets of VLAN IDs as ranges, and in the text that people write and drivers show: 100,200-210. Pure."""
+"""Sets of VLAN IDs, VFs or CPUs as ranges, and in the text that people write and kernels show: 100,200-210. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable
 
 UNTAGGED, LAST = 0, 4094
-"""What a list may hold: 0 stands for packets without a tag, 4095 is reserved (IEEE 802.1Q)."""
-_RANGE = re.compile(r" *([0-9]{1,4})(?: *- *([0-9]{1,4}))? *")
+"""What a list of VLANs may hold: 0 stands for packets without a tag, 4095 is reserved (IEEE 802.1Q)."""
+_RANGE = re.compile(r" *([0-9]{1,5})(?: *- *([0-9]{1,5}))? *")
 
 Range = tuple[int, int]
 """The first ID and the last."""
 
 
 def parse(text: str, highest: int = LAST) -> tuple[Range, ...]:
-    """Read IDs and ranges with commas between them. Raises ValueError for anything else, and for an empty text."""
+    """Read numbers and ranges with commas between them. Raises ValueError for anything else, and for an empty text."""
     return tuple(_parse_range(part, highest) for part in text.split(","))
 
 
@@ -41,15 +41,15 @@ def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def spelled(ranges: Iterable[Range]) -> str:
-    """Write ranges as text, the same for the same IDs; empty for none."""
+    """Write ranges as text, the same for the same numbers; empty for none."""
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in merged(ranges))
 
 
 def ids(ranges: Iterable[Range]) -> frozenset[int]:
-    """List every ID of some ranges."""
+    """List every number of some ranges."""
     return frozenset(vlan for first, last in ranges for vlan in range(first, last + 1))
 
 
 def ranges_of(vlans: Iterable[int]) -> tuple[Range, ...]:
-    """Make ranges of IDs."""
+    """Make ranges of numbers."""
     return merged((vlan, vlan) for vlan in vlans)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model import vlan_ids
+from agent.model import number_ranges
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ from agent.model import vlan_ids
     ],
 )
 def test_one_text_stands_for_the_same_ids(text: str, expected: str) -> None:
-    assert vlan_ids.spelled(vlan_ids.parse(text)) == expected
+    assert number_ranges.spelled(number_ranges.parse(text)) == expected
 
 
 @pytest.mark.parametrize("text", ["", ",", "1,", "4095", "1-4095", "9-5", "-5", "1-", "1-2-3", "x", "1 2", "٣"])
 def test_what_is_no_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^"):
-        vlan_ids.parse(text)
+        number_ranges.parse(text)
