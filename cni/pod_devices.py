@@ -95,7 +95,7 @@ class HeldDevices:
         config, snapshot = self._config.value, self._node.scans.value
         names = {known.device: known.netdev for known in self._ledger.known_devices()}
         rails = self._ledger.rails()
-        return plain_offer(config.resources, snapshot, {}, names, named_rails=config.topology.rails, known_rails=rails)
+        return plain_offer(config.resources, snapshot, names, named_rails=config.topology.rails, known_rails=rails)
 
     def offered(self) -> Mapping[str, str]:
         """Map the PCI devices that resources offer to their resources."""

@@ -180,7 +180,7 @@ def considered(
         for device in snapshot.devices:
             if _is_of(each, device, resource):
                 hcas = [_hca(device, rdma) for rdma in device.rdma_devices] if each == "hca" else []
-                for candidate in hcas or [_function(device, snapshot, host_names)]:
+                for candidate in hcas or [candidate_of(device, snapshot, host_names)]:
                     yield each, candidate, _kept_back(resource, each, device, candidate, snapshot)
 
 
@@ -283,11 +283,6 @@ def asks_for_names(resource: Resource) -> bool:
     return any(each.netdevs for select in selects for each in (select, *select.any_of))
 
 
-def candidate_of(device: PciDevice, snapshot: Snapshot) -> Candidate:
-    """Describe an adapter, VF or accelerator as a candidate, whether or not it can be one."""
-    return _function(device, snapshot, NO_NAMES)
-
-
 def _of_pci(attribute: str) -> Callable[[Any, Candidate], bool]:
     return lambda value, candidate: candidate.pci is not None and getattr(candidate.pci, attribute) == value
 
@@ -356,7 +351,8 @@ def _link_layers(device: PciDevice) -> frozenset[LinkLayer]:
     return frozenset({LinkLayer.INFINIBAND if device.pci_class >> 8 == INFINIBAND_CLASS else LinkLayer.ETHERNET})
 
 
-def _function(device: PciDevice, snapshot: Snapshot, host_names: Mapping[str, str]) -> Candidate:
+def candidate_of(device: PciDevice, snapshot: Snapshot, host_names: Mapping[str, str] = NO_NAMES) -> Candidate:
+    """Describe an adapter, VF or accelerator as a candidate, whether or not it can be one."""
     pf = snapshot.parent(device)
     host_name = host_names.get(device.address)
     netdevs = _own_netdevs(device) | (frozenset({host_name}) if host_name else frozenset())

@@ -40,7 +40,6 @@ from agent.offer.rails import NamedRails, planes_in, rails_of
 from agent.offer.selection import NO_NAMES, Assignment, Candidate, Taken, assign
 from agent.placement import Distances, choose_sets
 
-NO_QUARANTINE: Mapping[str, str] = MappingProxyType({})
 NO_SLOTS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -139,21 +138,18 @@ def make_offer(inputs: Inputs) -> Offer:
 def plain_offer(
     resources: Sequence[Resource],
     snapshot: Snapshot,
-    quarantined: Mapping[str, str] = NO_QUARANTINE,
     host_names: Mapping[str, str] = NO_NAMES,
     named_rails: NamedRails = (),
     known_rails: Sequence[Rail] = (),
 ) -> Offer:
     """Make an offer by the selectors alone, as if no pod had anything.
 
-    `quarantined` maps devices in quarantine to the reason, `host_names` devices in pods to the name of
-    their interface in the host; the last two are for `rails_of`. A device that two resources select goes
-    to the first of them: `overlap_problems` refuses such a configuration at start, but a device may also
-    appear later.
+    `host_names` maps devices in pods to the name of their interface in the host; the last two are for `rails_of`. A
+    device that two resources select goes to the first of them: `overlap_problems` refuses such a configuration at
+    start, but a device may also appear later.
     """
     assignment = assign(resources, snapshot, host_names)
-    books = Reading(quarantined=quarantined)
-    return make_offer(Inputs(resources, snapshot, assignment, books, named_rails=named_rails, known_rails=known_rails))
+    return make_offer(Inputs(resources, snapshot, assignment, named_rails=named_rails, known_rails=known_rails))
 
 
 def _pool_units(resource: Resource, adapters: Sequence[Unit]) -> tuple[Unit, ...]:

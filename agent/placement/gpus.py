@@ -24,6 +24,8 @@ from agent.placement.distances import FINE, Distances
 from agent.placement.nics import NOTHING, assign, match_nics, spans
 
 # The terms of a cost, each wide enough never to reach into the next.
+_FIRST = 1 << 256
+"""A cost is `first * _FIRST + last`: what is settled before any NIC, and what is settled after the NICs."""
 _SHARED = 1 << 40
 _NIC_LOAD, _NEAR_LEFT, _LINKS_LEFT, _SPAN, _USED, _LINKS = 1, 1 << 24, 1 << 48, 1 << 72, 1 << 112, 1 << 136
 
@@ -41,7 +43,7 @@ class Group:
     nearest: int = 0
     """Span to the nearest port with a free NIC."""
     alone: int = 0
-    """What a unit costs by itself, in the last number of a cost."""
+    """What a unit costs by itself."""
 
     @property
     def units(self) -> int:
@@ -63,10 +65,7 @@ class Choices:
     """Port → free NICs."""
     nics: int
     """How many of them the set gets."""
-    first: list[list[int]] = field(default_factory=list)
-    """Shared GPUs and missing NVLinks: what is settled before any NIC."""
-    last: list[list[int]] = field(default_factory=list)
-    """How far they are apart: what is settled after the NICs."""
+    costs: list[list[int]] = field(default_factory=list)
     contended: bool = False
     """GPUs are in each other's way at their nearest ports: only a matching tells what a set's pairs are."""
     bound: tuple[int, int] = (0, 0)
@@ -148,9 +147,7 @@ def collect(
     groups = _alike(distances, list(single.values()), costs, ports if contended else ())
     groups.sort(key=lambda g: (not g.taken, g.nearest))
     choices = Choices(distances, groups, size, room, nics, contended=contended)
-    for a in groups:
-        choices.first.append([costs.first(a.places[0], b.places[-1]) for b in groups])
-        choices.last.append([costs.last(a.places[0], b.places[-1]) for b in groups])
+    choices.costs = [[costs.of(a.places[0], b.places[-1]) for b in groups] for a in groups]
     if ports:
         _bound(choices)
     return choices
@@ -173,14 +170,11 @@ class _Costs:
         self._nics_first = nics_first
         self._most = max((distances.links(a, b) for a, b in combinations(distances.gpus, 2)), default=0)
 
-    def first(self, a: str, b: str) -> int:
+    def of(self, a: str, b: str) -> int:
+        span = _SPAN * self._distances.span(a, b)
         if a == b:
-            return _SHARED if a in self._shared else 0
-        return 0 if self._nics_first else self._missing(a, b)
-
-    def last(self, a: str, b: str) -> int:
-        links = _LINKS * self._missing(a, b) if self._nics_first and a != b else 0
-        return links + _SPAN * self._distances.span(a, b)
+            return span + (_FIRST * _SHARED if a in self._shared else 0)
+        return span + (_LINKS if self._nics_first else _FIRST) * self._missing(a, b)
 
     def _missing(self, a: str, b: str) -> int:
         return self._most - self._distances.links(a, b)
@@ -210,7 +204,7 @@ def _all_nearest(distances: Distances, groups: Sequence[Group], room: Mapping[st
 def _alike(distances: Distances, groups: Sequence[Group], costs: _Costs, ports: Sequence[str]) -> list[Group]:
     """Join single GPUs that are as far from every other one, cost the same alone, and are as far from the ports."""
     places = [g.places[0] for g in groups]
-    rows = {a: [(costs.first(a, b), costs.last(a, b)) for b in places] for a in places}
+    rows = {a: [costs.of(a, b) for b in places] for a in places}
     index = {place: i for i, place in enumerate(places)}
     joined: list[Group] = []
     for group in groups:
@@ -227,7 +221,7 @@ def _twins(
     distances: Distances,
     home: Group,
     other: Group,
-    rows: Mapping[str, Sequence[tuple[int, int]]],
+    rows: Mapping[str, Sequence[int]],
     index: Mapping[str, int],
     ports: Sequence[str],
 ) -> bool:
@@ -285,9 +279,8 @@ class _Sum:
         self._c = choices
         self.counts = [0] * len(choices.groups)
         self.left = choices.size
-        self.first = self.last = 0
-        self.more_first = [0] * len(choices.groups)
-        self.more_last = [group.alone for group in choices.groups]
+        self.cost = 0
+        self.more = [group.alone for group in choices.groups]
 
     def change(self, group: int, by: int) -> None:
         """Take units of a group, or give them back."""
@@ -296,22 +289,19 @@ class _Sum:
             self._spread(group, by)
         pairs = abs(by) * (abs(by) - 1) // 2
         sign = 1 if by > 0 else -1
-        self.first += by * self.more_first[group] + sign * pairs * self._c.first[group][group]
-        self.last += by * self.more_last[group] + sign * pairs * self._c.last[group][group]
+        self.cost += by * self.more[group] + sign * pairs * self._c.costs[group][group]
         if by > 0:
             self._spread(group, by)
         self.counts[group] += by
         self.left -= by
 
     def _spread(self, group: int, by: int) -> None:
-        first, last = self._c.first[group], self._c.last[group]
-        for g in range(len(self.counts)):
-            self.more_first[g] += by * first[g]
-            self.more_last[g] += by * last[g]
+        for g, cost in enumerate(self._c.costs[group]):
+            self.more[g] += by * cost
 
 
 class _Least:
-    """The least that units still to be taken can add to one number of a cost."""
+    """The least that units still to be taken can add to a cost."""
 
     def __init__(self, pairs: Sequence[Sequence[int]], units: Sequence[int]) -> None:
         self._pairs = pairs
@@ -344,8 +334,7 @@ class _Search:
         self._groups = choices.groups
         self._most = [g.units for g in choices.groups]
         self._units_from = [sum(self._most[i:]) for i in range(len(self._most) + 1)]
-        self._first = _Least(choices.first, self._most)
-        self._last = _Least(choices.last, self._most)
+        self._least = _Least(choices.costs, self._most)
         self._near_from = [min(g.nearest for g in choices.groups[i:]) for i in range(len(self._most))]
         self._each = choices.each
         self._all_paired = choices.pairs == choices.size * choices.each
@@ -377,14 +366,15 @@ class _Search:
                 total.change(
                     min(
                         (g for g, n in enumerate(total.counts) if n < self._most[g]),
-                        key=lambda g: (total.more_first[g], near and groups[g].nearest, total.more_last[g]),
+                        key=lambda g: (total.more[g] // _FIRST, near and groups[g].nearest, total.more[g]),
                     ),
                     1,
                 )
             yield total
 
     def _offer(self, total: _Sum) -> None:
-        key = (total.first, *self._c.matched(total.counts), total.last)
+        first, last = divmod(total.cost, _FIRST)
+        key = (first, *self._c.matched(total.counts), last)
         if self._key is None or key < self._key:
             self._best, self._key = tuple(total.counts), key
 
@@ -416,21 +406,12 @@ class _Search:
         """Tell whether a set that begins so can be better than the best one so far."""
         assert self._key is not None  # that of a grown set, at least
         left = total.left
-        first = total.first + self._first.added(total.more_first, group, left)
-        if first != self._key[0]:
-            return first < self._key[0]
+        first, last = divmod(total.cost + self._least.added(total.more, group, left), _FIRST)
         least_worst, least_sum = self._c.bound
         if self._all_paired:
             least_worst = max(least_worst, worst, self._near_from[group] // FINE)
             least_sum = max(least_sum, near + left * self._each * self._near_from[group])
-        return self._betters(total, group, (least_worst, least_sum))
-
-    def _betters(self, total: _Sum, group: int, pairs: tuple[int, int]) -> bool:
-        """Tell whether a set with pairs that are at best so, and as good in what comes before them, can be better."""
-        assert self._key is not None
-        if pairs != self._key[1:3]:
-            return pairs < self._key[1:3]
-        return total.last + self._last.added(total.more_last, group, total.left) < self._key[3]
+        return (first, least_worst, least_sum, last) < self._key
 
 
 SEARCH = 1600

@@ -148,12 +148,16 @@ def test_a_gpu_that_does_not_find_all_its_nics_makes_no_rail() -> None:
     assert rails(replace(PAIR, nic=RailNic("hca", count=2)), node(rails=1)) == ()
 
 
+def rails_with_doubt(resource: Resource, snapshot: Snapshot, device: str) -> tuple[Unit, ...]:
+    books = Reading(quarantined={device: "in doubt"})
+    return make_offer(Inputs([resource], snapshot, assign([resource], snapshot), books)).units[resource.name]
+
+
 @pytest.mark.parametrize("position", range(4))
 def test_a_rail_is_as_ill_as_any_of_its_nics(position: int) -> None:
     snapshot = scanned("p5-8gpu-32efa")
     ill = rails(P5, snapshot)[3].devices[position]
-    quarantined = {ill: "in doubt"}
-    made = plain_offer([P5], snapshot, quarantined).units[P5.name]
+    made = rails_with_doubt(P5, snapshot, ill)
     assert [unit.health.reason for unit in made] == [*[""] * 3, "Quarantined", *[""] * 4]
 
 
@@ -162,7 +166,7 @@ def test_a_quarantined_nic_counts_before_all_that_lets_a_rail_be_granted() -> No
     (unit,) = rails(PAIR, snapshot)
     sick = change(snapshot, unit.devices[0], driver=None)
     sick = replace(sick, gpus=tuple(replace(gpu, ailments=("GpuLost",)) for gpu in sick.gpus))
-    (found,) = plain_offer([PAIR], sick, {unit.devices[1]: "in doubt"}).units[PAIR.name]
+    (found,) = rails_with_doubt(PAIR, sick, unit.devices[1])
     assert found.health.reason == Reason.QUARANTINED
 
 

@@ -93,12 +93,6 @@ def test_link_layer_is_told_by_the_pci_class_when_nothing_else_does() -> None:
     assert devices(vf(link_layers=(LinkLayer.ETHERNET,)), snapshot) == []
 
 
-def test_a_quarantined_device_is_unhealthy_and_still_listed() -> None:
-    found = units(VF, node(rails=1), quarantined={"0000:12:00.2": "vlan could not be reset"})
-    assert {u.device: str(u.health) for u in found}["0000:12:00.2"] == "Unhealthy (Quarantined)"
-    assert sum(not u.health.healthy for u in found) == 1
-
-
 def test_an_overlap_names_both_resources_and_the_device() -> None:
     resources = [vf(pf=(parse_pf("rail0#0-2"),)), replace(VF, name="rdma/other", select=Select(vendors=(0x15B3,)))]
     (problem,) = overlap_problems(resources, node(rails=1))
