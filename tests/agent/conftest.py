@@ -1,8 +1,8 @@
-"""Recorded nodes for all tests of the agent: laid out on disk once per run, and as snapshots."""
+"""Books, and recorded nodes, for all tests of the agent: laid out on disk once per run, and as snapshots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,9 @@ import pytest
 from agent.hardware import recorded
 from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs.scan import scan
+from agent.ledger import Ledger
 from agent.model.device import Snapshot
+from tests.node import open_books
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +42,10 @@ def node_snapshot(node_root: Callable[[str], Path]) -> Callable[[str], Snapshot]
         return made[name]
 
     return snapshot
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Ledger]:
+    """Open books in the test's folder."""
+    with open_books(tmp_path) as books:
+        yield books

@@ -92,13 +92,12 @@ def test_a_ledger_tells_the_same_before_and_after_it_is_opened_anew(boots: list[
             assert held == [{hold.key: hold for hold in everything if device in hold.devices} for device in DEVICES]
 
 
-def test_what_could_not_be_written_is_not_told(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
+def test_what_could_not_be_written_is_not_told(books: Ledger) -> None:
+    begin(books, DEVICES[0])
+    with pytest.raises(DeviceBusy):
         begin(books, DEVICES[0])
-        with pytest.raises(DeviceBusy):
-            begin(books, DEVICES[0])
-        (row,) = books.attachments()
-        books.finish_attach([row.attachment_id], {})
-        with pytest.raises(LedgerError, match="not in state attaching"):
-            books.finish_attach([row.attachment_id], {"twice": True})
-        assert books.attachments()[0].result == {}
+    (row,) = books.attachments()
+    books.finish_attach([row.attachment_id], {})
+    with pytest.raises(LedgerError, match="not in state attaching"):
+        books.finish_attach([row.attachment_id], {"twice": True})
+    assert books.attachments()[0].result == {}

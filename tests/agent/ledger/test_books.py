@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 
 from agent.errors import DeviceBusy, LedgerError
+from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
 from tests.node import POD, VF, attach, granted, open_books, owner
 
 
-def test_a_grant_is_bound_and_released(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.grant(granted("rdma/vf", {"u1": VF, "u2": "0000:3b:00.3"}))
-        assert [(g.key, g.resource_name, g.device, g.pod) for g in books.holds()] == [
-            ("u1", "rdma/vf", VF, None),
-            ("u2", "rdma/vf", "0000:3b:00.3", None),
-        ]
-        books.bind(["u1"], POD)
-        books.bind(["u1"], POD)
-        assert [g.pod for g in books.holds()] == [POD, None]
-        books.release(["u1", "never-granted"])
-        assert [g.key for g in books.holds()] == ["u2"]
+def test_a_grant_is_bound_and_released(books: Ledger) -> None:
+    books.grant(granted("rdma/vf", {"u1": VF, "u2": "0000:3b:00.3"}))
+    assert [(g.key, g.resource_name, g.device, g.pod) for g in books.holds()] == [
+        ("u1", "rdma/vf", VF, None),
+        ("u2", "rdma/vf", "0000:3b:00.3", None),
+    ]
+    books.bind(["u1"], POD)
+    books.bind(["u1"], POD)
+    assert [g.pod for g in books.holds()] == [POD, None]
+    books.release(["u1", "never-granted"])
+    assert [g.key for g in books.holds()] == ["u2"]
 
 
 def test_granting_a_unit_again_begins_a_new_life_without_an_owner(tmp_path: Path) -> None:
@@ -43,24 +43,23 @@ def test_granting_a_unit_again_begins_a_new_life_without_an_owner(tmp_path: Path
     )
 
 
-def test_no_read_waits_for_a_write_that_is_under_way(tmp_path: Path) -> None:
+def test_no_read_waits_for_a_write_that_is_under_way(books: Ledger) -> None:
     writing, done = threading.Event(), threading.Event()
 
     def hold_up() -> None:
         writing.set()
         done.wait(30)
 
-    with open_books(tmp_path) as books:
-        books.subscribe(hold_up)
-        writer = threading.Thread(target=books.grant, args=(granted("rdma/vf", {"u1": VF}),))
-        writer.start()
-        try:
-            assert writing.wait(30)
-            assert books.resource_held(VF) == "rdma/vf"
-            assert writer.is_alive()
-        finally:
-            done.set()
-            writer.join()
+    books.subscribe(hold_up)
+    writer = threading.Thread(target=books.grant, args=(granted("rdma/vf", {"u1": VF}),))
+    writer.start()
+    try:
+        assert writing.wait(30)
+        assert books.resource_held(VF) == "rdma/vf"
+        assert writer.is_alive()
+    finally:
+        done.set()
+        writer.join()
 
 
 def test_an_attachment_reads_back_as_it_was_written(tmp_path: Path) -> None:
@@ -121,35 +120,32 @@ def test_the_file_itself_refuses_a_second_attachment_of_a_device(tmp_path: Path)
             other.adopt(replace(one.attachments()[0], owner=owner("c2")))
 
 
-def test_an_attachment_can_be_finished_only_while_it_is_attaching(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        one, two = attach(books, VF, owner()), attach(books, "0000:3b:00.3", owner())
-        books.begin_detach([two.attachment_id])
-        with pytest.raises(LedgerError, match="is not in state attaching"):
-            books.finish_attach([one.attachment_id, two.attachment_id], {})
-        # All or nothing: the first row is as it was.
-        assert [row.state.value for row in books.attachments()] == ["attaching", "detaching"]
+def test_an_attachment_can_be_finished_only_while_it_is_attaching(books: Ledger) -> None:
+    one, two = attach(books, VF, owner()), attach(books, "0000:3b:00.3", owner())
+    books.begin_detach([two.attachment_id])
+    with pytest.raises(LedgerError, match="is not in state attaching"):
+        books.finish_attach([one.attachment_id, two.attachment_id], {})
+    # All or nothing: the first row is as it was.
+    assert [row.state.value for row in books.attachments()] == ["attaching", "detaching"]
 
 
-def test_a_finished_detach_frees_the_device_and_ends_its_quarantine(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        row = attach(books, VF, owner())
-        books.begin_detach([row.attachment_id])
-        books.quarantine(VF, "it does not come back")
-        books.quarantine(VF, "a later reason")
-        assert [(q.device, q.reason) for q in books.quarantines()] == [(VF, "it does not come back")]
-        books.finish_detach(row)
-        books.finish_detach(row)
-        assert (books.attachments(), books.quarantines(), books.owed_leases()) == ((), (), ())
-        attach(books, VF, owner("c2"))
+def test_a_finished_detach_frees_the_device_and_ends_its_quarantine(books: Ledger) -> None:
+    row = attach(books, VF, owner())
+    books.begin_detach([row.attachment_id])
+    books.quarantine(VF, "it does not come back")
+    books.quarantine(VF, "a later reason")
+    assert [(q.device, q.reason) for q in books.quarantines()] == [(VF, "it does not come back")]
+    books.finish_detach(row)
+    books.finish_detach(row)
+    assert (books.attachments(), books.quarantines(), books.owed_leases()) == ((), (), ())
+    attach(books, VF, owner("c2"))
 
 
-def test_row_numbers_are_not_used_again(tmp_path: Path) -> None:
+def test_row_numbers_are_not_used_again(books: Ledger) -> None:
     """A late clean-up of an old row must not hit a new one."""
-    with open_books(tmp_path) as books:
-        first = attach(books, VF, owner("c1"))
-        books.finish_detach(first)
-        assert attach(books, VF, owner("c2")).attachment_id > first.attachment_id
+    first = attach(books, VF, owner("c1"))
+    books.finish_detach(first)
+    assert attach(books, VF, owner("c2")).attachment_id > first.attachment_id
 
 
 def test_owed_leases_outlive_their_device_until_they_are_settled(tmp_path: Path) -> None:
@@ -165,22 +161,21 @@ def test_owed_leases_outlive_their_device_until_they_are_settled(tmp_path: Path)
         assert books.owed_leases() == ()
 
 
-def test_what_is_owed_takes_no_more_than_so_much_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_owed_takes_no_more_than_so_much_room(books: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     """All of it is read each minute, and after each start."""
     long = {"network": {"ipam": {"type": "stub", "x": "y" * 65_000}}}
-    with open_books(tmp_path) as books:
-        for number in range(80):
-            books.owe_lease(f"c{number}", "net1", "/netns", long)
-        owed = books.owed_leases()
-        assert 60 < len(owed) < 70
-        row = attach(books, VF, owner("c99"))
-        books.finish_detach(row, lease_owed=True)
-        assert (books.attachments(), books.owed_leases()) == ((), owed)
-        assert "the addresses of net1 in container c99 will not be given back: pending leases take" in caplog.text
-        for lease in owed[:5]:
-            books.settle_lease(lease.lease_id)
-        books.owe_lease("c100", "net1", "/netns", long)
-        assert len(books.owed_leases()) == len(owed) - 4
+    for number in range(80):
+        books.owe_lease(f"c{number}", "net1", "/netns", long)
+    owed = books.owed_leases()
+    assert 60 < len(owed) < 70
+    row = attach(books, VF, owner("c99"))
+    books.finish_detach(row, lease_owed=True)
+    assert (books.attachments(), books.owed_leases()) == ((), owed)
+    assert "the addresses of net1 in container c99 will not be given back: pending leases take" in caplog.text
+    for lease in owed[:5]:
+        books.settle_lease(lease.lease_id)
+    books.owe_lease("c100", "net1", "/netns", long)
+    assert len(books.owed_leases()) == len(owed) - 4
 
 
 def test_leases_without_a_row_are_owed_once_however_often_that_is_promised(tmp_path: Path) -> None:

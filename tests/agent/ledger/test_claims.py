@@ -112,25 +112,23 @@ def test_what_is_changed_of_a_claim_is_in_the_file_too(tmp_path: Path) -> None:
     assert [found.edits for found in read.devices] == [{"env": ["A=1"]}, {"deviceNodes": []}]
 
 
-def test_of_a_claim_that_is_not_in_the_books_nothing_can_be_changed(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        changes: list[Callable[[], None]] = [
-            lambda: books.set_claim_state("uid-c", ClaimState.PREPARED),
-            lambda: books.set_claim_pods("uid-c", [POD]),
-        ]
-        for change in changes:
-            with pytest.raises(LedgerError, match="claim uid-c is not in the books"):
-                change()
+def test_of_a_claim_that_is_not_in_the_books_nothing_can_be_changed(books: Ledger) -> None:
+    changes: list[Callable[[], None]] = [
+        lambda: books.set_claim_state("uid-c", ClaimState.PREPARED),
+        lambda: books.set_claim_pods("uid-c", [POD]),
+    ]
+    for change in changes:
+        with pytest.raises(LedgerError, match="claim uid-c is not in the books"):
+            change()
 
 
-def test_claims_are_found_by_the_uid_of_a_pod_and_by_its_name_if_there_is_none(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        mine = books.prepare_claim(claim())
-        shared = books.prepare_claim(replace(claim("s", of_share(), pod=OTHER_POD), only_pod="", pods=(POD, OTHER_POD)))
-        assert books.claims_for(POD) == (mine, shared)
-        assert books.claims_for(OTHER_POD) == (shared,)
-        assert books.claims_for(replace(POD, uid="")) == (mine, shared)
-        assert books.claims_for(replace(POD, uid="of its namesake")) == ()
+def test_claims_are_found_by_the_uid_of_a_pod_and_by_its_name_if_there_is_none(books: Ledger) -> None:
+    mine = books.prepare_claim(claim())
+    shared = books.prepare_claim(replace(claim("s", of_share(), pod=OTHER_POD), only_pod="", pods=(POD, OTHER_POD)))
+    assert books.claims_for(POD) == (mine, shared)
+    assert books.claims_for(OTHER_POD) == (shared,)
+    assert books.claims_for(replace(POD, uid="")) == (mine, shared)
+    assert books.claims_for(replace(POD, uid="of its namesake")) == ()
 
 
 # ------------------------------------------------------------------------------------------------ one device, one hand
@@ -145,97 +143,89 @@ def refused(books: Ledger, text: str) -> Iterator[None]:
     assert (books.claims(), books.holds(), books.bound_slots(), books.attachments()) == before
 
 
-def test_a_second_claim_for_a_device_is_refused_and_told_the_first(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.prepare_claim(claim("first"))
-        with refused(books, f"{VF} is not free: it is claimed by default/first "):
-            books.prepare_claim(claim("second", of_vf(OTHER_VF), of_vf()))
-        books.remove_claim("uid-first")
-        books.prepare_claim(claim("second", of_vf(OTHER_VF), of_vf(request="b")))
+def test_a_second_claim_for_a_device_is_refused_and_told_the_first(books: Ledger) -> None:
+    books.prepare_claim(claim("first"))
+    with refused(books, f"{VF} is not free: it is claimed by default/first "):
+        books.prepare_claim(claim("second", of_vf(OTHER_VF), of_vf()))
+    books.remove_claim("uid-first")
+    books.prepare_claim(claim("second", of_vf(OTHER_VF), of_vf(request="b")))
 
 
-def test_one_claim_cannot_have_a_device_twice(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books, refused(books, "another request of this one"):
+def test_one_claim_cannot_have_a_device_twice(books: Ledger) -> None:
+    with refused(books, "another request of this one"):
         books.prepare_claim(claim("c", of_vf(), of_vf(request="other")))
 
 
-def test_claims_share_what_may_be_shared_and_none_has_it_alone_then(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.prepare_claim(claim("a", of_share("s1")))
-        books.prepare_claim(claim("b", of_share("s2")))
-        with refused(books, "it is claimed by default/a "):
-            books.prepare_claim(claim("c", of_vf(HCA)))
-        assert alone(books) == {}
-        books.remove_claim("uid-a")
-        books.remove_claim("uid-b")
+def test_claims_share_what_may_be_shared_and_none_has_it_alone_then(books: Ledger) -> None:
+    books.prepare_claim(claim("a", of_share("s1")))
+    books.prepare_claim(claim("b", of_share("s2")))
+    with refused(books, "it is claimed by default/a "):
         books.prepare_claim(claim("c", of_vf(HCA)))
-        with refused(books, "claimed by default/c "):
-            books.prepare_claim(claim("a", of_share("s1")))
+    assert alone(books) == {}
+    books.remove_claim("uid-a")
+    books.remove_claim("uid-b")
+    books.prepare_claim(claim("c", of_vf(HCA)))
+    with refused(books, "claimed by default/c "):
+        books.prepare_claim(claim("a", of_share("s1")))
 
 
-def test_who_only_looks_takes_nothing_from_nobody(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.prepare_claim(claim("c"))
-        books.prepare_claim(claim("looks", replace(of_vf(), admin=True)))
-        books.prepare_claim(claim("looks-too", replace(of_vf(), admin=True, exclusive=False)))
-        books.remove_claim("uid-c")
-        assert alone(books) == {}
-        books.grant(granted("rdma/vf", {VF: VF}))
+def test_who_only_looks_takes_nothing_from_nobody(books: Ledger) -> None:
+    books.prepare_claim(claim("c"))
+    books.prepare_claim(claim("looks", replace(of_vf(), admin=True)))
+    books.prepare_claim(claim("looks-too", replace(of_vf(), admin=True, exclusive=False)))
+    books.remove_claim("uid-c")
+    assert alone(books) == {}
+    books.grant(granted("rdma/vf", {VF: VF}))
 
 
-def test_a_device_that_kubelet_granted_as_a_unit_goes_to_no_claim(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.grant(granted("rdma/vf", {VF: VF}))
-        with refused(books, rf"granted to a pod not known yet \({VF} of rdma/vf\)"):
-            books.prepare_claim(claim())
-        books.bind([VF], OTHER_POD)
-        with refused(books, rf"granted to default/worker \({VF} of rdma/vf\)"):
-            books.prepare_claim(claim())
-        books.release([VF])
+def test_a_device_that_kubelet_granted_as_a_unit_goes_to_no_claim(books: Ledger) -> None:
+    books.grant(granted("rdma/vf", {VF: VF}))
+    with refused(books, rf"granted to a pod not known yet \({VF} of rdma/vf\)"):
         books.prepare_claim(claim())
-
-
-def test_a_claimed_device_is_granted_as_no_unit(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
+    books.bind([VF], OTHER_POD)
+    with refused(books, rf"granted to default/worker \({VF} of rdma/vf\)"):
         books.prepare_claim(claim())
-        with refused(books, f"{VF} is not free: it is claimed by default/c "):
-            books.grant(granted("rdma/vf", {OTHER_VF: OTHER_VF, VF: VF}))
-        books.remove_claim("uid-c")
+    books.release([VF])
+    books.prepare_claim(claim())
+
+
+def test_a_claimed_device_is_granted_as_no_unit(books: Ledger) -> None:
+    books.prepare_claim(claim())
+    with refused(books, f"{VF} is not free: it is claimed by default/c "):
         books.grant(granted("rdma/vf", {OTHER_VF: OTHER_VF, VF: VF}))
+    books.remove_claim("uid-c")
+    books.grant(granted("rdma/vf", {OTHER_VF: OTHER_VF, VF: VF}))
 
 
-def test_a_device_is_bound_to_a_slot_or_claimed_and_never_both(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        binding = bound_slot(SLOT, "rdma/vf", "vf", VF, "worker", "c1", "eth0", OTHER_POD, {})
-        (made,) = books.bind_slots([binding])
-        with refused(books, rf"granted to default/worker \({SLOT} of rdma/vf\)"):
-            books.prepare_claim(claim())
-        books.unbind([made])
+def test_a_device_is_bound_to_a_slot_or_claimed_and_never_both(books: Ledger) -> None:
+    binding = bound_slot(SLOT, "rdma/vf", "vf", VF, "worker", "c1", "eth0", OTHER_POD, {})
+    (made,) = books.bind_slots([binding])
+    with refused(books, rf"granted to default/worker \({SLOT} of rdma/vf\)"):
         books.prepare_claim(claim())
-        with pytest.raises(DeviceBusy, match="claimed by default/c "):
-            books.bind_slots([binding])
-        assert books.bound_slots() == ()
+    books.unbind([made])
+    books.prepare_claim(claim())
+    with pytest.raises(DeviceBusy, match="claimed by default/c "):
+        books.bind_slots([binding])
+    assert books.bound_slots() == ()
 
 
-def test_a_device_in_a_pod_is_prepared_for_that_pods_claims_alone(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        row = attach(books, VF, owner())
-        books.begin_detach([row.attachment_id])
-        with refused(books, r"attached to default/trainer \(sandbox c1, from which it is on its way back\)"):
-            books.prepare_claim(claim("c", pod=OTHER_POD))
-        books.prepare_claim(claim("c", pod=POD))
+def test_a_device_in_a_pod_is_prepared_for_that_pods_claims_alone(books: Ledger) -> None:
+    row = attach(books, VF, owner())
+    books.begin_detach([row.attachment_id])
+    with refused(books, r"attached to default/trainer \(sandbox c1, from which it is on its way back\)"):
+        books.prepare_claim(claim("c", pod=OTHER_POD))
+    books.prepare_claim(claim("c", pod=POD))
 
 
 def attach_for(books: Ledger, pod: PodRef, claim_uid: str = "") -> None:
     attach(books, VF, owner("c9", "eth0", pod), claim_uid=claim_uid)
 
 
-def test_a_prepared_device_comes_into_no_other_pod(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.prepare_claim(claim())
-        with pytest.raises(DeviceBusy, match=f"{VF} is prepared for claim default/c, which is not of pod default/work"):
-            attach_for(books, OTHER_POD)
-        assert books.attachments() == ()
+def test_a_prepared_device_comes_into_no_other_pod(books: Ledger) -> None:
+    books.prepare_claim(claim())
+    with pytest.raises(DeviceBusy, match=f"{VF} is prepared for claim default/c, which is not of pod default/work"):
+        attach_for(books, OTHER_POD)
+    assert books.attachments() == ()
 
 
 def test_a_claim_brings_its_device_only_while_it_is_prepared(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import ClaimConflict, DeviceBusy
-from agent.ledger import database
+from agent.ledger import Ledger, database
 from agent.model.allocation import Claim, ClaimRef, ClaimState, Spec
 from tests.node import POD, VF, attach, bound_slot, claimed, granted, open_books, owner
 
@@ -34,46 +34,41 @@ def test_a_bound_slot_is_kept_with_all_it_says(tmp_path: Path) -> None:
     assert database.read_books(tmp_path / "ledger.db").holds == (made,)
 
 
-def test_a_device_is_bound_to_one_slot_only(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        (made,) = books.bind_slots([BOUND])
-        with pytest.raises(
-            DeviceBusy, match=rf"{VF} is not free: it is granted to default/trainer \({SLOT} of rdma/vf\)"
-        ):
-            books.bind_slots([replace(BOUND, key=SECOND)])
-        assert books.bound_slots() == (made,)
-        books.bind_slots([replace(BOUND, devices=(OTHER_VF,)), replace(BOUND, key="slot-rdma:vf-0-2", devices=("x",))])
+def test_a_device_is_bound_to_one_slot_only(books: Ledger) -> None:
+    (made,) = books.bind_slots([BOUND])
+    with pytest.raises(DeviceBusy, match=rf"{VF} is not free: it is granted to default/trainer \({SLOT} of rdma/vf\)"):
         books.bind_slots([replace(BOUND, key=SECOND)])
-        assert {slot.key: slot.device for slot in books.bound_slots()} == {
-            SLOT: OTHER_VF,
-            SECOND: VF,
-            "slot-rdma:vf-0-2": "x",
-        }
+    assert books.bound_slots() == (made,)
+    books.bind_slots([replace(BOUND, devices=(OTHER_VF,)), replace(BOUND, key="slot-rdma:vf-0-2", devices=("x",))])
+    books.bind_slots([replace(BOUND, key=SECOND)])
+    assert {slot.key: slot.device for slot in books.bound_slots()} == {
+        SLOT: OTHER_VF,
+        SECOND: VF,
+        "slot-rdma:vf-0-2": "x",
+    }
 
 
-def test_a_slot_bound_anew_is_not_unbound_by_its_former_owner(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.grant(granted("rdma/vf", UNBOUND))
-        (old,) = books.bind_slots([BOUND])
-        (new,) = books.bind_slots([replace(BOUND, container_id="c2", devices=(OTHER_VF,))])
-        assert books.unbind([old]) == ()
-        assert books.bound_slots() == (new,)
-        books.bind([SLOT], replace(POD, uid=""))  # as kubelet names it, meanwhile
-        assert [slot.key for slot in books.unbind([new])] == [SLOT]
-        assert books.unbind([new]) == ()
-        assert books.bound_slots() == ()
-        assert [(hold.devices, hold.spec, hold.pod) for hold in books.holds()] == [((), None, replace(POD, uid=""))]
+def test_a_slot_bound_anew_is_not_unbound_by_its_former_owner(books: Ledger) -> None:
+    books.grant(granted("rdma/vf", UNBOUND))
+    (old,) = books.bind_slots([BOUND])
+    (new,) = books.bind_slots([replace(BOUND, container_id="c2", devices=(OTHER_VF,))])
+    assert books.unbind([old]) == ()
+    assert books.bound_slots() == (new,)
+    books.bind([SLOT], replace(POD, uid=""))  # as kubelet names it, meanwhile
+    assert [slot.key for slot in books.unbind([new])] == [SLOT]
+    assert books.unbind([new]) == ()
+    assert books.bound_slots() == ()
+    assert [(hold.devices, hold.spec, hold.pod) for hold in books.holds()] == [((), None, replace(POD, uid=""))]
 
 
-def test_a_slot_bound_anew_is_not_named_as_its_former_owners_by_an_add_that_took_long(tmp_path: Path) -> None:
+def test_a_slot_bound_anew_is_not_named_as_its_former_owners_by_an_add_that_took_long(books: Ledger) -> None:
     other = replace(POD, name="other", uid="other")
-    with open_books(tmp_path) as books:
-        books.grant(granted("rdma/vf", UNBOUND))
-        books.bind_slots([BOUND])
-        books.bind_slots([replace(BOUND, pod=other, container_id="c2", devices=(OTHER_VF,))])
-        attach(books, OTHER_VF, owner("c2", "eth0", other), unit_id=SLOT)
-        attach(books, VF, owner("c1", "eth0"), unit_id=SLOT)
-        assert [hold.pod for hold in books.holds()] == [other]
+    books.grant(granted("rdma/vf", UNBOUND))
+    books.bind_slots([BOUND])
+    books.bind_slots([replace(BOUND, pod=other, container_id="c2", devices=(OTHER_VF,))])
+    attach(books, OTHER_VF, owner("c2", "eth0", other), unit_id=SLOT)
+    attach(books, VF, owner("c1", "eth0"), unit_id=SLOT)
+    assert [hold.pod for hold in books.holds()] == [other]
 
 
 def test_slots_are_listed_as_they_were_bound_also_after_a_restart(tmp_path: Path) -> None:
@@ -95,14 +90,13 @@ def test_slots_that_are_bound_anew_together_may_exchange_their_devices(tmp_path:
         assert {slot.key: slot.devices for slot in books.bound_slots()} == {SLOT: (OTHER_VF,), SECOND: (VF,)}
 
 
-def test_a_slot_that_is_bound_stays_though_kubelet_counts_it_to_no_pod(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        (made,) = books.bind_slots([BOUND])
-        books.release([SLOT])
-        assert books.holds() == (made,)
-        books.unbind([made])
-        books.release([SLOT])
-        assert books.holds() == ()
+def test_a_slot_that_is_bound_stays_though_kubelet_counts_it_to_no_pod(books: Ledger) -> None:
+    (made,) = books.bind_slots([BOUND])
+    books.release([SLOT])
+    assert books.holds() == (made,)
+    books.unbind([made])
+    books.release([SLOT])
+    assert books.holds() == ()
 
 
 def test_a_reboot_voids_what_slots_were_bound_to_and_keeps_the_slots(tmp_path: Path) -> None:
@@ -163,17 +157,16 @@ def test_each_nic_of_a_rail_is_found_with_its_grant_also_after_a_restart(tmp_pat
 
 
 @pytest.mark.parametrize("nic", NICS)
-def test_no_claim_gets_any_nic_of_a_granted_rail_nor_a_rail_any_that_is_claimed(tmp_path: Path, nic: str) -> None:
-    with open_books(tmp_path) as books:
-        books.grant(granted("rdma/rail", {RAIL: NICS}))
-        with pytest.raises(ClaimConflict, match=f"{RAIL} of rdma/rail"):
-            books.prepare_claim(claim(nic))
-        books.release([RAIL])
-        assert (books.holds_on(nic), books.resource_held(nic)) == ((), None)
+def test_no_claim_gets_any_nic_of_a_granted_rail_nor_a_rail_any_that_is_claimed(books: Ledger, nic: str) -> None:
+    books.grant(granted("rdma/rail", {RAIL: NICS}))
+    with pytest.raises(ClaimConflict, match=f"{RAIL} of rdma/rail"):
         books.prepare_claim(claim(nic))
-        with pytest.raises(ClaimConflict, match=nic):
-            books.grant(granted("rdma/rail", {RAIL: NICS}))
-        assert books.holds() == ()
+    books.release([RAIL])
+    assert (books.holds_on(nic), books.resource_held(nic)) == ((), None)
+    books.prepare_claim(claim(nic))
+    with pytest.raises(ClaimConflict, match=nic):
+        books.grant(granted("rdma/rail", {RAIL: NICS}))
+    assert books.holds() == ()
 
 
 def test_a_rail_that_moves_has_its_new_nics_alone(tmp_path: Path) -> None:

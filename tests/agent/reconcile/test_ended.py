@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from agent.kubelet.podresources import HeldUnit
+from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.reconcile.grants import EndedPods
 from tests.agent.reconcile.scene import Scene
 from tests.awaiting import until
-from tests.node import POD, VF, granted, open_books
+from tests.node import POD, VF, granted
 
 NEXT = PodRef("default", "next")
 
@@ -64,7 +64,7 @@ def test_kubelet_is_asked_again_while_it_still_lists_the_pod(scene: Scene) -> No
     assert ("grant-release", "unclaimed") in scene.counted
 
 
-def test_pods_are_asked_about_a_few_times_and_those_without_grants_once(tmp_path: Path) -> None:
+def test_pods_are_asked_about_a_few_times_and_those_without_grants_once(books: Ledger) -> None:
     async def ask() -> list[PodRef]:
         await asyncio.wait_for(ended.due(), 10)
         ended.looked()
@@ -74,19 +74,18 @@ def test_pods_are_asked_about_a_few_times_and_those_without_grants_once(tmp_path
         return [await ask() for _ in pauses]
 
     pauses = (0.0, 0.01, 0.01)
-    with open_books(tmp_path) as books:
-        ended = EndedPods(books, clock=lambda: 1000.0, pauses=pauses)
-        books.grant(granted("rdma/vf", {VF: VF}))
-        books.bind([VF], POD)
-        for again in range(2):
-            ended.note(NEXT)
-            ended.note(POD)
-            ended.note(PodRef("default", "spooled"), 900.0)
-            assert [one.at for one in ended.pods()] == [1000.0, 1000.0, 900.0]
-            assert asyncio.run(asked()) == [[POD], [POD], []], again
+    ended = EndedPods(books, clock=lambda: 1000.0, pauses=pauses)
+    books.grant(granted("rdma/vf", {VF: VF}))
+    books.bind([VF], POD)
+    for again in range(2):
+        ended.note(NEXT)
+        ended.note(POD)
+        ended.note(PodRef("default", "spooled"), 900.0)
+        assert [one.at for one in ended.pods()] == [1000.0, 1000.0, 900.0]
+        assert asyncio.run(asked()) == [[POD], [POD], []], again
 
 
-def test_a_pod_that_ends_while_kubelet_is_asked_about_another_is_asked_about_soon(tmp_path: Path) -> None:
+def test_a_pod_that_ends_while_kubelet_is_asked_about_another_is_asked_about_soon(books: Ledger) -> None:
     async def scenario() -> None:
         await ended.due()
         ended.note(NEXT)
@@ -96,9 +95,8 @@ def test_a_pod_that_ends_while_kubelet_is_asked_about_another_is_asked_about_soo
         ended.looked()
         assert [one.pod for one in ended.pods()] == [POD]
 
-    with open_books(tmp_path) as books:
-        ended = EndedPods(books, clock=lambda: 1000.0, pauses=(0.0, 3600.0))
-        books.grant(granted("rdma/vf", {VF: VF}))
-        books.bind([VF], POD)
-        ended.note(POD)
-        asyncio.run(scenario())
+    ended = EndedPods(books, clock=lambda: 1000.0, pauses=(0.0, 3600.0))
+    books.grant(granted("rdma/vf", {VF: VF}))
+    books.bind([VF], POD)
+    ended.note(POD)
+    asyncio.run(scenario())

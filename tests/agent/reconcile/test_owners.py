@@ -58,13 +58,12 @@ def follow(books: Ledger, told: Sequence[Sequence[HeldUnit] | None], enough: int
     return asked, counted
 
 
-def test_a_grants_pod_is_named_when_kubelet_tells_it(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.grant(granted("rdma/vf", {VF: VF, OTHER: OTHER}))
-        held_units = [HeldUnit(TRAINER, "rdma/vf", VF), HeldUnit(TRAINER, "rdma/vf", OTHER), HeldUnit(WEB, "a/b", "c")]
-        asked, counted = follow(books, [None, (), held_units], 3)
-        assert (asked, counted) == (3, [("grant-bind", "claimed")])
-        assert [hold.pod for hold in books.holds()] == [TRAINER, TRAINER]
+def test_a_grants_pod_is_named_when_kubelet_tells_it(books: Ledger) -> None:
+    books.grant(granted("rdma/vf", {VF: VF, OTHER: OTHER}))
+    held_units = [HeldUnit(TRAINER, "rdma/vf", VF), HeldUnit(TRAINER, "rdma/vf", OTHER), HeldUnit(WEB, "a/b", "c")]
+    asked, counted = follow(books, [None, (), held_units], 3)
+    assert (asked, counted) == (3, [("grant-bind", "claimed")])
+    assert [hold.pod for hold in books.holds()] == [TRAINER, TRAINER]
 
 
 def test_kubelet_is_asked_a_few_times_and_no_grant_ends_by_that(tmp_path: Path) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from agent.kubelet.checkpoint import Entry
 from agent.kubelet.cri import Sandbox
 from agent.kubelet.podresources import HeldUnit
+from agent.ledger import Ledger
 from agent.model.allocation import Hold
 from agent.reconcile.grants import SANDBOX_SECONDS, is_over
 from agent.reconcile.view import View
-from tests.node import POD, VF, attach, bound_slot, open_books, owner
+from tests.node import POD, VF, attach, bound_slot, owner
 
 BOUND = bound_slot("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "worker", "c1", "net1", POD, {}, "boot", since=10.0)
 REBUILT = replace(BOUND, container_id="")
@@ -75,9 +75,8 @@ def test_one_of_an_unknown_pod_lives_while_kubelet_counts_the_slot_to_any() -> N
     assert is_over(NAMELESS, View(LATER, [], MINE), (), ())
 
 
-def test_it_lives_as_long_as_its_attachment(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        row = attach(books, VF, owner("c1"))
-        assert not is_over(BOUND, View(LATER, None, set(), ()), (row,))
-        other = attach(books, "0000:3b:00.3", owner("c1"))
-        assert is_over(BOUND, View(LATER, None, set(), ()), (other,))
+def test_it_lives_as_long_as_its_attachment(books: Ledger) -> None:
+    row = attach(books, VF, owner("c1"))
+    assert not is_over(BOUND, View(LATER, None, set(), ()), (row,))
+    other = attach(books, "0000:3b:00.3", owner("c1"))
+    assert is_over(BOUND, View(LATER, None, set(), ()), (other,))
