@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "agent/ledger/versions"
-FIRST, EARLY, WITH_PODS, BEFORE_CLAIMS = "75949a5", "3d3979d", "08c9993", "71153a1"
+FIRST, EARLY, WITH_PODS = "75949a5", "3d3979d", "08c9993"
 BEFORE_HOLDS = "8e204f4"
 
 

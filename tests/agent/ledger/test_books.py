@@ -10,21 +10,7 @@ import pytest
 
 from agent.errors import DeviceBusy, LedgerError
 from agent.ledger import Ledger
-from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, Undo, VfSettings
 from tests.node import POD, VF, attach, granted, open_books, owner
-
-
-def test_a_grant_is_bound_and_released(books: Ledger) -> None:
-    books.grant(granted("rdma/vf", {"u1": VF, "u2": "0000:3b:00.3"}))
-    assert [(g.key, g.resource_name, g.device, g.pod) for g in books.holds()] == [
-        ("u1", "rdma/vf", VF, None),
-        ("u2", "rdma/vf", "0000:3b:00.3", None),
-    ]
-    books.bind(["u1"], POD)
-    books.bind(["u1"], POD)
-    assert [g.pod for g in books.holds()] == [POD, None]
-    books.release(["u1", "never-granted"])
-    assert [g.key for g in books.holds()] == ["u2"]
 
 
 def test_granting_a_unit_again_begins_a_new_life_without_an_owner(tmp_path: Path) -> None:
@@ -60,56 +46,6 @@ def test_no_read_waits_for_a_write_that_is_under_way(books: Ledger) -> None:
     finally:
         done.set()
         writer.join()
-
-
-def test_an_attachment_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    undo = Undo(
-        "ens1f0v0", "02:00:00:00:01:00", 1500, False, "ens1f0", 0, VfSettings(vlan=5, spoofchk=True, trust=False)
-    )
-    who = Owner("c1", "eth0", PodRef("ns", "pod", "uid"), NetnsId(4, 2**40))
-    with open_books(tmp_path) as books:
-        begun = books.begin_attach(
-            who,
-            ifname="net1",
-            device=VF,
-            resource_name="rdma/vf",
-            undo=undo,
-            netns_path="/proc/1/ns/net",
-            request={"name": "ü", "x": [1, None]},
-        )
-        assert books.attachments() == (begun,)
-        books.finish_attach([begun.attachment_id], {"cniVersion": "1.0.0"})
-    with open_books(tmp_path) as books:
-        (row,) = books.attachments()
-    assert (row.owner, row.undo, row.request) == (who, undo, {"name": "ü", "x": [1, None]})
-    assert (row.state, row.result, row.ifname) == (AttachmentState.ATTACHED, {"cniVersion": "1.0.0"}, "net1")
-    assert (row.boot_id, row.netns_path, row.resource_name) == ("boot", "/proc/1/ns/net", "rdma/vf")
-
-
-def test_a_device_is_attached_once_at_most_however_many_try(tmp_path: Path) -> None:
-    won: list[str] = []
-    busy: list[str] = []
-    start = threading.Barrier(8)
-
-    with open_books(tmp_path) as books:
-
-        def attempt(container: str) -> None:
-            start.wait()
-            try:
-                attach(books, VF, owner(container))
-            except DeviceBusy:
-                busy.append(container)
-            else:
-                won.append(container)
-
-        threads = [threading.Thread(target=attempt, args=(f"c{i}",)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        (row,) = books.attachments()
-    assert (len(won), len(busy)) == (1, 7)
-    assert row.owner.container_id == won[0]
 
 
 def test_the_file_itself_refuses_a_second_attachment_of_a_device(tmp_path: Path) -> None:
@@ -188,17 +124,6 @@ def test_leases_without_a_row_are_owed_once_however_often_that_is_promised(tmp_p
         first, second = books.owed_leases()
         assert (first.container_id, first.ifname, first.netns_path, first.request) == ("c1", "net1", "/netns", request)
         assert second.ifname == "net2"
-
-
-def test_listeners_hear_of_each_change_and_of_no_failure(tmp_path: Path) -> None:
-    heard: list[str] = []
-    with open_books(tmp_path) as books:
-        books.subscribe(lambda: heard.append("change"))
-        attach(books, VF, owner("c1"))
-        with pytest.raises(DeviceBusy):
-            attach(books, VF, owner("c2"))
-        books.holds()
-    assert heard == ["change"]
 
 
 def test_nothing_is_left_open_or_beside_the_file_after_a_close(tmp_path: Path) -> None:

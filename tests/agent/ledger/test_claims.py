@@ -13,7 +13,7 @@ import pytest
 from agent.errors import ClaimConflict, DeviceBusy, LedgerError
 from agent.ledger import Ledger
 from agent.ledger.database import read_books
-from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef, Spec
+from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef
 from tests.node import POD, VF, attach, bound_slot, claimed, granted, open_books, owner
 
 OTHER_VF = "0000:3b:00.3"
@@ -72,44 +72,6 @@ def test_a_claim_is_kept_with_all_it_says(tmp_path: Path) -> None:
         assert books.claim_on(VF) == made
         assert books.claim_on(HCA) is None
     assert read_books(tmp_path / "ledger.db").claims == (made,)
-
-
-def test_a_claim_goes_from_preparing_to_prepared_to_unpreparing_to_nothing(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.prepare_claim(claim())
-        for state in (ClaimState.PREPARED, ClaimState.UNPREPARING):
-            books.set_claim_state("uid-c", state)
-            assert [(c.state, c.devices) for c in books.claims()] == [(state, claim().devices)]
-        books.remove_claim("uid-c")
-        books.remove_claim("uid-c")
-        assert (books.claims(), alone(books)) == ((), {})
-        books.grant(granted("rdma/vf", {VF: VF}))
-    found = read_books(tmp_path / "ledger.db")
-    assert (found.claims, len(found.holds)) == ((), 1)
-    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
-        assert db.execute("SELECT count(*) FROM hold_devices WHERE exclusive").fetchone() == (0,)
-
-
-def test_a_claim_prepared_once_more_replaces_its_rows(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.prepare_claim(claim("c", of_vf(), of_share()))
-        books.set_claim_state("uid-c", ClaimState.PREPARED)
-        made = books.prepare_claim(claim("c", of_vf(OTHER_VF)))
-        assert books.claims() == (made,)
-        assert alone(books) == {OTHER_VF: "c"}
-    assert read_books(tmp_path / "ledger.db").claims == (made,)
-
-
-def test_what_is_changed_of_a_claim_is_in_the_file_too(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.prepare_claim(claim("c", of_vf(), of_share()))
-        books.set_claim_pods("uid-c", [POD, OTHER_POD])
-        books.set_specs({"uid-c-1-share": Spec("claim", {"deviceNodes": []})})
-        (known,) = books.claims()
-    (read,) = read_books(tmp_path / "ledger.db").claims
-    assert read == known
-    assert read.pods == (POD, OTHER_POD)
-    assert [found.edits for found in read.devices] == [{"env": ["A=1"]}, {"deviceNodes": []}]
 
 
 def test_of_a_claim_that_is_not_in_the_books_nothing_can_be_changed(books: Ledger) -> None:

@@ -148,20 +148,6 @@ def test_books_of_a_newer_version_are_refused_and_left_alone(tmp_path: Path) -> 
     assert [p.name for p in tmp_path.iterdir()] == ["ledger.db"]
 
 
-def test_a_failed_creation_leaves_a_file_that_can_be_opened_later(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "ledger.db") as db:
-        db.execute("CREATE TABLE attachments_device (x)")  # in the way of an index: tables come first
-    db.close()
-    with pytest.raises(LedgerError, match="already a table named attachments_device"):
-        Ledger.open(tmp_path / "ledger.db", "boot")
-    with sqlite3.connect(tmp_path / "ledger.db") as db:
-        assert db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (1,)
-        db.execute("DROP TABLE attachments_device")
-    db.close()
-    with open_books(tmp_path) as books:
-        attach(books, VF, owner())
-
-
 def mount_small_disk(path: Path, *options: str) -> Path:
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(("size=256k", *options)), "test", path], check=True)
@@ -290,20 +276,6 @@ def test_a_probe_tells_of_a_full_disk_and_of_its_end(small_disk: Path) -> None:
             probe_for_ever()
         filler.unlink()
         books.probe()
-
-
-def test_a_probe_neither_grows_the_file_nor_changes_it(tmp_path: Path) -> None:
-    sizes: list[int] = []
-    for count in (1, 500):
-        with open_books(tmp_path) as books:
-            if not sizes:
-                attach(books, VF, owner())
-            for _ in range(count):
-                books.probe()
-        sizes.append((tmp_path / "ledger.db").stat().st_size)
-    assert sizes[0] == sizes[1]
-    with open_books(tmp_path) as books:
-        assert len(books.attachments()) == 1
 
 
 class RefusesToRollBack:

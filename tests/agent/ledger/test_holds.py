@@ -19,21 +19,6 @@ BOUND = bound_slot(SLOT, "rdma/vf", "vf", VF, "worker", "c1", "eth0", POD, {"env
 UNBOUND = {SLOT: ()}
 
 
-def test_a_bound_slot_is_kept_with_all_it_says(tmp_path: Path) -> None:
-    now = [5.0]
-    with open_books(tmp_path, clock=lambda: now[0]) as books:
-        books.grant(granted("rdma/vf", UNBOUND))
-        now[0] = 7.0
-        (made,) = books.bind_slots([BOUND])
-        assert made == replace(BOUND, boot_id="boot", since=5.0, bound_at=7.0)
-    with open_books(tmp_path) as books:
-        assert books.bound_slots() == books.holds() == books.holds_on(VF) == books.bound_slots("c1") == (made,)
-        assert books.bound_slots("c2") == ()
-        assert books.hold(SLOT) == made
-        assert books.resource_held(VF) == "rdma/vf"
-    assert database.read_books(tmp_path / "ledger.db").holds == (made,)
-
-
 def test_a_device_is_bound_to_one_slot_only(books: Ledger) -> None:
     (made,) = books.bind_slots([BOUND])
     with pytest.raises(DeviceBusy, match=rf"{VF} is not free: it is granted to default/trainer \({SLOT} of rdma/vf\)"):
@@ -69,15 +54,6 @@ def test_a_slot_bound_anew_is_not_named_as_its_former_owners_by_an_add_that_took
     attach(books, OTHER_VF, owner("c2", "eth0", other), unit_id=SLOT)
     attach(books, VF, owner("c1", "eth0"), unit_id=SLOT)
     assert [hold.pod for hold in books.holds()] == [other]
-
-
-def test_slots_are_listed_as_they_were_bound_also_after_a_restart(tmp_path: Path) -> None:
-    with open_books(tmp_path, clock=lambda: 5.0) as books:
-        books.grant(granted("rdma/vf", {SLOT: (), SECOND: ()}))
-        books.bind_slots([replace(BOUND, key=SECOND), replace(BOUND, devices=(OTHER_VF,))])
-        assert [slot.key for slot in books.bound_slots()] == [SECOND, SLOT]
-    with open_books(tmp_path) as books:
-        assert [slot.key for slot in books.bound_slots()] == [SECOND, SLOT]
 
 
 def test_slots_that_are_bound_anew_together_may_exchange_their_devices(tmp_path: Path) -> None:
@@ -140,22 +116,6 @@ def claim(device: str) -> Claim:
     return Claim(ClaimRef("uid-c", "default", "c"), ClaimState.PREPARING, (found,))
 
 
-def test_each_nic_of_a_rail_is_found_with_its_grant_also_after_a_restart(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.grant(granted("rdma/rail", {RAIL: NICS}))
-        books.bind([RAIL], POD)
-        books.set_specs({RAIL: SPEC})
-    for boot in ("boot-1", "boot-2"):
-        with open_books(tmp_path, boot) as books:
-            (hold,) = books.holds()
-            assert (hold.devices, hold.device, hold.pod) == (NICS, NICS[0], POD)
-            assert hold.spec == SPEC
-            for nic in NICS:
-                assert books.resource_held(nic) == "rdma/rail"
-                assert books.holds_on(nic) == (hold,)
-    assert database.read_books(tmp_path / "ledger.db").holds == (hold,)
-
-
 @pytest.mark.parametrize("nic", NICS)
 def test_no_claim_gets_any_nic_of_a_granted_rail_nor_a_rail_any_that_is_claimed(books: Ledger, nic: str) -> None:
     books.grant(granted("rdma/rail", {RAIL: NICS}))
@@ -167,12 +127,3 @@ def test_no_claim_gets_any_nic_of_a_granted_rail_nor_a_rail_any_that_is_claimed(
     with pytest.raises(ClaimConflict, match=nic):
         books.grant(granted("rdma/rail", {RAIL: NICS}))
     assert books.holds() == ()
-
-
-def test_a_rail_that_moves_has_its_new_nics_alone(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.grant(granted("rdma/rail", {RAIL: NICS}))
-        books.move({RAIL: (NICS[1], OTHER)})
-        assert [len(books.holds_on(nic)) for nic in (*NICS, OTHER)] == [0, 1, 0, 1]
-    with open_books(tmp_path) as books:
-        assert books.holds()[0].devices == (NICS[1], OTHER)

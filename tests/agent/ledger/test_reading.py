@@ -10,24 +10,11 @@ from pathlib import Path
 import pytest
 
 from agent.errors import LedgerError
-from agent.ledger import SCHEMA_VERSION, Ledger
+from agent.ledger import SCHEMA_VERSION
 from agent.ledger.database import Books, read_books, read_rails
 from agent.model.vf_identity import Rail
 from tests import versions
-from tests.node import VF, attach, granted, open_books, owner
-
-
-def test_what_is_in_the_books_is_read_while_the_agent_has_them_open(books: Ledger) -> None:
-    books.grant(granted("rdma/vf", {"u1": VF}))
-    row = attach(books, VF, owner())
-    books.quarantine("0000:3b:00.3", "stuck")
-    gone = attach(books, "0000:3b:00.4", owner("c0"))
-    books.finish_detach(gone, lease_owed=True)
-    found = read_books(books.path)
-    assert found.attachments == (row,)
-    assert found.holds == books.holds()
-    assert found.quarantines == books.quarantines()
-    assert found.owed_leases == books.owed_leases()
+from tests.node import VF, granted, open_books
 
 
 def test_reading_never_meets_half_a_change(tmp_path: Path) -> None:

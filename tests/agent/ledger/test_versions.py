@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import ClaimConflict, LedgerError
+from agent.errors import LedgerError
 from agent.ledger import Ledger
 from agent.ledger.database import read_books
 from agent.model.allocation import (
     AttachmentState,
-    Claim,
     ClaimRef,
     ClaimState,
     NetnsId,
@@ -112,21 +111,6 @@ def test_an_early_version_left_all_that_the_books_know(tmp_path: Path) -> None:
         assert withheld == expected
         known = KnownDevice("0000:3b:00.3", "guid/1", "ens1f0v1", "02:00:00:00:01:01", 1500, "boot-1")
         assert books.known_devices() == (known,)
-
-
-def test_the_last_version_without_claims_left_books_that_take_claims(tmp_path: Path) -> None:
-    versions.unpack(versions.BEFORE_CLAIMS, tmp_path)
-    taken = claimed("nic", "node", "vf", "rdma/vf", "vf", "0000:3b:00.4", "name")
-    free = replace(taken, devices=("0000:3b:00.5",))
-    with open_books(tmp_path, "boot-1") as books:
-        assert (books.recovered_from, books.claims()) == (None, ())
-        assert {row.claim_uid for row in books.attachments()} == {""}
-        claim = Claim(ClaimRef("uid-c", "default", "c"), ClaimState.PREPARING, (taken,), (OTHER,), OTHER.uid)
-        with pytest.raises(ClaimConflict, match=r"attached to default/trainer .*on its way back"):
-            books.prepare_claim(claim)
-        books.prepare_claim(replace(claim, devices=(free,)))
-    with open_books(tmp_path, "boot-1") as books:
-        assert [c.devices for c in books.claims()] == [(replace(free, claim_uid="uid-c"),)]
 
 
 def test_grants_bindings_and_devices_of_claims_became_holds(tmp_path: Path) -> None:
@@ -225,7 +209,7 @@ def test_books_are_brought_up_to_date_where_no_temporary_file_can_be_made(
 
 
 def test_another_process_reads_what_each_version_left_without_the_agent(tmp_path: Path) -> None:
-    for version in (versions.FIRST, versions.EARLY, versions.WITH_PODS, versions.BEFORE_CLAIMS):
+    for version in (versions.FIRST, versions.EARLY, versions.WITH_PODS):
         folder = tmp_path / version
         folder.mkdir()
         found = read_books(versions.unpack(version, folder) / "ledger.db")
