@@ -367,10 +367,7 @@ def is_over(slot: Hold, view: View, rows: Collection[Attachment] = (), noted: Se
         return not is_new and all(sandbox.sandbox_id != slot.container_id for sandbox in view.sandboxes)
     if not view.pods or noted is None:
         return False
-    if slot.pod is None:  # put into the books by an earlier version, which did not know it
-        is_counted = any(held.unit_id == slot.key for held in view.held_units or ())
-        return not is_counted and not any(slot.key in entry.unit_ids for entry in noted)
-    if slot.pod.names in view.pods:
+    if slot.pod is None or slot.pod.names in view.pods:
         return False
     return not any(slot.key in entry.unit_ids and slot.pod.uid in ("", entry.pod_uid) for entry in noted)
 

@@ -8,7 +8,6 @@ import pytest
 
 from agent.kubelet.checkpoint import Entry
 from agent.kubelet.cri import Sandbox
-from agent.kubelet.podresources import HeldUnit
 from agent.ledger import Ledger
 from agent.model.allocation import Hold
 from agent.reconcile.grants import SANDBOX_SECONDS, is_over
@@ -17,7 +16,6 @@ from tests.node import POD, VF, attach, bound_slot, owner
 
 BOUND = bound_slot("slot-rdma:vf-0-0", "rdma/vf", "vf", VF, "worker", "c1", "net1", POD, {}, "boot", since=10.0)
 REBUILT = replace(BOUND, container_id="")
-NAMELESS = replace(REBUILT, pod=None)
 LATER = BOUND.bound_at + SANDBOX_SECONDS + 1
 ANOTHERS = "uid of another"
 NOWHERE = "it has another slot"
@@ -46,13 +44,7 @@ MINE, OTHERS, NOBODY = {(POD.namespace, POD.name)}, {("kube-system", "kube-proxy
         # Its sandbox is not known, so it ends with its pod.
         (REBUILT, MINE, {"c2"}, LATER, ANOTHERS, False),
         (REBUILT, OTHERS, {"c2"}, LATER, ANOTHERS, True),
-        # Its pod is not, either, so it ends once kubelet counts the slot to nobody.
-        (NAMELESS, MINE, {"c2"}, LATER, ANOTHERS, False),
-        (NAMELESS, OTHERS, None, LATER, NOWHERE, True),
-        (NAMELESS, NOBODY, None, LATER, NOWHERE, False),
-        (NAMELESS, OTHERS, None, LATER, None, False),
-        (NAMELESS, OTHERS, None, BOUND.bound_at, NOWHERE, False),
-        (replace(BOUND, pod=None), OTHERS, {"c1"}, LATER, NOWHERE, False),
+        (replace(REBUILT, pod=None), OTHERS, None, LATER, NOWHERE, False),  # nor its pod
     ],
 )
 def test_it_is_over_once_nobody_can_use_it(
@@ -67,12 +59,6 @@ def test_it_is_over_once_nobody_can_use_it(
     unit = slot.key if noted != NOWHERE else "slot-rdma:vf-0-1"
     entries = None if noted is None else [Entry(noted, "worker", "rdma/vf", (unit,))]
     assert is_over(slot, View(asked_at, None, pods, running), (), entries) is expected
-
-
-def test_one_of_an_unknown_pod_lives_while_kubelet_counts_the_slot_to_any() -> None:
-    held = [HeldUnit(POD, "rdma/vf", BOUND.key, "worker")]
-    assert not is_over(NAMELESS, View(LATER, held, MINE), (), ())
-    assert is_over(NAMELESS, View(LATER, [], MINE), (), ())
 
 
 def test_it_lives_as_long_as_its_attachment(books: Ledger) -> None:
