@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -171,22 +171,6 @@ def test_a_spec_that_changes_while_specs_are_looked_at_is_as_it_was_changed(
     monkeypatch.undo()
     assert rig.path(hold).exists() is not is_over
     assert not rig.specs.rewrite()
-
-
-def test_no_spec_is_written_again_for_a_slot_that_is_let_go_of(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.write(SLOT)
-    beside = threading.Thread(target=rig.specs.rewrite)
-    unbind = rig.ledger.unbind
-
-    def slowly(slots: Iterable[Hold]) -> tuple[Hold, ...]:
-        beside.start()
-        beside.join(0.3)
-        return unbind(slots)
-
-    monkeypatch.setattr(rig.ledger, "unbind", slowly)
-    rig.end(SLOT)
-    beside.join()
-    assert rig.there() == set()
 
 
 def test_a_claim_has_one_file_for_all_of_its_devices_but_those_that_containers_get_nothing_for(rig: Rig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from agent.config.resources import RailNic
 from agent.edits.build import unit_specs
-from agent.edits.unit_specs import owners
 from agent.errors import LedgerError
 from agent.kubelet.checkpoint import Entry
 from agent.model.allocation import Spec
@@ -79,17 +77,6 @@ def test_a_vfio_group_that_is_another_number_follows(rig: Rig) -> None:
     assert rig.files(VF_UNIT) == ["/dev/vfio/vfio", "/dev/vfio/8"]
 
 
-def test_a_cxi_device_that_is_another_number_follows(rig: Rig) -> None:
-    """HPE Slingshot: the adapter has no RDMA device, and programs open /dev/cxiN."""
-    snapshot = change(change(node(), VF_UNIT, cxi="cxi0"), "0000:12:00.2", cxi="cxi1")
-    rig.grant(snapshot, replace(VF, environment=()), VF_UNIT)
-    assert rig.files(VF_UNIT) == ["/dev/cxi0"]
-    later = change(change(snapshot, VF_UNIT, cxi="cxi1"), "0000:12:00.2", cxi="cxi0")
-    assert owners(later)["/dev/cxi0"] == {"0000:12:00.2"}
-    rig.renew(later)
-    assert rig.files(VF_UNIT) == ["/dev/cxi1"]
-
-
 def test_a_unit_whose_device_is_gone_has_no_spec_until_it_is_back(rig: Rig) -> None:
     rig.grant(node(), HCA, SHARE)
     gone = without(node(), "0000:22:00.0")
@@ -143,25 +130,6 @@ def test_the_spec_goes_with_the_unit_but_not_before_the_books_agree_with_kubelet
         assert rig.there() == set()
 
 
-def test_a_unit_that_is_granted_anew_while_specs_of_nobody_are_removed_keeps_its_own(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig.grant(node(), HCA, SHARE)
-    rig.ledger.release([SHARE])
-    beside = threading.Thread(target=rig.grant, args=(node(), HCA, SHARE))
-    remove = rig.specs.remove
-
-    def slowly(name: str) -> None:
-        beside.start()
-        beside.join(0.3)
-        remove(name)
-
-    monkeypatch.setattr(rig.specs, "remove", slowly)
-    assert rig.units.tidy() == [f"unit-{SHARE}"]
-    beside.join()
-    assert rig.there() == {SHARE}
-
-
 def add(rig: Rig, unit: str, edits: dict[str, Any]) -> None:
     """Tell what ADD found out."""
     found = rig.ledger.hold(unit)
@@ -184,13 +152,6 @@ def test_what_is_told_at_add_stands_beside_the_device_until_that_has_other_files
     rig.renew(permuted(replace(node(), generation=2)))
     assert rig.said(SHARE)["env"] == ["NCCL_IB_HCA==mlx5_2"]
     assert "mounts" not in rig.said(SHARE)
-
-
-def test_a_unit_that_is_granted_anew_begins_without_what_was_told(rig: Rig) -> None:
-    rig.grant(node(), HCA, SHARE)
-    add(rig, SHARE, {"env": ["NCCL_IB_GID_INDEX=3"]})
-    rig.grant(node(), HCA, SHARE)
-    assert rig.said(SHARE)["env"] == ["NCCL_IB_HCA==mlx5_1"]
 
 
 def test_files_that_a_device_got_on_its_way_into_a_pod_are_not_taken_from_a_scan(rig: Rig) -> None:

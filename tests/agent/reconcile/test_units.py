@@ -151,14 +151,15 @@ def test_numbers_that_changed_places_within_a_container_mislead_nobody(rig: Rig)
     ("resource", "unit", "path", "changes"),
     [
         (VF, "0000:12:00.1", "/dev/vfio/7", {"iommu_group": 9, "driver": "vfio-pci"}),
+        (VF, "0000:12:00.1", "/dev/cxi0", {"cxi": "cxi1"}),
         (GPU, "GPU-00000001-1111-2222-3333-444444444444", "/dev/nvidia2", {}),
     ],
 )
-def test_files_of_vfio_and_of_gpus_are_compared_too(
+def test_files_of_vfio_of_slingshot_and_of_gpus_are_compared_too(
     rig: Rig, resource: Resource, unit: str, path: str, changes: dict[str, object]
 ) -> None:
     rig.outside.snapshot = change(node(), "0000:12:00.1", **changes)
-    rig.outside.snapshot = change(rig.outside.snapshot, "0000:22:00.1", driver="vfio-pci", iommu_group=7)
+    rig.outside.snapshot = change(rig.outside.snapshot, "0000:22:00.1", driver="vfio-pci", iommu_group=7, cxi="cxi0")
     rig.note(("uid-a", resource.name, [unit], paths(path)), ("uid-b", "other.com/device", ["x"], paths(path)))
     rig.heal()
     assert rig.outside.renumbered == {(resource.name, unit)}
