@@ -100,7 +100,7 @@ def unchain(folder: Path) -> tuple[str, ...]:
                 opened.remove(name)
                 changed.append(name)
                 continue
-            content = _without_us(name, entry.content)
+            content = unchained(entry.content) if name.endswith(".conflist") else None
             if content is not None:
                 opened.put(name, content, like=entry, instead_of=entry)
                 changed.append(name)
@@ -133,15 +133,6 @@ def unchain_remembered(state: Path) -> tuple[str, ...]:
                 opened.put(name, content, like=entry, instead_of=entry)
                 changed.append(name)
     return tuple(changed)
-
-
-def _without_us(name: str, content: bytes) -> bytes | None:
-    if not name.endswith(".conflist"):
-        return None
-    try:
-        return unchained(content)
-    except ConflistInvalid:
-        return None
 
 
 def _look(opened: Folder) -> tuple[dict[str, Entry], Plan]:
@@ -259,11 +250,14 @@ def chained(content: bytes) -> bytes | None:
 
 
 def unchained(content: bytes, *, with_settings: bool = False) -> bytes | None:
-    """Take our entries out of a conflist; None if there is none, or nothing else.
+    """Take our entries out of a conflist; None if there is none, or nothing else, or it is none.
 
     An entry with settings is its author's, and stays but for `with_settings`.
     """
-    document = _conflist(content)
+    try:
+        document = _conflist(content)
+    except ConflistInvalid:
+        return None
     plugins = document["plugins"]
     kept = [p for p in plugins if p != ENTRY and not (with_settings and p["type"] == OWN)]
     return _written({**document, "plugins": kept}) if len(kept) not in (0, len(plugins)) else None
@@ -271,10 +265,7 @@ def unchained(content: bytes, *, with_settings: bool = False) -> bytes | None:
 
 def names_us(content: bytes) -> bool:
     """Return whether a configuration names our plugin anywhere a runtime would run it."""
-    try:
-        document = _object(content)
-    except ConflistInvalid:
-        return False
+    document = _said(content)
     plugins = document.get("plugins")
     listed = [p for p in plugins if isinstance(p, dict)] if isinstance(plugins, list) else []
     return any(plugin.get("type") == OWN for plugin in (document, *listed))
@@ -293,12 +284,7 @@ def wrapped(name: str, content: bytes) -> bytes:
 
 def wrapped_file(name: str, content: bytes) -> str | None:
     """Return which file a wrapper of ours stands before, or None if it is none of ours."""
-    if not name.endswith(WRAPPER_SUFFIX):
-        return None
-    try:
-        wraps = _object(content).get(_WRAPS)
-    except ConflistInvalid:
-        return None
+    wraps = _said(content).get(_WRAPS) if name.endswith(WRAPPER_SUFFIX) else None
     return wraps if isinstance(wraps, str) else None
 
 
@@ -331,6 +317,14 @@ def _object(content: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConflistInvalid("it is no JSON object")
     return document
+
+
+def _said(content: bytes) -> Mapping[str, Any]:
+    """Return what a file says; nothing for one that is not understood."""
+    try:
+        return _object(content)
+    except ConflistInvalid:
+        return {}
 
 
 def _written(document: Mapping[str, Any]) -> bytes:
