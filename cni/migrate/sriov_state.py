@@ -44,8 +44,8 @@ from cni.result import check_result, in_version
 KINDS = ("sriov", "ib-sriov")
 CACHE_FOLDERS = ("results", "multus/results")
 CACHE_KIND = "cniCacheV1"
-_HEX_CONTAINER = re.compile(r"([0-9a-f]{64})-(.+)")
-_IFNAME = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
+_OWNER = re.compile(r"([0-9a-f]{64}|.+)-((?!\.{1,2}$)[!-.0-9;-~]{1,15})")
+"""A container as runtimes name it, else up to the last dash after which there is a name for an interface."""
 _LINK_STATES = {0: "auto", 1: "enable", 2: "disable"}
 """IFLA_VF_LINK_STATE_* (include/uapi/linux/if_link.h)."""
 _VLAN_PROTOCOLS = {0x8100: "802.1q", 0x88A8: "802.1ad"}
@@ -262,12 +262,10 @@ def _conf(document: Mapping[str, Any], kind: str) -> NetConf:
 
 def _owner(name: str) -> tuple[str, str]:
     """Split a file's name into container and interface, either of which may hold a dash."""
-    ways = [(name[:at], name[at + 1 :]) for at, letter in enumerate(name) if letter == "-"]
-    fitting = [way for way in reversed(ways) if way[0] and _IFNAME.fullmatch(way[1])]
-    if not fitting:
+    found = _OWNER.fullmatch(name)
+    if found is None:
         raise RequestInvalid("the name is not CONTAINER-INTERFACE")
-    runtimes = _HEX_CONTAINER.fullmatch(name)
-    return next((way for way in fitting if runtimes and way[0] == runtimes[1]), fitting[0])
+    return found[1], found[2]
 
 
 def _before(kind: str, written: _Written, conf: NetConf) -> dict[str, Any]:
