@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from agent.config import Config, Endpoints
 from agent.edits.add_facts import NOTED, RdmaFacts
 from agent.hardware import recorded
+from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs import scan as sysfs
 from agent.model.allocation import Attachment, AttachmentState, ClaimState, OwedLease, Quarantine, Undo
 from agent.model.counters import Counters, RdmaPortCounters, VfCounters
@@ -69,26 +70,32 @@ COUNTERS = Counters(
 
 
 @cache
+def recorded_node(name: str) -> Snapshot:
+    """Scan a recorded node, GPUs included."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = recorded.load(recorded.find(name))
+        recorded.unpack(node, Path(folder))
+        found = with_adapter_ids(sysfs.scan(Path(folder)), Path(folder))
+    return replace(found, gpus=node.gpus, generation=7)
+
+
 def snapshot() -> Snapshot:
     """Two GPUs, one with a slice, and the adapter beside that with its VFs."""
-    with tempfile.TemporaryDirectory() as folder:
-        node = recorded.load(recorded.find("h100-8gpu"))
-        recorded.unpack(node, Path(folder))
-        found = sysfs.scan(Path(folder))
+    found = recorded_node("h100-8gpu")
     slices = (MigDevice("MIG-1", "1g.10gb", 7, 0, 10 << 30),)
     gpu = replace(
-        node.gpus[0],
+        found.gpus[0],
         uuid=GPU,
         mig_mode=True,
         mig_devices=slices,
         ailments=("GpuLost",),
-        nvlinks=((node.gpus[1].uuid, 18),),
+        nvlinks=((found.gpus[1].uuid, 18),),
     )
-    gpus = (gpu, replace(node.gpus[1], nvlinks=((GPU, 18),)))
+    gpus = (gpu, replace(found.gpus[1], nvlinks=((GPU, 18),)))
     shown = {each.pci_address for each in gpus}
     here = tuple(d for d in found.devices if d.address.startswith("0000:18:") or d.address in shown)
     problems = (Problem("/sys/x", "cannot be read"),)
-    return replace(found, devices=here, accelerators=(), gpus=gpus, problems=problems, generation=7)
+    return replace(found, devices=here, accelerators=(), gpus=gpus, problems=problems)
 
 
 def unit(unit_id: str, device: str, health: Health = HEALTHY, resource: str = "rdma/vf", **more: Any) -> Unit:

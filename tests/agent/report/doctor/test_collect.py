@@ -16,8 +16,8 @@ import pytest
 from agent.__main__ import main
 from agent.config import Config, Endpoints, Resource, Topology
 from agent.model.device import Snapshot
-from agent.report.doctor.collect import claims, collect, listens, modules, networks, runtime
-from agent.report.doctor.facts import UNLIMITED, NetworkFile
+from agent.report.doctor.collect import claims, collect, data_direct, listens, modules, networks, runtime
+from agent.report.doctor.facts import UNLIMITED, DataDirectFacts, NetworkFile
 from agent.report.endpoints import Check, EndpointServer, Pages
 from agent.report.status import served
 from proto.cri.v1 import api_pb2
@@ -200,6 +200,21 @@ def test_a_whole_root_is_collected(short_folder: Path, node_root: Callable[[str]
     assert (facts.config_problems, facts.config_path, facts.agent) == (("is bad",), "/c.yaml", {})
     elsewhere = collect(short_folder, Snapshot(), None, Path("/c.yaml"), ask_agent=False)
     assert elsewhere.rails_unknown == "/var/lib/nodefabric/ledger.db is not there"
+
+
+@pytest.mark.parametrize("library", [b"\x7fELF mlx5dv_get_data_direct_sysfs_path\0", b"\x7fELF", None])
+def test_kernel_and_library_are_looked_at_where_an_adapter_has_a_data_direct_function(
+    tmp_path: Path, node_snapshot: Callable[[str], Snapshot], library: bytes | None
+) -> None:
+    path = "usr/lib/aarch64-linux-gnu/libmlx5.so.1"
+    write(tmp_path, {"proc/sys/kernel/osrelease": "6.8.0-64k\n", f"{path}.0": ""})
+    if library is not None:
+        (tmp_path / path).write_bytes(library)
+    found = data_direct(tmp_path, node_snapshot("gb300-4gpu"))
+    assert found == DataDirectFacts(
+        "6.8.0-64k", f"/{path}" if library else "", library is not None and len(library) > 9
+    )
+    assert data_direct(tmp_path, node_snapshot("h100-8gpu")) is None
 
 
 def test_doctor_ends_with_status_1_if_it_finds_something(

@@ -41,11 +41,14 @@ NOT_FOUND = Facts(Snapshot(), driver=DriverState("d.io", "kubelet has not found 
         (HUNG, "nodefabric_gpu_monitor_available", {}, 0),
         (HUNG, "nodefabric_dra_claims", {"resource": "rdma/vf", "state": "prepared"}, None),
         (HUNG, "nodefabric_dra_unpreparing_since_seconds", {}, None),
+        (HUNG, "nodefabric_attachments", {"state": "attached"}, 0),
         (NOT_FOUND, "nodefabric_dra_registered", {"driver": "d.io"}, 0),
         (NOT_FOUND, "nodefabric_dra_slices", {}, None),
     ],
 )
-def test_what_is_not_known_has_no_series(facts: Facts, name: str, labels: dict[str, str], value: float | None) -> None:
+def test_what_is_not_there_is_counted_and_what_is_not_known_has_no_series(
+    facts: Facts, name: str, labels: dict[str, str], value: float | None
+) -> None:
     assert metrics_of(facts).get_sample_value(name, labels) == value
 
 
