@@ -22,9 +22,8 @@ the NIC that is nearest to it, or with several.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count, islice
 from operator import attrgetter
 from types import MappingProxyType
@@ -110,7 +109,7 @@ def make_offer(inputs: Inputs) -> Offer:
         of_gpus = [taken for taken in mine if taken.kind == "gpu"]
         as_gpus = resource if resource.kind != "rail" else gpu_resource(resource)
         as_nics = resource if resource.kind != "rail" else nic_resource(resource)
-        gpus = gpu_units(as_gpus, of_gpus, snapshot, partial(_judge_gpu, inputs), partial(_place, resource, snapshot))
+        gpus = gpu_units(as_gpus, of_gpus, inputs)
         others = tuple(unit for taken in mine if taken.kind != "gpu" for unit in _units(as_nics, taken, inputs, guids))
         found = (*gpus, *others)
         if resource.kind == "rail":
@@ -333,10 +332,6 @@ def _bound(resource: Resource, slot: UnitId, device: str, unit: Unit | None) -> 
 # ------------------------------------------------------------------------------------------------- GPUs and rails
 
 NOTHING_KEPT: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-Judge = Callable[[Taken, str], Health]
-"""Judges the GPU that a resource has, or the slice of it with that UUID."""
-Place = Callable[[Taken], int]
-"""Tells the NUMA node."""
 
 
 def with_profiles(resources: Sequence[Resource], snapshot: Snapshot, seen: Iterable[Resource]) -> tuple[Resource, ...]:
@@ -374,26 +369,23 @@ def offered_as(resource: Resource, part: MigDevice) -> str:
     return resource.name if resource.mig == "single" else ""
 
 
-def gpu_units(
-    resource: Resource, taken: Sequence[Taken], snapshot: Snapshot, judge: Judge, numa_node: Place
-) -> tuple[Unit, ...]:
+def gpu_units(resource: Resource, taken: Sequence[Taken], inputs: Inputs) -> tuple[Unit, ...]:
     """List the units of a resource of GPUs, which has these."""
-    found = [(t, snapshot.gpu_by_uuid[t.candidate.device]) for t in taken if t.candidate.device in snapshot.gpu_by_uuid]
-    units = []
-    for holder, device, health in _devices(resource, found, judge):
-        for unit_id in _ids(device, resource.replicas):
-            units.append(
-                Unit(
-                    unit_id=unit_id,
-                    resource_name=resource.name,
-                    kind="gpu",
-                    device=device,
-                    health=health,
-                    numa_node=numa_node(holder),
-                    alternative=holder.alternative,
-                )
-            )
-    return tuple(units)
+    gpus = inputs.snapshot.gpu_by_uuid
+    found = [(each, gpus[each.candidate.device]) for each in taken if each.candidate.device in gpus]
+    return tuple(
+        Unit(
+            unit_id=unit_id,
+            resource_name=resource.name,
+            kind="gpu",
+            device=device,
+            health=health,
+            numa_node=_place(resource, inputs.snapshot, holder),
+            alternative=holder.alternative,
+        )
+        for holder, device, health in _devices(resource, found, inputs)
+        for unit_id in _ids(device, resource.replicas)
+    )
 
 
 def _ids(device: str, replicas: int) -> Iterator[str]:
@@ -404,26 +396,20 @@ def _ids(device: str, replicas: int) -> Iterator[str]:
 
 
 def _devices(
-    resource: Resource, found: Sequence[tuple[Taken, Gpu]], judge: Judge
+    resource: Resource, found: Sequence[tuple[Taken, Gpu]], inputs: Inputs
 ) -> Iterator[tuple[Taken, str, Health]]:
     """List what the units stand for: the GPU it belongs to, its UUID, its health."""
-    misfit = unhealthy(Reason.MIG_UNFIT)
+    profile = resource.mig_profile
     fits = resource.mig != "single" or _are_alike([gpu for _, gpu in found])
     for taken, gpu in found:
         is_cut = gpu.mig_mode and resource.mig != "none"
-        slices = [m for m in gpu.mig_devices if not resource.mig_profile or m.profile == resource.mig_profile]
-        if resource.mig_profile:
-            yield from _slices(taken, slices if is_cut else (), judge)
-        elif not fits or (is_cut and not gpu.mig_devices):
-            yield taken, gpu.uuid, misfit
-        elif not is_cut:
-            yield taken, gpu.uuid, judge(taken, "")
-        elif resource.mig == "single":
-            yield from _slices(taken, slices, judge)
-
-
-def _slices(taken: Taken, slices: Iterable[MigDevice], judge: Judge) -> Iterator[tuple[Taken, str, Health]]:
-    return ((taken, mig.uuid, judge(taken, mig.uuid)) for mig in slices)
+        if not profile and (not fits or (is_cut and not gpu.mig_devices)):
+            yield taken, gpu.uuid, unhealthy(Reason.MIG_UNFIT)
+        elif not profile and not is_cut:
+            yield taken, gpu.uuid, _judge_gpu(inputs, taken, "")
+        elif is_cut and (profile or resource.mig == "single"):
+            slices = [part.uuid for part in gpu.mig_devices if profile in ("", part.profile)]
+            yield from ((taken, uuid, _judge_gpu(inputs, taken, uuid)) for uuid in slices)
 
 
 def _are_alike(gpus: Sequence[Gpu]) -> bool:
