@@ -16,7 +16,6 @@ from agent.errors import AgentError, DeviceBusy, DeviceGone
 from agent.model.allocation import AttachmentState, VfSettings
 from cni.call import STEPS
 from tests.cni.tiny_node import PF, TIMEOUT_SECONDS, Rig, mac_of, open_rig, stub_answer, vf
-from tests.node import granted
 from tests.waiting import until
 
 SETTINGS: dict[str, Any] = {
@@ -184,14 +183,6 @@ def test_two_containers_that_want_the_same_vf_at_once_get_it_once(rig: Rig) -> N
     assert [c for c, pod in pods.items() if rig.in_pod(pod) is not None] == [c for c in pods if c not in refused]
 
 
-def test_the_same_add_twice_at_once_attaches_once(rig: Rig) -> None:
-    pod = rig.pod()
-    with ThreadPoolExecutor(3) as threads:
-        answers = list(threads.map(lambda _: rig.add("c1", pod), range(3)))
-    assert answers == [answers[0]] * 3
-    assert len(rig.ledger.attachments()) == 1
-
-
 def test_a_device_that_the_node_does_not_have_is_gone(rig: Rig) -> None:
     with pytest.raises(DeviceGone, match=r"0000:99:00\.0 is gone: not found among the node's PCI devices"):
         rig.add("c1", rig.pod(), deviceID="0000:99:00.0")
@@ -205,12 +196,6 @@ def test_the_steps_of_an_add_are_timed(rig: Rig) -> None:
     rig.add("c1", rig.pod(), ipam=rig.stub_ipam(f"sleep 0.2; {stub_answer('10.0.0.2/24')}"))
     assert set(taken) == set(STEPS)
     assert 0.2 <= taken["ipam"] < sum(taken.values()) <= time.perf_counter() - before
-
-
-def test_a_granted_vf_carries_its_resource_name(rig: Rig) -> None:
-    rig.ledger.grant(granted("rdma/vf", {"unit": vf(0)}))
-    rig.add("c1", rig.pod())
-    assert [row.resource_name for row in rig.ledger.attachments()] == ["rdma/vf"]
 
 
 # ------------------------------------------------------------------------- the device-info file that a call asks for

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,20 +15,14 @@ import pytest
 from agent.errors import (
     AgentError,
     DeviceGone,
+    EnvironmentInvalid,
     HardwareError,
     IpamFailed,
-    LedgerError,
     RequestInvalid,
     Unavailable,
 )
-from agent.ledger import Ledger
 from agent.model.allocation import AttachmentState
-from agent.state import Latest
-from cni import protocol
-from cni.call import Node
-from cni.protocol import Answer, Request
 from tests.cni import tiny_node
-from tests.cni.stand_ins import attachments_of
 from tests.cni.tiny_node import ASKED, Rig, netdev, stub_answer, vf
 from tests.waiting import until
 
@@ -93,45 +85,6 @@ def test_a_pf_never_leaves_the_host(rig: Rig) -> None:
         rig.add("c1", rig.pod(), deviceID=tiny_node.PF)
     assert rig.machine.find_netdev(tiny_node.PF) is not None
     assert rig.ledger.attachments() == ()
-
-
-class Forgetful(Ledger):
-    """Books on a disk that fills up while a VF is being attached."""
-
-    full = False
-
-    def finish_attach(self, attachment_ids: Any, result: Mapping[str, Any]) -> None:
-        self.full = True
-        raise LedgerError("the disk is full")
-
-    def begin_detach(self, attachment_ids: Any) -> None:
-        if self.full:
-            raise LedgerError("the disk is full")
-        super().begin_detach(attachment_ids)
-
-    def finish_detach(self, row: Any, *, lease_owed: bool = False) -> None:
-        if self.full:
-            raise LedgerError("the disk is full")
-        super().finish_detach(row, lease_owed=lease_owed)
-
-
-def test_books_that_cannot_be_written_give_the_vf_back_and_are_put_right_later(rig: Rig) -> None:
-    pod, before = rig.pod(), rig.found()
-    ledger = Forgetful.open(rig.folder / "ledger.db", "boot")
-    snapshot = rig.machine.scan()
-    attachments = attachments_of(Node(rig.machine, ledger, Latest(snapshot)))
-    with (
-        rig.call("c1", pod, {"deviceID": vf(0), **ASKED, "ipam": rig.ipam()}) as call,
-        pytest.raises(LedgerError, match="the disk is full"),
-    ):
-        attachments.add(call)
-    assert rig.found() == before
-    assert rig.leases() == []
-    ledger.close()
-    rig.restart()
-    assert rig.attachments.heal(vf(0)) == "half-attaching"
-    assert rig.ledger.attachments() == ()
-    assert rig.found() == before
 
 
 def test_a_vf_that_cannot_be_put_back_is_withheld_until_it_can(rig: Rig) -> None:
@@ -222,51 +175,11 @@ def test_a_device_that_no_thread_could_be_started_for_is_brought_back_later(rig:
     assert (rig.found(), rig.ledger.attachments(), rig.ledger.quarantines()) == (before, (), ())
 
 
-# -------------------------------------------------------------------------------- calls over the server
-
-
-@pytest.fixture
-def ask(rig: Rig) -> Callable[..., Answer]:
-    """Ask a CNI server over a node with VFs; nobody listens."""
-    server = rig.server()
-
-    def answer(command: str, pod: Path, container_id: str = "c1", **env: str) -> Answer:
-        named = {
-            "CNI_CONTAINERID": container_id,
-            "CNI_IFNAME": "net1",
-            "CNI_NETNS": str(pod),
-            "CNI_PATH": "/opt/cni/bin",
-        }
-        conf: dict[str, Any] = {"cniVersion": "1.1.0", "name": "rails", "type": "nodefabric", "deviceID": vf(0)}
-        netns = os.open(pod, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            request = Request({"CNI_COMMAND": command, **named, **env}, json.dumps(conf).encode(), netns)
-            return server.answer(request)
-        finally:
-            os.close(netns)
-
-    return answer
-
-
-@pytest.mark.parametrize("name", ["CNI_NETNS", "CNI_ARGS", "CNI_PATH"])
-def test_bytes_that_are_no_text_reach_no_books(rig: Rig, ask: Callable[..., Answer], name: str) -> None:
-    """The database takes none, and what it refuses it would be told once more with each later row."""
-    pod = rig.pod()
-    answer = ask("ADD", pod, **{name: "K8S_POD_NAME=\udcff"})
-    assert (answer.exit, json.loads(answer.stdout)["code"]) == (1, protocol.INVALID_ENVIRONMENT)
-    assert f"{name} must be UTF-8, is 'K8S_POD_NAME=\\udcff'" in json.loads(answer.stdout)["msg"]
-    assert ask("ADD", pod, **{name: "K8S_POD_NAME=\u00e4"}).exit == 0
-    assert ask("DEL", pod, **{name: "K8S_POD_NAME=\udcff"}) == Answer(0, b"")
-    rig.await_back()
-    assert ask("ADD", pod, "c2").exit == 0
-
-
-def test_nothing_is_brought_into_the_namespace_of_the_host(rig: Rig, ask: Callable[..., Answer]) -> None:
+def test_nothing_is_brought_into_the_namespace_of_the_host(rig: Rig) -> None:
     """A path such as /proc/4711/ns/net names another process's once the pod's has ended."""
     before = rig.found()
-    answer = ask("ADD", Path("/proc/thread-self/ns/net"))
-    assert (answer.exit, json.loads(answer.stdout)["code"]) == (1, protocol.INVALID_ENVIRONMENT)
-    assert "is the namespace of the host" in json.loads(answer.stdout)["msg"]
+    with pytest.raises(EnvironmentInvalid, match="is the namespace of the host"):
+        rig.add("c1", Path("/proc/thread-self/ns/net"))
     assert (rig.found(), rig.ledger.attachments()) == (before, ())
 
 

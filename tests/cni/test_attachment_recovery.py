@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sqlite3
 import subprocess
@@ -14,11 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.model.allocation import AttachmentState, NetnsId, Owner, PodRef, VfSettings
+from agent.model.allocation import AttachmentState, VfSettings
 from cni import spool
-from cni.modes import vf as mode
-from cni.modes.mode import Planned, Target
-from cni.netconf import from_document
 from cni.protocol import Request
 from tests import frames
 from tests.agent.reconcile.scene import reconcile_once
@@ -181,25 +177,6 @@ def run_agent(rig: Rig, pod: Path, command: str) -> int:
     ).returncode
 
 
-def begin_add(rig: Rig, pod: Path, *, moved: bool) -> Planned:
-    """Do the first steps of an ADD: its row, and the device's move if wanted."""
-    planned = mode.plan(rig.machine, rig.machine.scan(), Target(vf(0), "", "c1", "net1", "vf", from_document(ASKED)))
-    with open(pod) as netns:
-        status = os.fstat(netns.fileno())
-        rig.ledger.begin_attach(
-            Owner("c1", "net1", PodRef("default", "p"), NetnsId(status.st_dev, status.st_ino)),
-            ifname="net1",
-            device=vf(0),
-            resource_name="",
-            undo=planned.undo,
-            netns_path=str(pod),
-            request={"name": "rails", "network": None},
-        )
-        if moved:
-            mode.enter(rig.machine, planned, netns.fileno())
-    return planned
-
-
 def test_an_agent_killed_during_add_is_cleaned_up_after(rig: Rig) -> None:
     pod, before = rig.pod(), rig.found()
     rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; [ $CNI_COMMAND = DEL ] || kill -9 $PPID")
@@ -228,17 +205,14 @@ def test_addresses_are_leased_once_the_row_outlives_a_power_cut(rig: Rig) -> Non
     assert [s for s in said[:written] if "synchronous" in s][-1:] == ["PRAGMA synchronous = FULL"]
 
 
-@pytest.mark.parametrize("state", ["attaching", "moved", "attached", "detaching"])
+@pytest.mark.parametrize("state", ["attached", "detaching"])
 @pytest.mark.parametrize("with_namespace", [True, False])
 def test_a_del_finishes_a_row_in_each_state(rig: Rig, state: str, with_namespace: bool) -> None:
     """Left by an agent that was killed; the runtime's later DELs come without a namespace."""
     pod, before = rig.pod(), rig.found()
-    if state in ("attached", "detaching"):
-        rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
-        if state == "detaching":
-            rig.ledger.begin_detach([row.attachment_id for row in rig.ledger.attachments()])
-    else:
-        begin_add(rig, pod, moved=state == "moved")
+    rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
+    if state == "detaching":
+        rig.ledger.begin_detach([row.attachment_id for row in rig.ledger.attachments()])
     rig.delete("c1", pod if with_namespace else None)
     rig.await_back()
     assert rig.found() == before

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agent.errors import AttachmentError, HardwareError, NetlinkFailed
+from agent.errors import AttachmentError, HardwareError
 from agent.hardware.sysfs import trunk
 from agent.model.allocation import VfSettings
 from cni.call import GrantedDevice
-from hack.sim.machine import SimulatedMachine
 from tests import sandbox
 from tests.cni import tiny_node
 from tests.cni.networks import PREVIOUS, network
@@ -33,22 +30,11 @@ def driver() -> TrunkDriver:
 @pytest.fixture
 def rig(own_network: None, tmp_path: Path, driver: TrunkDriver) -> Iterator[Rig]:
     """A node whose PF has a list for each VF, in which that of the first one has a VLAN already."""
-    create(tmp_path, driver)
-    with opened(tmp_path, driver) as rig:
-        yield rig
-
-
-def create(folder: Path, driver: TrunkDriver) -> None:
-    tiny_node.create(folder)
+    tiny_node.create(tmp_path)
     for index in range(3):
-        driver.create(trunk.path_of(folder / "root", PF_NETDEV, index), *([5] if index == 0 else []))
-
-
-def opened(folder: Path, driver: TrunkDriver, kind: type[WithTrunk] = WithTrunk) -> Any:
-    def with_control(machine: SimulatedMachine) -> SimulatedMachine:
-        return replace(machine, vf_control=kind(folder, driver))
-
-    return open_rig(folder, host=with_control)
+        driver.create(trunk.path_of(tmp_path / "root", PF_NETDEV, index), *([5] if index == 0 else []))
+    with open_rig(tmp_path, host=lambda machine: replace(machine, vf_control=WithTrunk(tmp_path, driver))) as rig:
+        yield rig
 
 
 def shown(folder: Path, index: int = 0) -> str | None:
@@ -95,20 +81,6 @@ def test_what_a_list_held_before_is_put_back_whatever_it_is(
     assert driver.list_in(path) == set(ids)
 
 
-def test_a_driver_without_trunks_is_told_with_all_that_is_needed_to_help(own_network: None, tmp_path: Path) -> None:
-    with open_rig(tmp_path) as rig:
-        pod, before = rig.pod(), rig.found()
-        with pytest.raises(HardwareError) as caught:
-            rig.add("c1", pod, trunk=TRUNK)
-        path = trunk.path_of(tmp_path / "root", PF_NETDEV, 0)
-        assert str(caught.value) == (
-            "trunk of network rails cannot be set for VF 0 of ens1f0: the driver mlx5_core has no"
-            f" {path}: of drivers, only those that NVIDIA (DOCA, MLNX_OFED) and Intel give out themselves have it;"
-            " install one on the node, or leave trunk out"
-        )
-        assert (rig.found(), rig.ledger.attachments()) == (before, ())
-
-
 def test_a_sysfs_that_is_read_only_is_told_before_anything_is_changed(rig: Rig) -> None:
     pod, folder = rig.pod(), rig.machine.root / "sys/bus/pci"
     with sandbox.mounts():
@@ -141,31 +113,13 @@ def test_what_the_driver_refuses_undoes_the_add(rig: Rig, driver: TrunkDriver) -
     assert (shown(rig.folder), rig.found(), rig.ledger.quarantines()) == ("5", before, ())
 
 
-class Exclusive(WithTrunk):
-    """A PF that does not tag for a VF with a list, nor has a list for one that it tags for."""
-
-    def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
-        self._driver.tag = lambda: self.read(pf_netdev, vf_index).vlan or 0
-        super().apply(pf_netdev, vf_index, settings)
-
-    def _set(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
-        if settings.vlan and self.read(pf_netdev, vf_index).trunk:
-            raise NetlinkFailed(f"set VLAN {settings.vlan}", errno.EPERM, "Operation not permitted")
-        super()._set(pf_netdev, vf_index, settings)
-
-
-def test_a_vlan_of_the_pf_is_in_the_way_until_the_network_takes_it_off(
-    own_network: None, tmp_path: Path, driver: TrunkDriver
-) -> None:
-    create(tmp_path, driver)
-    driver.create(trunk.path_of(tmp_path / "root", PF_NETDEV, 0))
-    with opened(tmp_path, driver, Exclusive) as rig:
-        rig.machine.vf_control.apply(PF_NETDEV, 0, VfSettings(vlan=7))
-        pod, before = rig.pod(), rig.found()
-        with pytest.raises(HardwareError, match="the PF tags for it, with VLAN 7: add `vlan: 0` beside trunk, or take"):
-            rig.add("c1", pod, trunk=TRUNK)
-        rig.add("c1", pod, trunk=TRUNK, vlan=0)
-        assert (rig.settings().vlan, shown(tmp_path)) == (0, TRUNK)
-        rig.delete("c1", pod)
-        rig.await_back()
-        assert (rig.found(), shown(tmp_path), rig.ledger.quarantines()) == (before, "", ())
+def test_a_vlan_of_the_pf_is_in_the_way_until_the_network_takes_it_off(rig: Rig) -> None:
+    rig.machine.vf_control.apply(PF_NETDEV, 0, VfSettings(vlan=7))
+    pod, before = rig.pod(), rig.found()
+    with pytest.raises(HardwareError, match="the PF tags for it, with VLAN 7: add `vlan: 0` beside trunk, or take"):
+        rig.add("c1", pod, trunk=TRUNK)
+    rig.add("c1", pod, trunk=TRUNK, vlan=0)
+    assert (rig.settings().vlan, shown(rig.folder)) == (0, TRUNK)
+    rig.delete("c1", pod)
+    rig.await_back()
+    assert (rig.found(), rig.ledger.quarantines()) == (before, ())

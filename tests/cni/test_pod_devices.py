@@ -15,7 +15,6 @@ import pytest
 
 from agent.config import Config, RailNic, Resource, SharedPool
 from agent.config.networks import network_of_keys
-from agent.edits.cdi import SpecFiles
 from agent.edits.specs import Specs
 from agent.errors import RequestInvalid, Unavailable, UnknownUnit
 from agent.hardware.host import Host
@@ -323,29 +322,6 @@ def test_only_the_files_of_the_nic_that_has_others_change_in_the_spec(tmp_path: 
             expected = [first, "/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs9"]
             assert [node["path"] for node in said] == expected
         assert "uverbs8" in (tmp_path / f"cdi/nodefabric-unit-{RAIL}.json").read_text()
-
-
-def test_an_add_is_no_success_while_a_spec_names_other_files_than_the_books(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = Spec("vf", {"deviceNodes": [{"path": "/dev/infiniband/uverbs1"}]})
-    with open_books(tmp_path) as books:
-        specs = Specs(books, tmp_path / "cdi")
-        specs.grant(granted("rdma/vf", {VF: VF}, {VF: spec}))
-        node = Node(cast(Host, SimpleNamespace(rdma=Devices(mlx5_1=8))), books, Latest(Snapshot()))
-        facts = FactsWriter(Latest(Config()), node, specs, cast(Any, None), {})
-        row = attach(books, VF, owner(), undo=replace(UNDO, rdma="mlx5_1", extra={"rdma_index": 1}))
-
-        def refuse(*_: object) -> None:
-            raise Unavailable("read-only")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(SpecFiles, "write", refuse)
-            for _ in range(2):
-                with pytest.raises(Unavailable):
-                    facts.entered(row, 0)
-        facts.entered(row, 0)
-        assert "uverbs8" in (tmp_path / f"cdi/nodefabric-unit-{VF}.json").read_text()
 
 
 MOVED, NEW, BOUND, FOREIGN = (f"0000:12:00.{n}" for n in range(2, 6))

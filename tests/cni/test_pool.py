@@ -203,12 +203,8 @@ def test_the_vf_is_near_the_pods_gpu_and_else_of_the_pf_with_the_fewest_in_use(t
     ("conf", "words"),
     [
         ({"pf": "ens1f0"}, "pf must be a list of 1 to 64 PFs"),
-        ({"pf": []}, "pf must be a list of 1 to 64 PFs"),
-        ({"pf": ["ens1f0#"]}, "pf must be a list of 1 to 64 PFs"),
         ({"pf": ["a/b"]}, "pf must be a list of 1 to 64 PFs"),
-        ({"pf": [5]}, "pf must be a list of 1 to 64 PFs"),
         ({"pf": ["ens1f0"], "mode": "nic"}, "pf has no effect in mode nic, only in vf"),
-        ({"pf": ["ens1f0"], "mode": "macvlan"}, "pf has no effect in mode macvlan, only in vf"),
     ],
 )
 def test_a_wrong_pool_is_refused(conf: dict[str, Any], words: str) -> None:

@@ -26,8 +26,6 @@ from tests import frames
 from tests.cni.door import CONF, ENV, NEWEST, Door, read_all
 from tests.waiting import until
 
-CROWD = 96
-
 
 @contextmanager
 def under_way(
@@ -62,13 +60,9 @@ def under_way(
     "frame",
     [
         b"",
-        b"x",
         b"GET / HTTP/1.0\r\n\r\n",
-        b"NFC1",
         b"NFC1\0\0\0\x05ab",
-        b"NFC1\0\0\0\0",
         b"NFC1" + struct.pack(">I", protocol.MAX_REQUEST + 1) + b"x" * 1000,
-        b"NFC1\xff\xff\xff\xff",
     ],
 )
 def test_garbage_is_hung_up_on_and_the_next_caller_served(door: Door, frame: bytes) -> None:
@@ -102,22 +96,6 @@ def test_descriptors_are_closed_when_a_request_is_done(door: Door) -> None:
         door.ask("UPDATE")
         door.knock(b"garbage!")
     assert len(os.listdir("/proc/self/fd")) <= before
-
-
-def test_a_caller_that_goes_away_harms_nobody(door: Door) -> None:
-    frame = frames.encode_request(Request({**ENV, "CNI_COMMAND": "GC"}, json.dumps(CONF).encode()))
-    for _ in range(3):
-        with door.connect() as connection:
-            connection.sendall(frame)
-    assert door.ask("ADD")[0] == 0
-
-
-def test_a_crowd_of_silent_callers_delays_nobody_and_ends_nothing_under_way(door: Door) -> None:
-    with under_way(door) as (_, answers), ExitStack() as stack:
-        for _ in range(CROWD):
-            stack.enter_context(door.connect()).send(b"NFC1")
-            assert door.ask("ADD")[0] == 0
-    assert answers == [(0, {"cniVersion": "1.0.0"})]
 
 
 def test_who_only_looks_whether_somebody_listens_is_not_worth_a_word(

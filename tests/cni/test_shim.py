@@ -140,27 +140,6 @@ def test_an_agent_that_falls_silent_is_not_waited_for_for_ever(relay: Relay, com
     assert "in time" in error["details"]
 
 
-def test_an_agent_whose_queue_is_full_is_waited_for(relay: Relay) -> None:
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
-        listener.bind(str(relay.socket))
-        listener.listen(0)
-        first.connect(str(relay.socket))
-        assert relay.run("ADD", wait="0.2", **POD).error["code"] == protocol.TRY_AGAIN_LATER
-        process = relay.start("ADD", **POD)
-        time.sleep(0.2)
-        listener.accept()[0].close()
-        assert process.stdin is not None
-        process.stdin.close()
-        process.stdin = None
-        connection, _ = listener.accept()
-        with connection:
-            request = protocol.receive_request(connection)
-            connection.sendall(protocol.encode_answer(protocol.Answer(0, b"late")))
-            assert request.netns is not None
-            os.close(request.netns)
-            assert process.communicate(timeout=60)[0] == b"late"
-
-
 def test_a_socket_that_may_not_be_used_is_told_at_once(relay: Relay) -> None:
     (relay.folder / "file").write_text("")
     error = relay.run("ADD", NODEFABRIC_CNI_SOCKET=str(relay.folder / "file/sock"), **POD).error
