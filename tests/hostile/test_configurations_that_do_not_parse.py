@@ -25,12 +25,12 @@ def test_the_books_are_shown_besides_the_error_while_no_agent_answers(
     path.write_text(f"stateDir: {tmp_path}\nrunDir: {tmp_path}/run\nendpoints: {{port: 1}}\n{WRONG}\n")
     with open_books(tmp_path) as books:
         attach(books, VF, owner())
-    assert main(["status", "--config", str(path)]) == 2
+    assert main(["status", "--config", str(path)]) == 3
     out, err = capsys.readouterr()
     assert VF in out
     assert "does not run; this is what its ledger holds" in out
     assert "resources: must be a list, is 7" in err
-    assert main(["status", "--config", str(path), "-o", "json"]) == 2
+    assert main(["status", "--config", str(path), "-o", "json"]) == 3
     out, err = capsys.readouterr()
     assert [row["device"] for row in json.loads(out)["attachments"]] == [VF]
     assert "resources: must be a list, is 7" in err
@@ -46,7 +46,7 @@ def test_of_a_file_that_is_no_yaml_the_books_are_looked_for_where_they_are_by_de
         attach(books, VF, owner())
     with sandbox.mounts():
         subprocess.run(["mount", "--bind", tmp_path / "lib", "/var/lib"], check=True)
-        assert main(["status", "--config", str(path)]) == 2
+        assert main(["status", "--config", str(path)]) == 3
     out, err = capsys.readouterr()
     assert VF in out
     assert f"{path}: " in err
@@ -62,7 +62,7 @@ def test_what_an_agent_says_that_waits_for_its_repair_is_shown_besides_the_error
     with open_books(tmp_path) as books:
         attach(books, VF, owner())
     try:
-        assert main(["status", "--config", str(path)]) == 2
+        assert main(["status", "--config", str(path)]) == 3
     finally:
         server.close()
     out, err = capsys.readouterr()

@@ -80,7 +80,7 @@ async def test_an_update_to_a_wrong_configuration_leaves_the_node_with_its_devic
         assert stream.is_offered()
 
         await asyncio.to_thread(agents.end, old, signal.SIGKILL)
-        await until(lambda: "until the configuration is repaired" in stage.log(new))
+        await until(lambda: "no longer in the way: pods" in stage.log(new))
         agents.start(config=good.name)
         await stream.until_offered()
 
