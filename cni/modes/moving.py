@@ -121,8 +121,8 @@ def _record(link: Link, programs: tuple[TcxProgram, ...], mode: str) -> Undo:
 def move_in(host: Host, planned: Planned, link: Link, where: Whereabouts, netns: int) -> None:
     """Move an interface of the host into a namespace, changed, with its network's alternative names more.
 
-    One request if nothing is in the way. An alternative name of its own that is the name it is to have there is taken
-    away: the undo record has it.
+    One request if nothing is in the way. An alternative name of its own that is taken in the pod (the kernel
+    then refuses the move), or that is the name it is to have there, is taken away: the undo record has it.
     """
     change, altnames = planned.change, planned.target.conf.altnames
     if change.name in link.altnames:
@@ -131,13 +131,15 @@ def move_in(host: Host, planned: Planned, link: Link, where: Whereabouts, netns:
         host.links.move_in(link, netns, change)
     except NetlinkFailed as error:
         if error.errno == errno.EEXIST:
-            why = "an interface of that name, or of one of its other names, is in the pod already"
-            raise NetlinkFailed(error.action, error.errno, why) from error
-        # The kernel moves before it sets the MAC and renames after it: it is in the pod, of whatever name.
-        moved = where.there(netns) if error.errno in MAC_REFUSED and change.mac is not None else None
-        if moved is None:
+            _move_past_names(host, link, where, netns, change, error)
+        elif error.errno in MAC_REFUSED and change.mac is not None:
+            # The kernel moves before it sets the MAC and renames after it: it is in the pod, of whatever name.
+            moved = where.there(netns)
+            if moved is None:
+                raise
+            fetch_mac(host, moved, change, netns)
+        else:
             raise
-        fetch_mac(host, moved, change, netns)
     if change.mac is not None or altnames:
         _complete(host, where, netns, change, altnames)
 
@@ -146,6 +148,17 @@ def facts(planned: Planned, mac: str, mtu: int, *, in_kernel: bool = True) -> In
     """Say what the answer to ADD says of an interface in its pod, which has this address and MTU."""
     device = planned.target.device
     return InterfaceFacts(planned.target.ifname, mac, mtu, device if is_pci_address(device) else None, in_kernel)
+
+
+def _move_past_names(
+    host: Host, link: Link, where: Whereabouts, netns: int, change: LinkChange, error: NetlinkFailed
+) -> None:
+    taken = tuple(name for name in link.altnames if host.links.find(name, netns) is not None)
+    if not taken or host.links.find(str(change.name), netns) is not None or where.there(netns) is not None:
+        raise NetlinkFailed(error.action, error.errno, "an interface of that name is in the pod already") from error
+    log.warning("%s loses the names %s while it is in the pod: they are taken there", link.name, ", ".join(taken))
+    host.links.change_altnames(link, remove=taken)
+    host.links.move_in(link, netns, change)
 
 
 def _complete(host: Host, where: Whereabouts, netns: int, change: LinkChange, altnames: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from agent.errors import NetlinkFailed
 from agent.hardware.host import Link
 from agent.model.vf_identity import name_by_place
+from tests.cni.modes.test_leftovers import LONG
 from tests.cni.tiny_node import Rig, netdev, vf
 
 HOST_NAME = netdev(0)
@@ -76,12 +77,31 @@ def test_a_vf_whose_name_was_taken_in_the_host_keeps_one_of_its_own(
 def test_a_name_that_is_taken_in_the_pod_is_told_and_undone(rig: Rig) -> None:
     pod, before = rig.pod(), seen(rig)
     rig.run_in(pod, "ip", "link", "add", "net1", "type", "bridge")
-    with pytest.raises(NetlinkFailed, match=r"an interface of that name, .* is in the pod already"):
+    with pytest.raises(NetlinkFailed, match="an interface of that name is in the pod already"):
         rig.add("c1", pod)
     rig.run_in(pod, "ip", "link", "add", HOST_NAME, "type", "bridge")  # now it cannot even be moved
-    with pytest.raises(NetlinkFailed, match=r"an interface of that name, .* is in the pod already"):
+    with pytest.raises(NetlinkFailed, match="an interface of that name is in the pod already"):
         rig.add("c1", pod)
     assert (seen(rig), rig.ledger.attachments()) == (before, ())
+
+
+@pytest.mark.parametrize("what", ["name", "altname"])
+def test_an_altname_that_is_taken_in_the_pod_stays_behind_and_comes_again(rig: Rig, what: str) -> None:
+    """The kernel refuses the whole move for one alternative name that is taken there."""
+    ip("link", "property", "add", "dev", HOST_NAME, "altname", "enp59s0v0", "altname", LONG)
+    pod, before = rig.pod(), seen(rig)
+    assert before.altnames == ("enp59s0v0", LONG)
+    if what == "name":
+        rig.run_in(pod, "ip", "link", "add", "enp59s0v0", "type", "bridge")
+    else:
+        rig.run_in(pod, "ip", "link", "add", "name", "elsewhere", "type", "bridge")
+        rig.run_in(pod, "ip", "link", "property", "add", "dev", "elsewhere", "altname", "enp59s0v0")
+    rig.add("c1", pod)
+    assert there(rig, pod).altnames == (LONG,)
+    rig.check("c1", pod)
+    back(rig, pod)
+    assert set(seen(rig).altnames) == {"enp59s0v0", LONG}
+    assert replace(seen(rig), altnames=()) == replace(before, altnames=())
 
 
 def test_an_altname_that_was_taken_in_the_host_is_given_up(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
