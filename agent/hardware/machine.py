@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -88,7 +87,7 @@ class Machine:
             routes, needed = snapshot.default_routes, needed_ways(read, snapshot.default_routes)
         else:
             routes = all_default_routes(snapshot.default_routes, ways)
-            needed = needed_ways(read, routes) | with_lower(read, filter(None, map(_name_of, ways.to_api)))
+            needed = needed_ways(read, routes) | with_lower(read, ways.to_api)
         return replace(snapshot, default_routes=routes, only_ways=needed - {LOOPBACK})
 
     def counters(self, snapshot: Snapshot, held: Set[str]) -> Counters:
@@ -174,7 +173,7 @@ def lifelines(api_server: str | None) -> Mapping[str, str]:
     routes = all_default_routes(read_default_routes(read), ways)
     if problems := read.problems:
         raise HardwareError(f"the host's default routes cannot be read: {problems[0].path}: {problems[0].text}")
-    to_api = with_lower(read, filter(None, map(_name_of, ways.to_api))) - {LOOPBACK}
+    to_api = with_lower(read, ways.to_api) - {LOOPBACK}
     only = needed_ways(read, routes) - {LOOPBACK}
     reasons = dict.fromkeys(to_api, f"is the way to the API server {api_server}")
     return reasons | dict.fromkeys(only, "carries the host's default route")
@@ -183,9 +182,8 @@ def lifelines(api_server: str | None) -> Mapping[str, str]:
 def all_default_routes(shown: Iterable[DefaultRoute], ways: Ways) -> tuple[DefaultRoute, ...]:
     """Complete the default routes of IPv4 that /proc shows, and add those of IPv6 in the main table."""
     four = [route for route in shown if route.family == 4]
-    named = ((_name_of(index), metric, advertised) for index, metric, advertised in ways.of_ipv6)
-    six = (DefaultRoute(name, 6, metric, advertised) for name, metric, advertised in named if name)
-    return (*four, *_further_ways(four, set(filter(None, map(_name_of, ways.default)))), *six)
+    six = (DefaultRoute(name, 6, metric, advertised) for name, metric, advertised in ways.of_ipv6)
+    return (*four, *_further_ways(four, set(ways.default)), *six)
 
 
 def _further_ways(routes: Sequence[DefaultRoute], ways: Set[str]) -> list[DefaultRoute]:
@@ -200,14 +198,6 @@ def _further_ways(routes: Sequence[DefaultRoute], ways: Set[str]) -> list[Defaul
     if metrics and shown_ways.isdisjoint(ways):
         return []
     return [DefaultRoute(name, 4, lowest) for name in sorted(ways - shown_ways)]
-
-
-def _name_of(ifindex: int) -> str:
-    """Name an interface of the host; "" if it is gone."""
-    try:
-        return socket.if_indextoname(ifindex)
-    except OSError:
-        return ""
 
 
 def passing_on(on_event: OnEvent, gpus: GpuMonitor, root: Path) -> OnEvent:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from agent.errors import AgentError
 from agent.hardware import netns as namespaces
-from agent.hardware.netlink.rtnetlink import IFLA_ADDRESS, IFLA_IFALIAS, LinkMessage, LinkSocket
+from agent.hardware.netlink.rtnetlink import IFLA_ADDRESS, IFLA_IFALIAS, LinkMessage, NetlinkSocket
 from agent.model.device import LinkLayer, Netdev, Snapshot
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Fabric:
         return True
 
     def _dead(self, ports: Collection[Port]) -> list[Port]:
-        with self._open() as netns, LinkSocket(netns) as links:
+        with self._open() as netns, NetlinkSocket(netns) as links:
             return [port for port in ports if links.find(port.port) is None]
 
     @contextmanager
@@ -179,8 +179,8 @@ def _make_link(ipr: IPRoute, fabric: int, port: Port, name: str) -> None:
 def _unmarked(ports: Collection[Port]) -> list[tuple[int, Port]]:
     """Find links that were made, with the MAC of their device, and not yet told which device they stand for."""
     by_mac = {bytes.fromhex(port.mac.replace(":", "")): port for port in ports}
-    with LinkSocket() as links:
-        found = [(link, by_mac.get(link.attributes.get(IFLA_ADDRESS, b""))) for link in links.all()]
+    with NetlinkSocket() as links:
+        found = [(link, by_mac.get(link.attributes.get(IFLA_ADDRESS, b""))) for link in links.chosen(lambda link: link)]
     return [(link.ifindex, port) for link, port in found if port is not None and link.text(IFLA_IFALIAS) is None]
 
 

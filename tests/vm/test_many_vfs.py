@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.hardware.netlink.rtnetlink import LinkSocket
-from agent.hardware.netlink.vf_control import PfNetlink
+from agent.hardware.netlink.rtnetlink import NetlinkSocket
+from agent.hardware.netlink.vf_control import PfNetlink, with_vfs
 from agent.hardware.sysfs.counters import traffic_of_all
 from agent.model.allocation import VfSettings
 from agent.model.counters import VF_KINDS
@@ -100,10 +100,10 @@ def test_each_of_hundreds_of_vfs_is_read_and_set_as_itself(simulated: str, count
     for index in chosen:
         assert control.read(simulated, index) == asked(index)
     assert control.read(simulated, count - 3) == before
-    with LinkSocket() as links:
-        found = links.find_with_vfs(simulated)
+    with NetlinkSocket() as links:
+        found = with_vfs(links, simulated)
     assert found is not None
-    assert (len(found[1]) > WRAP) == (count == 400)  # what the kernel says of the list's length is wrong then
+    assert (len(found) > WRAP) == (count == 400)  # what the kernel says of the list's length is wrong then
 
 
 @pytest.mark.parametrize("count", [7, 128, 256, 400])

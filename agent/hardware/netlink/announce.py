@@ -19,7 +19,7 @@ from functools import partial
 
 from agent.errors import HardwareError
 from agent.hardware import netns as namespaces
-from agent.hardware.netlink.rtnetlink import IFF_LOWER_UP, IFLA_ADDRESS, LinkSocket
+from agent.hardware.netlink.rtnetlink import IFF_LOWER_UP, IFLA_ADDRESS, NetlinkSocket
 
 CARRIER_SECONDS = 1.0
 MAX_AT_ONCE = 32
@@ -66,7 +66,7 @@ class Announcer:
 
     def _announce_here(self, ifname: str, addresses: Sequence[str]) -> None:
         deadline = time.monotonic() + self._seconds
-        with LinkSocket() as links:
+        with NetlinkSocket() as links:
             while (link := links.find(ifname)) is not None and not link.flags & IFF_LOWER_UP:
                 if time.monotonic() > deadline:
                     return

@@ -24,17 +24,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Link, LinkPolicy, Neighbour, Route, Rule
-from agent.hardware.netlink.codec import (
+from agent.hardware.netlink.rtnetlink import (
+    LINK,
     NLA_F_NESTED,
     NLM_F_CREATE,
     NLM_F_EXCL,
     NLM_F_REPLACE,
+    RTM_SETLINK,
     WORD,
+    LinkMessage,
+    NetlinkSocket,
     attribute,
     attribute_table,
+    failed,
+    text_attribute,
+    translated,
     word,
 )
-from agent.hardware.netlink.rtnetlink import LINK, RTM_SETLINK, LinkMessage, LinkSocket, failed, translated
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
@@ -90,7 +96,7 @@ MAX_AT_ONCE = 64
 
 
 def configure(
-    links: LinkSocket,
+    links: NetlinkSocket,
     ifname: str,
     netns: int | None,
     addresses: Sequence[str],
@@ -127,7 +133,7 @@ class _Asked(NamedTuple):
     fine: tuple[int, ...] = ()
 
 
-def _ask(links: LinkSocket, asked: Sequence[_Asked]) -> None:
+def _ask(links: NetlinkSocket, asked: Sequence[_Asked]) -> None:
     """Ask for all of that. Raises NetlinkFailed for what is refused."""
     for start in range(0, len(asked), MAX_AT_ONCE):
         some = asked[start : start + MAX_AT_ONCE]
@@ -232,7 +238,7 @@ def encode_rule(wanted: Rule) -> bytes:
             body += attribute(kind, network.network_address.packed)
     for kind, name in ((_FRA_IIFNAME, wanted.iif), (_FRA_OIFNAME, wanted.oif)):
         if name is not None:
-            body += attribute(kind, name.encode() + b"\0")
+            body += text_attribute(kind, name)
     if wanted.fwmark is not None:
         body += word(_FRA_FWMARK, wanted.fwmark)
     return body + word(_FRA_PRIORITY, wanted.priority) + word(_FRA_TABLE, wanted.table)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 from agent.errors import HardwareError
 from agent.hardware import netns as namespaces
 from agent.hardware.host import NO_POLICY, Child, Link, LinkChange, LinkPolicy, Route, TcxProgram
-from agent.hardware.netlink import configuring, rtnetlink
+from agent.hardware.netlink import configuring
 from agent.hardware.netlink.rtnetlink import (
     IFF_ALLMULTI,
     IFF_LOWER_UP,
@@ -29,6 +30,7 @@ from agent.hardware.netlink.rtnetlink import (
     IFF_PROMISC,
     IFF_UP,
     IFLA_ADDRESS,
+    IFLA_ALT_IFNAME,
     IFLA_BROADCAST,
     IFLA_IFNAME,
     IFLA_LINKMODE,
@@ -36,12 +38,27 @@ from agent.hardware.netlink.rtnetlink import (
     IFLA_MTU,
     IFLA_PARENT_DEV_NAME,
     IFLA_PHYS_PORT_NAME,
-    IdleSockets,
+    IFLA_PROP_LIST,
+    IFLA_XDP,
+    IFLA_XDP_FD,
+    IFLA_XDP_FLAGS,
+    NLA_F_NESTED,
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    RTM_DELLINK,
+    RTM_DELLINKPROP,
+    RTM_NEWLINK,
+    RTM_NEWLINKPROP,
     LinkMessage,
-    LinkSocket,
+    NetlinkSocket,
+    attribute,
+    creation,
     decode,
     failed,
+    link_body,
+    text_attribute,
     translated,
+    word,
 )
 from agent.hardware.tcx import TcxPrograms
 from agent.model.device import names_representor, uplink_rank
@@ -52,6 +69,11 @@ if TYPE_CHECKING:
 MAX_KEPT, MAX_KEPT_BYTES = 512, 4096
 """So many descriptions of links are remembered as read, each of at most so many bytes: in a pod one may have 64 KiB of
 other names. A VF's is mostly the same when it is given to the next pod."""
+
+_MOST_IDLE = 4
+"""Sockets in the host's namespace that are kept between questions: to open one takes as long as to ask."""
+_XDP_FLAGS = {1: (4,), 2: (2,), 3: (8,), 4: (2, 4, 8)}
+"""XDP_ATTACHED_{DRV,SKB,HW,MULTI} to XDP_FLAGS_{DRV,SKB,HW}_MODE: the kernel detaches in the mode that is named."""
 
 T = TypeVar("T")
 
@@ -71,16 +93,17 @@ class Netlink:
         self._host_netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netlink")
         self._socket: IPRoute | None = None
-        self._idle = IdleSockets()
+        self._idle: deque[NetlinkSocket] = deque()
         self._tcx = TcxPrograms()
         self._closed = False
 
     def close(self) -> None:
-        """Close the socket and end its thread. Whoever comes later gets a HardwareError."""
+        """Close the sockets and end the thread. Whoever comes later gets a HardwareError."""
         if self._closed:
             return
         self._closed = True
-        self._idle.close()
+        while self._idle:
+            self._idle.pop().close()
         self._thread.submit(self._close_socket).result()
         self._thread.shutdown()
         # A detach that is late must not take for the host what gets this number next: a pod's namespace, say.
@@ -165,12 +188,16 @@ class Netlink:
         """Make an interface, upon one of the host or by itself, in the namespace of a descriptor or in the host."""
         upon, index = (f" upon {parent.name}", parent.ifindex) if parent is not None else ("", None)
         with self._links(None, f"make {child.kind} interface {child.name}{upon}") as links:
-            links.create(rtnetlink.creation(child, index, netns))
+            links.ask(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, creation(child, index, netns))
 
     def remove(self, link: Link, netns: int | None = None) -> None:
-        """Remove an interface of software."""
+        """Remove an interface of software. One that is gone is success."""
         with self._links(netns, f"remove interface {link.name}") as links:
-            links.remove(link.ifindex)
+            try:
+                links.ask(RTM_DELLINK, 0, link_body(link.ifindex))
+            except OSError as error:
+                if error.errno != errno.ENODEV:
+                    raise
 
     def change_altnames(
         self, link: Link, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), netns: int | None = None
@@ -179,13 +206,13 @@ class Netlink:
         with self._links(netns, f"change the alternative names of interface {link.name}") as links:
             for name in remove:
                 try:
-                    links.remove_altname(link.ifindex, name)
+                    links.ask(RTM_DELLINKPROP, 0, _altname(link, name))
                 except OSError as error:
                     if error.errno != errno.ENOENT:
                         raise
             for name in add:
                 try:
-                    links.add_altname(link.ifindex, name)
+                    links.ask(RTM_NEWLINKPROP, 0, _altname(link, name))
                 except OSError as error:
                     found = links.find(name) if error.errno == errno.EEXIST else None
                     if found is None or found.ifindex != link.ifindex:
@@ -194,7 +221,9 @@ class Netlink:
     def detach_xdp(self, link: Link, netns: int | None = None) -> None:
         """Detach the XDP programs that `link.xdp` tells of."""
         with self._links(netns, f"detach the XDP program of interface {link.name}") as links:
-            links.detach_xdp(link.ifindex, link.xdp)
+            for flag in _XDP_FLAGS.get(link.xdp, ()):
+                nothing = attribute(IFLA_XDP_FD, b"\xff" * 4) + word(IFLA_XDP_FLAGS, flag)
+                links.ask(RTM_NEWLINK, 0, link_body(link.ifindex) + attribute(IFLA_XDP | NLA_F_NESTED, nothing))
 
     def tcx_programs(self, link: Link) -> tuple[TcxProgram, ...]:
         """List the tcx programs on an interface of the host."""
@@ -325,22 +354,29 @@ class _Links:
 
     __slots__ = ("_action", "_idle", "_netns", "_socket")
 
-    def __init__(self, idle: IdleSockets, netns: int | None, action: str) -> None:
+    def __init__(self, idle: deque[NetlinkSocket], netns: int | None, action: str) -> None:
         self._idle = idle
         self._netns = netns
         self._action = action
 
-    def __enter__(self) -> LinkSocket:
+    def __enter__(self) -> NetlinkSocket:
         try:
-            self._socket = self._idle.take() if self._netns is None else LinkSocket(self._netns)
+            self._socket = self._idle.pop() if self._idle and self._netns is None else NetlinkSocket(self._netns)
+        except IndexError:  # another thread was faster
+            self._socket = NetlinkSocket()
         except OSError as error:
             raise failed(self._action, error) from error
         return self._socket
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if self._netns is None:
-            self._idle.give_back(self._socket, sound=error is None)
+        # After an error an answer may still be on its way to this socket.
+        if self._netns is None and error is None and len(self._idle) < _MOST_IDLE:
+            self._idle.append(self._socket)
         else:
             self._socket.close()
         if isinstance(error, OSError):
             raise failed(self._action, error) from error
+
+
+def _altname(link: Link, name: str) -> bytes:
+    return link_body(link.ifindex) + attribute(IFLA_PROP_LIST | NLA_F_NESTED, text_attribute(IFLA_ALT_IFNAME, name))

@@ -1,4 +1,4 @@
-"""Links by rtnetlink, encoded and decoded here, since a pod's start waits for them.
+"""Netlink's messages and sockets, and the links of rtnetlink, encoded and decoded here: a pod's start waits for them.
 
 A library that knows all of netlink takes longer to decode one link than the kernel takes for the
 whole request, and a list of a thousand links keeps the other threads waiting for most of a second.
@@ -11,39 +11,30 @@ import errno
 import os
 import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
 from agent.errors import NetlinkFailed
 from agent.hardware import netns as namespaces
 from agent.hardware.host import Child, LinkChange
-from agent.hardware.netlink.codec import (
-    HEADER,
-    NLA_F_NESTED,
-    NLM_F_ACK,
-    NLM_F_CREATE,
-    NLM_F_DUMP,
-    NLM_F_DUMP_INTR,
-    NLM_F_EXCL,
-    NLMSG_DONE,
-    NLMSG_ERROR,
-    WORD,
-    attribute,
-    attribute_table,
-    attributes,
-    messages,
-    request,
-    text,
-    word,
-)
 from agent.model.change import Change
 from agent.model.device import is_pci_address
 
-RTM_NEWLINK = 16
-RTM_DELLINK = 17
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x1, 0x4, 0x10, 0x300
+NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x100, 0x200, 0x400
+NLA_F_NESTED = 0x8000
+NLA_TYPE_MASK = 0x3FFF
+HEADER = struct.Struct("=IHHII")
+ATTRIBUTE = struct.Struct("=HH")
+"""An attribute's header: its length with this header, and its type."""
+WORD = struct.Struct("=I")
+
+RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK = 16, 17, 18, 19
+RTM_NEWLINKPROP, RTM_DELLINKPROP = 108, 109
 IFLA_ADDRESS, IFLA_BROADCAST, IFLA_IFNAME, IFLA_MTU, IFLA_LINK, IFLA_MASTER = 1, 2, 3, 4, 5, 10
 IFLA_LINKMODE, IFLA_LINKINFO, IFLA_IFALIAS = 17, 18, 20
 IFLA_NET_NS_FD, IFLA_EXT_MASK, IFLA_PHYS_PORT_NAME, IFLA_XDP = 28, 29, 38, 43
@@ -81,6 +72,55 @@ IFF_LOWER_UP = 0x10000
 
 LINK = struct.Struct("=BxHiII")
 _ZERO = bytes(WORD.size)
+
+
+def request(kind: int, flags: int, body: bytes, number: int = 1) -> bytes:
+    """Make a message to the kernel. Its answers have its number."""
+    return HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | flags, number, 0) + body
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    """Make an attribute."""
+    return ATTRIBUTE.pack(ATTRIBUTE.size + len(payload), kind) + payload + b"\0" * (-len(payload) % 4)
+
+
+def word(kind: int, value: int) -> bytes:
+    """Make an attribute of 32 bits."""
+    return attribute(kind, WORD.pack(value))
+
+
+def messages(packet: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield each message of a packet: its type, its flags, its body. Ends at the first that makes no sense."""
+    offset = 0
+    while offset + HEADER.size <= len(packet):
+        length, kind, flags, _, _ = HEADER.unpack_from(packet, offset)
+        if length < HEADER.size:
+            return
+        yield kind, flags, packet[offset + HEADER.size : offset + length]
+        offset += (length + 3) & ~3
+
+
+def attributes(body: bytes, start: int = 0) -> list[tuple[int, bytes]]:
+    """List type and content of each attribute. Ends at the first that makes no sense."""
+    found = []
+    unpack, size, end, offset = ATTRIBUTE.unpack_from, ATTRIBUTE.size, len(body), start
+    while offset + size <= end:
+        length, kind = unpack(body, offset)
+        if length < size:
+            break
+        found.append((kind & NLA_TYPE_MASK, body[offset + size : offset + length]))
+        offset += (length + 3) & ~3
+    return found
+
+
+def attribute_table(body: bytes, start: int = 0) -> dict[int, bytes]:
+    """Return the content of each attribute by its type; of several of one type, the last. Ends as `attributes` does."""
+    return dict(attributes(body, start))
+
+
+def text(content: bytes) -> str:
+    """Read a text that ends with a zero."""
+    return content.rstrip(b"\0").decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,35 +252,33 @@ _DATA: Mapping[str, Callable[[Child], bytes]] = MappingProxyType(
 )
 
 
-RTM_GETLINK, RTM_SETLINK = 18, 19
-RTM_NEWLINKPROP, RTM_DELLINKPROP = 108, 109
-RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS = 1, 8
-
-_XDP_FLAGS = {1: (4,), 2: (2,), 3: (8,), 4: (2, 4, 8)}
-"""XDP_ATTACHED_{DRV,SKB,HW,MULTI} to XDP_FLAGS_{DRV,SKB,HW}_MODE: the kernel detaches in the mode that is named."""
+RTEXT_FILTER_SKIP_STATS = 8
 
 _ERROR = struct.Struct("=i")
 _DUMP_TRIES = 20
 _RECEIVE_BYTES = 96 << 10
 """A link may have 64 KiB of other names (net/core/rtnetlink.c, rtnl_alt_ifname), and its device is told after them."""
-_RECEIVE_BYTES_WITH_VFS = 1 << 20
-"""More than 4,000 VFs take; a longer answer would be cut, and VFs that are cut off are not found."""
-
-_MOST_IDLE = 4
 
 NO_REMEDIES: Mapping[int, str] = MappingProxyType({})
 
 T = TypeVar("T")
 
 
-class LinkSocket:
+class NetlinkSocket:
     """A socket in one network namespace, whichever thread uses it. One question at a time; close it."""
 
-    def __init__(self, netns: int | None = None) -> None:
-        """`netns` is the descriptor of a namespace; None for that of the calling thread."""
-        self._socket = _open() if netns is None else namespaces.run_in(netns, _open)
+    def __init__(
+        self, netns: int | None = None, protocol: int = socket.NETLINK_ROUTE, seconds: float | None = None
+    ) -> None:
+        """`netns` is the descriptor of a namespace; None for that of the calling thread.
 
-    def __enter__(self) -> LinkSocket:
+        `seconds` is how long an answer is waited for.
+        """
+        opened = partial(socket.socket, socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+        self._socket = opened() if netns is None else namespaces.run_in(netns, opened)
+        self._socket.settimeout(seconds)
+
+    def __enter__(self) -> NetlinkSocket:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -259,62 +297,11 @@ class LinkSocket:
         """Look a link up as `find` does, and return what `decode` takes."""
         encoded = name.encode(errors="surrogateescape") + b"\0"
         kind = IFLA_IFNAME if len(encoded) <= IFNAMSIZ else IFLA_ALT_IFNAME
-        self._send(RTM_GETLINK, 0, _ANY_LINK + attribute(kind, encoded))
-        answer = self._receive(_RECEIVE_BYTES)  # one message
-        if HEADER.unpack_from(answer)[1] == RTM_NEWLINK:
-            return answer[HEADER.size :]
-        try:
-            _raise(answer, HEADER.size)
-        except OSError as error:
-            if error.errno != errno.ENODEV:
-                raise
-        return None
-
-    def find_with_vfs(self, name: str, *, statistics: bool = False) -> tuple[int, bytes] | None:
-        """Look a PF up by name, with all its VFs: its index, and the attributes as they came. Raises OSError."""
-        mask = word(IFLA_EXT_MASK, RTEXT_FILTER_VF | (0 if statistics else RTEXT_FILTER_SKIP_STATS))
-        body = _link(0) + mask + _text(IFLA_IFNAME, name)
-        self._send(RTM_GETLINK, 0, body)
-        for answer, _, payload in messages(self._receive(_RECEIVE_BYTES_WITH_VFS)):
-            if answer == NLMSG_ERROR:
-                try:
-                    _raise(payload)
-                except OSError as error:
-                    if error.errno != errno.ENODEV:
-                        raise
-            if answer == RTM_NEWLINK:
-                return decode(payload[: LINK.size]).ifindex, payload[LINK.size :]
-        return None
-
-    def set_vf(self, ifindex: int, attribute: bytes) -> None:
-        """Change what a PF enforces on a VF: an attribute of `vf_control`. Raises OSError."""
-        self._ask(RTM_SETLINK, NLM_F_ACK, _link(ifindex) + attribute)
-
-    def all(self) -> list[LinkMessage]:
-        """List all links. Raises OSError."""
-        return self.chosen(_as_it_is)
+        return self.answer(RTM_GETLINK, _ANY_LINK + attribute(kind, encoded))
 
     def chosen(self, read: Callable[[LinkMessage], T | None]) -> list[T]:
-        """List what is made of the links, but None. Raises OSError.
-
-        Nothing else is kept: a pod may have made thousands of links, each of 64 KiB.
-        """
-        for _ in range(_DUMP_TRIES):
-            try:
-                return self._chosen(read)
-            except InterruptedError:
-                continue  # links came or went meanwhile, and some may be missing
-        raise OSError(errno.EAGAIN, "the list of interfaces changes all the time")
-
-    def _chosen(self, read: Callable[[LinkMessage], T | None]) -> list[T]:
-        found: list[T] = []
-
-        def take(link: LinkMessage) -> None:
-            if (made := read(link)) is not None:
-                found.append(made)
-
-        self._ask(RTM_GETLINK, NLM_F_DUMP, _ANY_LINK, take)
-        return found
+        """List what is made of the links, but None. Raises OSError."""
+        return self.dump(RTM_GETLINK, _ANY_LINK, lambda body: read(decode(body)))
 
     def change(self, ifindex: int, wanted: LinkChange, netns: int | None = None) -> None:
         """Change a link in one request; with `netns` it moves to that namespace first. Raises OSError."""
@@ -328,44 +315,38 @@ class LinkSocket:
             if on is not None:
                 change |= bit
                 flags |= bit if on else 0
-        request = _link(ifindex, flags=flags, change=change)
+        body = link_body(ifindex, flags=flags, change=change)
         if netns is not None:
-            request += word(IFLA_NET_NS_FD, netns)
+            body += word(IFLA_NET_NS_FD, netns)
         if wanted.name is not None:
-            request += _text(IFLA_IFNAME, wanted.name)
+            body += text_attribute(IFLA_IFNAME, wanted.name)
         if wanted.mac is not None:
-            request += attribute(IFLA_ADDRESS, bytes.fromhex(wanted.mac.replace(":", "")))
+            body += attribute(IFLA_ADDRESS, bytes.fromhex(wanted.mac.replace(":", "")))
         if wanted.broadcast is not None:
-            request += attribute(IFLA_BROADCAST, bytes.fromhex(wanted.broadcast.replace(":", "")))
+            body += attribute(IFLA_BROADCAST, bytes.fromhex(wanted.broadcast.replace(":", "")))
         if wanted.link_mode is not None:
-            request += attribute(IFLA_LINKMODE, bytes((wanted.link_mode,)))
+            body += attribute(IFLA_LINKMODE, bytes((wanted.link_mode,)))
         if wanted.mtu is not None:
-            request += word(IFLA_MTU, wanted.mtu)
+            body += word(IFLA_MTU, wanted.mtu)
         if wanted.master is not None:
-            request += word(IFLA_MASTER, wanted.master)
-        self._ask(RTM_NEWLINK, NLM_F_ACK, request)
+            body += word(IFLA_MASTER, wanted.master)
+        self.ask(RTM_NEWLINK, 0, body)
 
-    def create(self, body: bytes) -> None:
-        """Make a link: a body from `creation`. Raises OSError, EEXIST if the name is taken."""
-        self._ask(RTM_NEWLINK, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL, body)
-
-    def remove(self, ifindex: int) -> None:
-        """Remove a link of software. One that is gone is success. Raises OSError."""
-        try:
-            self._ask(RTM_DELLINK, NLM_F_ACK, _link(ifindex))
-        except OSError as error:
-            if error.errno != errno.ENODEV:
-                raise
+    def ask(self, kind: int, flags: int, body: bytes) -> None:
+        """Have one thing done. Raises OSError."""
+        for number in self.ask_all(((kind, flags, body),)).values():
+            raise OSError(number, os.strerror(number))
 
     def ask_all(self, asked: Sequence[tuple[int, int, bytes]]) -> dict[int, int]:
         """Ask for one thing after the other in one go: type, flags and body of each.
 
         Returns the error numbers of what was refused, by its place among them. Raises OSError.
         """
-        last, refused = len(asked) - 1, dict[int, int]()
-        # What is refused is told anyhow (net/netlink/af_netlink.c, netlink_rcv_skb), the last one in any case.
-        acked = [*asked[:-1], *((kind, flags | NLM_F_ACK, body) for kind, flags, body in asked[-1:])]
-        self._socket.send(b"".join(request(*one, number) for number, one in enumerate(acked)))
+        last, refused, packet = len(asked) - 1, dict[int, int](), b""
+        for number, (kind, flags, body) in enumerate(asked):
+            # What is refused is told anyhow (net/netlink/af_netlink.c, netlink_rcv_skb), the last one in any case.
+            packet += request(kind, flags | NLM_F_ACK if number == last else flags, body, number)
+        self._socket.send(packet)
         while True:
             answer = self._receive(_RECEIVE_BYTES)
             _, kind, _, number, _ = HEADER.unpack_from(answer)
@@ -375,33 +356,42 @@ class LinkSocket:
                 if number == last:
                     return refused
 
-    def add_altname(self, ifindex: int, altname: str) -> None:
-        """Give a link another name. Raises OSError, EEXIST if any link has it, this one included."""
-        self._ask(RTM_NEWLINKPROP, NLM_F_ACK, _link(ifindex) + _altname(altname))
+    def answer(
+        self, kind: int, body: bytes, absent: Collection[int] = (errno.ENODEV,), most: int = _RECEIVE_BYTES
+    ) -> bytes | None:
+        """Ask for one thing and return its description; None for the errors `absent`. Raises OSError for others."""
+        self._socket.send(request(kind, 0, body))
+        answer = self._receive(most)  # one message
+        if HEADER.unpack_from(answer)[1] != NLMSG_ERROR:
+            return answer[HEADER.size :]
+        (negative,) = _ERROR.unpack_from(answer, HEADER.size)
+        if -negative in absent:
+            return None
+        raise OSError(-negative, os.strerror(-negative))
 
-    def remove_altname(self, ifindex: int, altname: str) -> None:
-        """Take another name away from a link. Raises OSError, ENOENT if it has none such."""
-        self._ask(RTM_DELLINKPROP, NLM_F_ACK, _link(ifindex) + _altname(altname))
+    def dump(self, kind: int, body: bytes, read: Callable[[bytes], T | None]) -> list[T]:
+        """List what is made of the descriptions of all, but None. Raises OSError.
 
-    def detach_xdp(self, ifindex: int, attached: int) -> None:
-        """Detach XDP programs, `attached` being what `LinkMessage.xdp` told. Raises OSError, EBUSY for a bpf_link's."""
-        for flag in _XDP_FLAGS.get(attached, ()):
-            nothing = attribute(IFLA_XDP_FD, _ERROR.pack(-1)) + word(IFLA_XDP_FLAGS, flag)
-            self._ask(RTM_NEWLINK, NLM_F_ACK, _link(ifindex) + attribute(IFLA_XDP | NLA_F_NESTED, nothing))
-
-    def _ask(self, kind: int, flags: int, body: bytes, take: Callable[[LinkMessage], None] | None = None) -> None:
-        self._send(kind, flags, body)
-        disturbed = False
-        while True:
-            for answer, marks, payload in messages(self._receive(_RECEIVE_BYTES)):
-                disturbed = disturbed or bool(marks & NLM_F_DUMP_INTR)
-                if answer == RTM_NEWLINK and take is not None:
-                    take(decode(payload))
-                if answer in (NLMSG_ERROR, NLMSG_DONE):
-                    _raise(payload)
-                    if disturbed:
-                        raise InterruptedError(errno.EINTR, "the list was disturbed")
-                    return
+        Nothing else is kept: a pod may have made thousands of links, each of 64 KiB.
+        """
+        for _ in range(_DUMP_TRIES):
+            self._socket.send(request(kind, NLM_F_DUMP, body))
+            found: list[T] = []
+            is_disturbed = is_over = False
+            while not is_over:
+                for answer, marks, payload in messages(self._receive(_RECEIVE_BYTES)):
+                    is_disturbed = is_disturbed or bool(marks & NLM_F_DUMP_INTR)
+                    if answer in (NLMSG_ERROR, NLMSG_DONE):
+                        is_over = True
+                        (negative,) = _ERROR.unpack_from(payload)
+                        if negative < 0:
+                            raise OSError(-negative, os.strerror(-negative))
+                    elif (made := read(payload)) is not None:
+                        found.append(made)
+            if not is_disturbed:
+                return found
+            # Something came or went meanwhile, and some may be missing.
+        raise OSError(errno.EAGAIN, "the list changes all the time")
 
     def _receive(self, most: int) -> bytes:
         """Receive what the kernel says. What a process sends, a pod's for one, is dropped."""
@@ -409,41 +399,6 @@ class LinkSocket:
             packet, sender = self._socket.recvfrom(most)
             if sender[0] == 0:
                 return packet
-
-    def _send(self, kind: int, flags: int, body: bytes) -> None:
-        self._socket.send(request(kind, flags, body))
-
-
-class IdleSockets:
-    """Sockets in the process's namespace that are kept between questions: to open one takes as long as to ask."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._idle: list[LinkSocket] = []
-        self._closed = False
-
-    def close(self) -> None:
-        """Close those that wait, and those in use once they are given back."""
-        with self._guard:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for links in idle:
-            links.close()
-
-    def take(self) -> LinkSocket:
-        """Lend a socket to one thread. Raises OSError."""
-        with self._guard:
-            links = self._idle.pop() if self._idle else None
-        return links or LinkSocket()
-
-    def give_back(self, links: LinkSocket, *, sound: bool) -> None:
-        """Take a socket back. One that is not sound is not lent again: an answer may still be on its way."""
-        with self._guard:
-            kept = sound and not self._closed and len(self._idle) < _MOST_IDLE
-            if kept:
-                self._idle.append(links)
-        if not kept:
-            links.close()
 
 
 def failed(action: str, error: OSError, remedies: Mapping[int, str] = NO_REMEDIES) -> NetlinkFailed:
@@ -469,31 +424,15 @@ class translated:
             raise failed(self._action, error, self._remedies) from error
 
 
-def _as_it_is(link: LinkMessage) -> LinkMessage:
-    return link
-
-
-def _open() -> socket.socket:
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-
-
-def _raise(payload: bytes, start: int = 0) -> None:
-    (negative,) = _ERROR.unpack_from(payload, start)
-    if negative < 0:
-        raise OSError(-negative, os.strerror(-negative))
-
-
-def _link(ifindex: int, *, flags: int = 0, change: int = 0) -> bytes:
+def link_body(ifindex: int, *, flags: int = 0, change: int = 0) -> bytes:
+    """Begin the body of a request about a link."""
     return LINK.pack(socket.AF_UNSPEC, 0, ifindex, flags, change)
 
 
-def _altname(altname: str) -> bytes:
-    return attribute(IFLA_PROP_LIST | NLA_F_NESTED, _text(IFLA_ALT_IFNAME, altname))
-
-
-def _text(kind: int, value: str) -> bytes:
+def text_attribute(kind: int, value: str) -> bytes:
+    """Make an attribute of text."""
     return attribute(kind, value.encode(errors="surrogateescape") + b"\0")
 
 
-_ANY_LINK = _link(0) + word(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS)
+_ANY_LINK = link_body(0) + word(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS)
 """What asks for links without their statistics begins so."""

@@ -22,12 +22,29 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from agent.errors import HardwareError, NetlinkFailed
-from agent.hardware.netlink.codec import ATTRIBUTE, NLA_F_NESTED, NLA_TYPE_MASK, attribute, attribute_table
-from agent.hardware.netlink.rtnetlink import LinkSocket, translated
+from agent.hardware.netlink.rtnetlink import (
+    ATTRIBUTE,
+    IFLA_EXT_MASK,
+    IFLA_IFNAME,
+    LINK,
+    NLA_F_NESTED,
+    NLA_TYPE_MASK,
+    RTEXT_FILTER_SKIP_STATS,
+    RTM_GETLINK,
+    RTM_SETLINK,
+    NetlinkSocket,
+    attribute,
+    attribute_table,
+    link_body,
+    text_attribute,
+    translated,
+    word,
+)
 from agent.hardware.sysfs import trunk
 from agent.model.allocation import VfSettings
 
 IFLA_NUM_VF, IFLA_VFINFO_LIST, IFLA_VF_INFO = 21, 22, 1
+RTEXT_FILTER_VF = 1
 VLAN_PROTOCOLS = {"802.1q": 0x8100, "802.1ad": 0x88A8}
 LINK_STATES = ("auto", "enable", "disable")
 """IFLA_VF_LINK_STATE_{AUTO,ENABLE,DISABLE}"""
@@ -36,6 +53,8 @@ _VF_MAC, _VF_VLAN, _VF_SPOOFCHK, _VF_LINK_STATE, _VF_RATE, _VF_TRUST, _VF_VLAN_L
 _VF_VLAN_INFO = 1
 _MAC_BYTES = 6
 _MAX_MAC_BYTES = 32
+_RECEIVE_BYTES = 1 << 20
+"""More than 4,000 VFs take; a longer answer would be cut, and VFs that are cut off are not found."""
 _WRAP = 1 << 16
 _ENTRY = struct.Struct("=HHHHI")
 """Of a VF's entry: its header, the header of the first attribute in it (the MAC), and the VF's index there."""
@@ -202,7 +221,7 @@ class PfNetlink:
         self,
         settle_seconds: float = SETTLE_SECONDS,
         root: Path = Path("/"),
-        open_links: Callable[[], LinkSocket] = LinkSocket,
+        open_links: Callable[[], NetlinkSocket] = NetlinkSocket,
         write: trunk.Write = Path.write_text,
     ) -> None:
         self._settle_seconds = settle_seconds
@@ -213,13 +232,13 @@ class PfNetlink:
     def guids(self, pf_netdev: str, vf_index: int) -> tuple[str, str] | None:
         """Read the node and port GUID that a PF has for a VF; None if nobody tells."""
         try:
-            with translated(f"read the GUIDs of VF {vf_index} of {pf_netdev}"), LinkSocket() as links:
-                found = links.find_with_vfs(pf_netdev)
+            with translated(f"read the GUIDs of VF {vf_index} of {pf_netdev}"), NetlinkSocket() as links:
+                found = with_vfs(links, pf_netdev)
         except NetlinkFailed as error:
             if error.errno not in _REFUSED:
                 raise
             found = None
-        content = vf_content(found[1], vf_index) if found is not None else None
+        content = vf_content(found, vf_index) if found is not None else None
         told = decode_guids(attribute_table(content)) if content is not None else None
         if told is not None:
             return told
@@ -236,11 +255,11 @@ class PfNetlink:
         for (name, kind), guid in zip(_KINDS, (node, port), strict=True):
             action = f"set the {name} GUID of VF {vf_index} of {pf_netdev} to {guid}"
             try:
-                with translated(action), LinkSocket() as links:
+                with translated(action), NetlinkSocket() as links:
                     pf = links.find(pf_netdev)
                     if pf is None:
                         raise HardwareError(f"PF interface {pf_netdev} is gone")
-                    links.set_vf(pf.ifindex, encode_guid(kind, vf_index, guid))
+                    links.ask(RTM_SETLINK, 0, link_body(pf.ifindex) + encode_guid(kind, vf_index, guid))
             except NetlinkFailed as error:
                 if error.errno not in _REFUSED:
                     raise
@@ -268,8 +287,7 @@ class PfNetlink:
     def traffic(self, pf_netdev: str) -> bytes | None:
         """Read a PF's link message with what it counted of its VFs, undecoded; None if it is gone."""
         with translated(f"read what {pf_netdev} counts"), self._open_links() as links:
-            found = links.find_with_vfs(pf_netdev, statistics=True)
-        return found[1] if found is not None else None
+            return with_vfs(links, pf_netdev, statistics=True)
 
     def apply(self, pf_netdev: str, vf_index: int, settings: VfSettings) -> None:
         """Set those settings that are not None, one by one, and read them back until they hold."""
@@ -313,7 +331,7 @@ class PfNetlink:
                     time.sleep(POLL_SECONDS)
 
 
-def _read_back(links: LinkSocket, pf_netdev: str, vf_index: int) -> VfSettings | None:
+def _read_back(links: NetlinkSocket, pf_netdev: str, vf_index: int) -> VfSettings | None:
     """Read what a PF enforces on a VF; None if it has more VFs than fit into one answer."""
     try:
         return _read(links, pf_netdev, vf_index)
@@ -324,19 +342,26 @@ def _read_back(links: LinkSocket, pf_netdev: str, vf_index: int) -> VfSettings |
     return None
 
 
-def _read(links: LinkSocket, pf_netdev: str, vf_index: int) -> VfSettings:
-    found = links.find_with_vfs(pf_netdev)
-    settings = find_vf(found[1], vf_index) if found is not None else None
+def _read(links: NetlinkSocket, pf_netdev: str, vf_index: int) -> VfSettings:
+    found = with_vfs(links, pf_netdev)
+    settings = find_vf(found, vf_index) if found is not None else None
     if settings is None:
         raise HardwareError(f"{pf_netdev} has no VF {vf_index}: look at its sriov_numvfs")
     return settings
 
 
-def _insist(links: LinkSocket, ifindex: int, attribute: bytes, deadline: float) -> None:
+def with_vfs(links: NetlinkSocket, pf_netdev: str, *, statistics: bool = False) -> bytes | None:
+    """Look a PF up by name, and return the attributes of it and all its VFs as they came. Raises OSError."""
+    mask = word(IFLA_EXT_MASK, RTEXT_FILTER_VF | (0 if statistics else RTEXT_FILTER_SKIP_STATS))
+    found = links.answer(RTM_GETLINK, link_body(0) + mask + text_attribute(IFLA_IFNAME, pf_netdev), most=_RECEIVE_BYTES)
+    return found[LINK.size :] if found is not None else None
+
+
+def _insist(links: NetlinkSocket, ifindex: int, attribute: bytes, deadline: float) -> None:
     """Repeat a request that the driver cannot take at the moment (i40e EAGAIN, ice EBUSY: the VF is being reset)."""
     while True:
         try:
-            return links.set_vf(ifindex, attribute)
+            return links.ask(RTM_SETLINK, 0, link_body(ifindex) + attribute)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EBUSY) or time.monotonic() > deadline:
                 raise

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from agent.errors import HardwareError
-from agent.hardware.netlink.codec import attribute_table, attributes
+from agent.hardware.netlink.rtnetlink import attribute_table, attributes
 from agent.hardware.netlink.vf_control import vf_entries
 from agent.hardware.sysfs.read import Attributes
 from agent.model.counters import VF_KINDS, Counters, PortCount, RdmaPortCounters, VfCounters

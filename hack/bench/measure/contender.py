@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from agent.hardware import netns as namespaces
 from agent.hardware.host import LinkChange
-from agent.hardware.netlink.rtnetlink import LinkSocket
+from agent.hardware.netlink.rtnetlink import NetlinkSocket
 from hack.sim.machine import SimulatedMachine
 from hack.sim.runtime import make_netns, remove_netns
 from hack.sim.stage import CNI_FOLDERS, Stage
@@ -154,18 +154,18 @@ class BareMove:
 
     def _there_and_back(self, program: Program | None) -> float:
         with open("/proc/thread-self/ns/net") as home, open(self._netns) as pod:
-            with LinkSocket() as links:
+            with NetlinkSocket() as links:
                 index = _ifindex(links, self._link)
                 began = time.perf_counter()
                 with program.waiting({"CNI_COMMAND": "VERSION"}) if program is not None else nullcontext():
                     links.change(index, LinkChange(name="bare0", up=True), pod.fileno())
                 taken = time.perf_counter() - began
-            with LinkSocket(pod.fileno()) as links:
+            with NetlinkSocket(pod.fileno()) as links:
                 links.change(_ifindex(links, "bare0"), LinkChange(name=self._link, up=False), home.fileno())
         return taken * 1000
 
 
-def _ifindex(links: LinkSocket, name: str) -> int:
+def _ifindex(links: NetlinkSocket, name: str) -> int:
     found = links.find(name)
     if found is None:
         raise RuntimeError(f"there is no link {name}")

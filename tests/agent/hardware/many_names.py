@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from agent.hardware.netlink.rtnetlink import LinkSocket
+from contextlib import closing
+
+from agent.hardware.netlink.links import Netlink
 
 NAMES = 495
 """Of 127 bytes each: the kernel takes 64 KiB of them."""
@@ -10,8 +12,9 @@ NAMES = 495
 
 def give_all_names(name: str, netns: int | None = None) -> None:
     """Give an interface as many other names as it can have, no two interfaces the same."""
-    with LinkSocket(netns) as links:
-        found = links.find(name)
+    with closing(Netlink()) as links:
+        found = links.find(name, netns)
         assert found is not None
-        for number in range(NAMES):
-            links.add_altname(found.ifindex, f"{name}-{number}".ljust(127, "x"))
+        links.change_altnames(
+            found, add=tuple(f"{name}-{number}".ljust(127, "x") for number in range(NAMES)), netns=netns
+        )

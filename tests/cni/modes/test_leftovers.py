@@ -16,7 +16,7 @@ from agent.errors import HardwareError
 from agent.hardware import netns as namespaces
 from agent.hardware import tcx
 from agent.hardware.host import Link, LinkChange
-from agent.hardware.netlink import codec, rtnetlink
+from agent.hardware.netlink import rtnetlink
 from agent.hardware.netlink.links import Netlink
 from hack.sim.fabric import device_of
 from tests.cni.modes.programs import (
@@ -90,10 +90,8 @@ def test_names_that_a_pod_gave_are_gone_whatever_their_bytes(rig: Rig, namespace
     pod, before = rig.pod(), seen(rig)
     rig.add("c1", pod)
     for name in ("no\udcff\udcfetext", "second\nline", "50%d"):
-        with open(pod) as netns, rtnetlink.LinkSocket(netns.fileno()) as links:
-            found = links.find("net1")
-            assert found is not None
-            links.add_altname(found.ifindex, name)
+        with open(pod) as netns:
+            rig.machine.links.change_altnames(rig.link(pod), add=(name,), netns=netns.fileno())
     link = rig.link(pod)
     assert len(link.altnames) == 3
     if namespace_ends:  # where an interface of hardware keeps its other names
@@ -125,12 +123,12 @@ def attach_xdp(pod: Path, program: int) -> None:
     """Attach a program to net1 as `ip link set xdp` does."""
 
     def attach() -> None:
-        with rtnetlink.LinkSocket() as links:
+        with rtnetlink.NetlinkSocket() as links:
             link = links.find("net1")
             assert link is not None
-            content = codec.attribute(1, struct.pack("=i", program)) + codec.word(3, XDP_FLAGS_SKB_MODE)
-            xdp = codec.attribute(rtnetlink.IFLA_XDP | codec.NLA_F_NESTED, content)
-            links._ask(rtnetlink.RTM_NEWLINK, codec.NLM_F_ACK, rtnetlink._link(link.ifindex) + xdp)
+            content = rtnetlink.attribute(1, struct.pack("=i", program)) + rtnetlink.word(3, XDP_FLAGS_SKB_MODE)
+            xdp = rtnetlink.attribute(rtnetlink.IFLA_XDP | rtnetlink.NLA_F_NESTED, content)
+            links.ask(rtnetlink.RTM_NEWLINK, 0, rtnetlink.link_body(link.ifindex) + xdp)
 
     with open(pod) as netns:
         namespaces.run_in(netns.fileno(), attach)

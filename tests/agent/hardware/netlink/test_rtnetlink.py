@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from agent.errors import NetlinkFailed
 from agent.hardware.host import Child, Link
-from agent.hardware.netlink.codec import attribute_table, attributes
 from agent.hardware.netlink.links import Netlink
 from agent.hardware.netlink.rtnetlink import (
     IFLA_IFNAME,
@@ -25,8 +24,7 @@ from agent.hardware.netlink.rtnetlink import (
     IFLA_PROP_LIST,
     RTM_DELLINK,
     RTM_NEWLINK,
-    IdleSockets,
-    LinkSocket,
+    NetlinkSocket,
     creation,
     link_events,
 )
@@ -41,7 +39,7 @@ def run(*command: str) -> None:
 def test_a_link_with_as_many_other_names_as_it_can_have_is_read_to_its_end(own_network: None) -> None:
     """What tells the device below it comes after the names."""
     run("ip", "link", "add", "v0", "type", "veth", "peer", "name", "p0")
-    with LinkSocket() as links:
+    with NetlinkSocket() as links:
         bare = links.find("v0")
         give_all_names("v0")
         found = links.find("v0")
@@ -49,38 +47,13 @@ def test_a_link_with_as_many_other_names_as_it_can_have_is_read_to_its_end(own_n
         assert found is not None
         assert len(found.altnames) == NAMES
         assert found.attributes.keys() - {IFLA_PROP_LIST} == bare.attributes.keys()
-        (listed,) = (link for link in links.all() if link.ifindex == found.ifindex)
+        (listed,) = (link for link in links.chosen(lambda link: link) if link.ifindex == found.ifindex)
         assert listed.altnames == found.altnames
         assert listed.attributes.keys() == found.attributes.keys()
 
 
-def test_a_socket_that_was_given_back_is_lent_again(own_network: None) -> None:
-    sockets = IdleSockets()
-    first, second = sockets.take(), sockets.take()
-    assert first is not second
-    sockets.give_back(second, sound=True)
-    sockets.give_back(first, sound=True)
-    again = sockets.take()
-    assert again is first
-    assert again.find("lo") is not None
-    again.close()
-    sockets.close()
-
-
-def test_a_socket_is_not_lent_again_after_an_error(own_network: None) -> None:
-    sockets = IdleSockets()
-    broken = sockets.take()
-    sockets.give_back(broken, sound=False)
-    fresh = sockets.take()
-    assert fresh is not broken
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        broken.find("lo")
-    sockets.give_back(fresh, sound=True)
-    sockets.close()
-
-
 def test_what_a_process_sends_is_no_answer(own_network: None) -> None:
-    with LinkSocket() as links, socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as other:
+    with NetlinkSocket() as links, socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as other:
         assert links.find("lo") is not None  # from here on it has a port
         table = Path("/proc/thread-self/net/netlink").read_text().splitlines()[1:]
         ports = [int(port) for _, protocol, port, *_ in map(str.split, table) if protocol == "0" and port != "0"]
@@ -89,7 +62,7 @@ def test_what_a_process_sends_is_no_answer(own_network: None) -> None:
             other.sendto(b"short", (port, 0))
         found = links.find("lo")
         assert found is not None
-        assert [link.ifindex for link in links.all()] == [found.ifindex]
+        assert [link.ifindex for link in links.chosen(lambda link: link)] == [found.ifindex]
 
 
 def attribute(kind: int, value: bytes) -> bytes:
@@ -142,16 +115,6 @@ def test_what_is_below_may_be_no_function() -> None:
 @given(st.binary(max_size=200), st.booleans())
 def test_no_packet_is_too_strange(packet: bytes, virtual_links: bool) -> None:
     list(link_events(packet, virtual_links=virtual_links))
-
-
-@given(st.binary(max_size=200), st.integers(0, 8))
-def test_a_table_of_attributes_has_the_last_of_each_type(body: bytes, start: int) -> None:
-    assert attribute_table(body, start) == dict(attributes(body[start:]))
-
-
-def test_a_table_ends_where_an_attribute_makes_no_sense() -> None:
-    assert attribute_table(NAME + b"\x03\0\1\0" + PCI) == {IFLA_IFNAME: b"eth0\0"}
-    assert attribute_table(VETH) == {IFLA_LINKINFO: attribute(1, b"veth\0")}
 
 
 MACVLAN = Child("macvlan", "net1", "bridge", "02:00:00:00:00:07", 1400)

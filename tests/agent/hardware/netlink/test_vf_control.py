@@ -15,7 +15,7 @@ import pytest
 
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.netlink import vf_control
-from agent.hardware.netlink.codec import attributes
+from agent.hardware.netlink.rtnetlink import LINK, attributes
 from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.sysfs import trunk
 from agent.model.allocation import VfSettings
@@ -57,12 +57,12 @@ class Driver:
     def find(self, name: str) -> Any:
         return SimpleNamespace(ifindex=7)
 
-    def find_with_vfs(self, name: str) -> tuple[int, bytes]:
+    def answer(self, kind: int, body: bytes, *, most: int) -> bytes:
         mac, trust = struct.pack("=I", 0) + bytes(32), struct.pack("=II", 0, self.trust)
         info = attribute(1, attribute(1, mac) + attribute(9, trust))
-        return 7, attribute(21, struct.pack("=I", 1)) + attribute(22, info)
+        return bytes(LINK.size) + attribute(21, struct.pack("=I", 1)) + attribute(22, info)
 
-    def set_vf(self, ifindex: int, request: bytes) -> None:
+    def ask(self, kind: int, flags: int, request: bytes) -> None:
         self.asked += 1
         if self.is_busy:
             self.is_busy -= 1
@@ -95,7 +95,7 @@ def test_a_trunk_goes_with_what_rtnetlink_sets(tmp_path: Path) -> None:
 class Crowded(Driver):
     """A PF with so many VFs that the kernel has no room for them in its answer."""
 
-    def find_with_vfs(self, name: str) -> tuple[int, bytes]:
+    def answer(self, kind: int, body: bytes, *, most: int) -> bytes:
         raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
 
 
