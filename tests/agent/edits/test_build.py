@@ -43,32 +43,35 @@ def paths(grants: ContainerEdits) -> list[str]:
     return [d.path for d in grants.devices]
 
 
-def test_a_share_gets_its_own_hca_and_no_other() -> None:
-    snapshot = node(rails=2)
-    grants = build(HCA, some(HCA, snapshot, 2), snapshot, NOTHING)
-    assert paths(grants) == ["/dev/infiniband/uverbs1", "/dev/infiniband/rdma_cm"]
-    assert {d.permissions for d in grants.devices} == {"rw"}
-    assert grants.envs == ()
-    of_one = build(HCA, some(HCA, snapshot, 0, 1), snapshot, NOTHING)
-    assert paths(of_one) == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
+VFIO = {"iommu_group": 42, "netdevs": ()}
 
 
-def test_management_adds_umad_and_issm() -> None:
-    snapshot = node(rails=1)
-    grants = build(replace(HCA, management=True), some(HCA, snapshot, 0), snapshot, NOTHING)
-    assert paths(grants) == [f"/dev/infiniband/{n}" for n in ("uverbs0", "umad0", "issm0", "rdma_cm")]
+@pytest.mark.parametrize(
+    ("resource", "picks", "changes", "expected"),
+    [
+        (HCA, [2], {}, ["infiniband/uverbs1", "infiniband/rdma_cm"]),
+        (HCA, [0, 1], {}, ["infiniband/uverbs0", "infiniband/rdma_cm"]),
+        (
+            replace(HCA, management=True),
+            [0],
+            {},
+            [f"infiniband/{name}" for name in ("uverbs0", "umad0", "issm0", "rdma_cm")],
+        ),
+        (VF, [0], {"driver": "vfio-pci", **VFIO}, ["vfio/vfio", "vfio/42"]),
+        (VF, [0], {"driver": "mlx5_vfio_pci", **VFIO}, ["vfio/vfio", "vfio/42"]),
+    ],
+)
+def test_a_container_gets_the_files_of_its_own_devices_and_no_other(
+    resource: Resource, picks: list[int], changes: dict[str, object], expected: list[str]
+) -> None:
+    snapshot = change(node(rails=2), "0000:12:00.1", **changes)
+    found = build(resource, some(resource, snapshot, *picks), snapshot, NOTHING)
+    assert [(file.path, file.permissions) for file in found.devices] == [(f"/dev/{name}", "rw") for name in expected]
 
 
 def test_a_node_without_rdma_cm_hands_out_none() -> None:
     snapshot = replace(node(rails=1), rdma_cm=False)
     assert paths(build(HCA, some(HCA, snapshot, 0), snapshot, NOTHING)) == ["/dev/infiniband/uverbs0"]
-
-
-@pytest.mark.parametrize("driver", ["vfio-pci", "mlx5_vfio_pci"])
-def test_a_vf_bound_to_vfio_brings_its_iommu_group(driver: str) -> None:
-    snapshot = change(node(rails=1), "0000:12:00.1", driver=driver, iommu_group=42, netdevs=())
-    grants = build(VF, some(VF, snapshot, 0), snapshot, NOTHING)
-    assert paths(grants) == ["/dev/vfio/vfio", "/dev/vfio/42"]
 
 
 def test_an_accelerator_is_told_by_its_address_beside_its_iommu_group() -> None:
@@ -172,87 +175,51 @@ GPU_FILES = GpuFiles(
 )
 
 
-def unit(device: str, unit_id: str = "") -> Unit:
-    return Unit(unit_id or device, "nvidia.com/gpu", "gpu", device, HEALTHY, 0)
+def asked_by(value: str) -> ContainerEdits:
+    return ContainerEdits(envs=(("NVIDIA_VISIBLE_DEVICES", value),))
 
 
-def grants(*devices: str, by: tuple[str, ...] = (), names: tuple[str, ...] = ()) -> ContainerEdits:
-    files = replace(GPU_FILES, cdi_names=frozenset(names))
-    return gpu_edits(by, [unit(device) for device in devices], SNAPSHOT, files)
+def named(*names: str) -> ContainerEdits:
+    return ContainerEdits(cdi_devices=tuple(f"nvidia.com/gpu={name}" for name in names))
 
 
-def test_a_host_without_a_cdi_spec_gets_the_variable() -> None:
-    assert grants("GPU-a", "GPU-b") == ContainerEdits(envs=(("NVIDIA_VISIBLE_DEVICES", "GPU-a,GPU-b"),))
+def by_mounts(*gpus: str) -> ContainerEdits:
+    folder = "/var/run/nvidia-container-devices"
+    return replace(asked_by(folder), mounts=tuple(Mount("/dev/null", f"{folder}/{gpu}") for gpu in gpus))
 
 
-def test_a_host_whose_spec_names_the_gpus_gets_its_names() -> None:
-    assert grants("GPU-a", names=("GPU-a", "0", "all")).cdi_devices == ("nvidia.com/gpu=GPU-a",)
-    assert grants("GPU-a", "GPU-b", names=("0", "1", "all")) == ContainerEdits(
-        cdi_devices=("nvidia.com/gpu=0", "nvidia.com/gpu=1")
-    )
+NODES = ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia5", "nvidia-caps/nvidia-cap66", "nvidia-caps/nvidia-cap68")
+OF_BOTH = ContainerEdits(devices=tuple(DeviceNode(f"/dev/{name}") for name in NODES))
+BOTH = ("GPU-a", "GPU-b")
 
 
-def test_a_spec_that_does_not_name_all_gpus_is_not_used_unasked() -> None:
-    assert grants("GPU-a", "GPU-b", names=("0", "all")).envs == (("NVIDIA_VISIBLE_DEVICES", "GPU-a,GPU-b"),)
-    assert grants("GPU-a", names=("all",)).cdi_devices == ()
-
-
-def test_cdi_that_was_asked_for_is_used_whatever_the_spec_names() -> None:
-    assert grants("GPU-a", "GPU-new", by=("cdi",)).cdi_devices == ("nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-new")
-
-
-def test_a_slice_is_named_by_uuid_or_by_the_numbers_of_gpu_and_slice() -> None:
-    assert grants("MIG-1", names=("MIG-1", "1:2")).cdi_devices == ("nvidia.com/gpu=MIG-1",)
-    assert grants("MIG-1", names=("1:2",)).cdi_devices == ("nvidia.com/gpu=1:2",)
-
-
-def test_volume_mounts_name_the_gpus_by_mounts_that_a_pod_cannot_forge() -> None:
-    found = grants("GPU-a", "GPU-b", by=("volume-mounts",))
-    assert found.envs == (("NVIDIA_VISIBLE_DEVICES", "/var/run/nvidia-container-devices"),)
-    assert found.mounts == (
-        Mount("/dev/null", "/var/run/nvidia-container-devices/GPU-a"),
-        Mount("/dev/null", "/var/run/nvidia-container-devices/GPU-b"),
-    )
-    [first, _] = edits_message(found).mounts
-    assert (first.host_path, first.container_path, first.read_only) == (
-        "/dev/null",
-        "/var/run/nvidia-container-devices/GPU-a",
-        True,
-    )
-
-
-def test_device_files_are_those_of_the_gpus_and_what_all_share() -> None:
-    found = grants("GPU-a", "MIG-1", by=("envvar", "device-specs"))
-    assert found.envs == (("NVIDIA_VISIBLE_DEVICES", "GPU-a,MIG-1"),)
-    assert found.devices == tuple(
-        DeviceNode(path)
-        for path in (
-            "/dev/nvidiactl",
-            "/dev/nvidia-uvm",
-            "/dev/nvidia0",
-            "/dev/nvidia5",
-            "/dev/nvidia-caps/nvidia-cap66",
-            "/dev/nvidia-caps/nvidia-cap68",
-        )
-    )
-
-
-def test_several_ways_at_once_are_all_gone() -> None:
-    found = grants("GPU-a", by=("cdi", "envvar", "volume-mounts"))
-    assert found.cdi_devices
-    assert found.mounts
-    assert dict(found.envs) == {"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}
-
-
-def test_two_replicas_of_one_gpu_are_one_device() -> None:
-    units = [unit("GPU-a", "GPU-a::0"), unit("GPU-a", "GPU-a::7")]
-    assert gpu_edits((), units, SNAPSHOT, GPU_FILES).envs == (("NVIDIA_VISIBLE_DEVICES", "GPU-a"),)
-    assert len(gpu_edits(("cdi",), units, SNAPSHOT, GPU_FILES).cdi_devices) == 1
-
-
-def test_a_gpu_that_is_gone_is_asked_for_by_its_uuid_and_has_no_files() -> None:
-    found = grants("GPU-gone", by=("envvar", "device-specs"))
-    assert (found.envs, found.devices) == ((("NVIDIA_VISIBLE_DEVICES", "GPU-gone"),), ())
+@pytest.mark.parametrize(
+    ("devices", "by", "names", "expected"),
+    [
+        # Unasked, a host whose spec names all of the GPUs gets its names, any other the variable.
+        (BOTH, (), (), asked_by("GPU-a,GPU-b")),
+        (("GPU-a",), (), ("GPU-a", "0", "all"), named("GPU-a")),
+        (BOTH, (), ("0", "1", "all"), named("0", "1")),
+        (BOTH, (), ("0", "all"), asked_by("GPU-a,GPU-b")),
+        (("GPU-a",), (), ("all",), asked_by("GPU-a")),
+        (("GPU-a", "GPU-new"), ("cdi",), (), named("GPU-a", "GPU-new")),
+        # A slice is named by its UUID, or by the numbers of GPU and slice.
+        (("MIG-1",), (), ("MIG-1", "1:2"), named("MIG-1")),
+        (("MIG-1",), (), ("1:2",), named("1:2")),
+        (BOTH, ("volume-mounts",), (), by_mounts(*BOTH)),
+        (("GPU-a", "MIG-1"), ("envvar", "device-specs"), (), asked_by("GPU-a,MIG-1") + OF_BOTH),
+        (("GPU-gone",), ("envvar", "device-specs"), (), asked_by("GPU-gone")),
+        (("GPU-a",), ("cdi", "envvar", "volume-mounts"), (), named("GPU-a") + by_mounts("GPU-a")),
+        # Replicas of one GPU are one device.
+        (("GPU-a", "GPU-a"), (), (), asked_by("GPU-a")),
+        (("GPU-a", "GPU-a"), ("cdi",), (), named("GPU-a")),
+    ],
+)
+def test_a_container_names_its_gpus_as_the_host_or_the_operator_says(
+    devices: tuple[str, ...], by: tuple[str, ...], names: tuple[str, ...], expected: ContainerEdits
+) -> None:
+    units = [Unit(device, "nvidia.com/gpu", "gpu", device, HEALTHY, 0) for device in devices]
+    assert gpu_edits(by, units, SNAPSHOT, replace(GPU_FILES, cdi_names=frozenset(names))) == expected
 
 
 def test_what_the_host_has_is_read_from_its_root(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ class Hands:
         self.strange: list[tuple[str, KnownDevice | None]] = []
         self.adopted: tuple[str, ...] = ()
         self.is_due, self.waits = True, False
+        self.leases = self.finder = self.adopter = self
 
     def heal(self, device: str) -> str | None:
         """Heal, or fail as told."""
@@ -53,21 +54,6 @@ class Hands:
     def resume(self) -> None:
         """Note that leases are given back from now on."""
         self.asked_for_leases = 0
-
-    @property
-    def leases(self) -> Hands:
-        """The books of leases."""
-        return self
-
-    @property
-    def finder(self) -> Hands:
-        """What finds VFs without a row."""
-        return self
-
-    @property
-    def adopter(self) -> Hands:
-        """What takes over from replaced plugins."""
-        return self
 
     def adopt(self) -> tuple[str, ...]:
         """Take over as told."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -140,16 +139,17 @@ def test_a_claim_that_somebody_may_have_is_not_asked_about(room: Room, view: Vie
     assert (len(room.books.claims()), room.reader.asked) == (1, [])
 
 
-def test_a_pod_of_the_same_name_speaks_for_no_claim_that_is_over(room: Room) -> None:
+@pytest.mark.parametrize(
+    ("state", "view"),
+    [
+        (ClaimState.UNPREPARING, View(NOW, (), {(POD.namespace, POD.name)})),  # it may be another of the same name
+        (ClaimState.PREPARED, View(NOW, (), (), (replace(SANDBOX, ready=False),), asks_runtime=True)),
+    ],
+)
+def test_no_other_pod_and_no_stopped_sandbox_speaks_for_a_claim(room: Room, state: ClaimState, view: View) -> None:
     room.prepare()
-    room.books.set_claim_state("uid-nics", ClaimState.UNPREPARING)
-    assert room.heal(View(NOW, (), {(POD.namespace, POD.name)})) == [("claim-unprepare", "orphan")]
-
-
-def test_a_sandbox_that_has_stopped_speaks_for_no_claim(room: Room) -> None:
-    room.prepare()
-    stopped = replace(SANDBOX, ready=False)
-    assert room.heal(View(NOW, (), (), (stopped,), asks_runtime=True)) == [("claim-unprepare", "orphan")]
+    room.books.set_claim_state("uid-nics", state)
+    assert room.heal(view) == [("claim-unprepare", "orphan")]
 
 
 @pytest.mark.parametrize("claim_uid", ["uid-nics", ""])
@@ -257,19 +257,6 @@ def test_claims_follow_their_devices_to_new_addresses_and_wait_to_be_prepared(tm
         assert room.heal() == []
 
 
-def test_two_claims_whose_devices_have_changed_places_both_follow(tmp_path: Path) -> None:
-    snapshot = tiny_snapshot(2, boot_id="boot-2")
-    with open_books(tmp_path) as books:
-        prepare(books, "a", claimed_vf(vf(0), identity=named(snapshot, 1)))
-        prepare(books, "b", claimed_vf(vf(1), identity=named(snapshot, 0)))
-    with open_books(tmp_path, "boot-2") as books:
-        room = Room(books, tmp_path)
-        room.snapshot.set(snapshot)
-        room.reader.says = reserved_for(POD)
-        assert room.heal() == [("claim-move", "renumbered")] * 2
-        assert owners(books, vf(0), vf(1)) == ["b", "a"]
-
-
 def test_nothing_moves_within_a_boot_nor_before_the_hardware_is_known(room: Room) -> None:
     other = tiny_snapshot(2, bus="5e")
     prepare(room.books, "nics", claimed_vf(vf(0), identity=named(tiny_snapshot(2), 0)))
@@ -302,36 +289,6 @@ def test_claims_of_lost_books_are_in_the_new_ones_before_anybody_is_served(tmp_p
         assert room.heal(View()) == [("spec-remove", "claim-gone")]  # only new books are made of copies
 
 
-@pytest.mark.parametrize("killed_after", ["nothing", "rows"])
-def test_claims_of_lost_books_are_put_back_though_the_agent_was_killed_before(
-    tmp_path: Path, killed_after: str
-) -> None:
-    with open_books(tmp_path) as books:
-        lost = Room(books, tmp_path).prepare()
-    (tmp_path / "ledger.db").unlink()
-    with open_books(tmp_path) as books:
-        if killed_after == "rows":
-            books.prepare_claim(lost)
-    with open_books(tmp_path) as books:
-        assert not books.is_new
-        Room(books, tmp_path).heal(View())
-        (found,) = books.claims()
-        assert (found.devices, found.state) == (lost.devices, ClaimState.PREPARED)
-
-
-def test_a_claim_of_lost_books_is_prepared_though_another_version_has_spelled_its_spec(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        Room(books, tmp_path).prepare()
-    spec = tmp_path / "cdi/nodefabric-claim-uid-nics.json"
-    text = spec.read_text()
-    spec.write_text(json.dumps(json.loads(text), indent=1))
-    (tmp_path / "ledger.db").unlink()
-    with open_books(tmp_path) as books:
-        Room(books, tmp_path).heal(View())  # kubelet has it prepared no more in this boot
-        assert [claim.state for claim in books.claims()] == [ClaimState.PREPARED]
-    assert spec.read_text() == text
-
-
 def test_a_claim_whose_spec_is_not_whole_is_not_taken_for_prepared(room: Room) -> None:
     claim = room.prepare()
     room.books.prepare_claim(claim)
@@ -339,12 +296,3 @@ def test_a_claim_whose_spec_is_not_whole_is_not_taken_for_prepared(room: Room) -
     room.reader.says = reserved_for(POD)
     room.heal()
     assert [found.state for found in room.books.claims()] == [ClaimState.PREPARING]
-
-
-def test_claims_of_an_earlier_boot_are_not_put_back(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        Room(books, tmp_path).prepare()
-    (tmp_path / "ledger.db").unlink()
-    with open_books(tmp_path, "boot-2") as books:
-        assert Room(books, tmp_path).heal(View()) == [("spec-remove", "claim-gone")]
-        assert books.claims() == ()

@@ -89,26 +89,17 @@ def test_a_unit_whose_device_a_claim_has_is_not_taken_over_and_keeps_no_other_fr
     assert scene.settled.value
 
 
-async def test_grants_are_settled_soon_after_the_lists_are_made_though_nothing_happens(scene: Scene) -> None:
+@pytest.mark.parametrize("lacks", ["lists", "kubelet"])
+async def test_kubelets_word_is_compared_soon_after_it_can_be_though_nothing_happens(scene: Scene, lacks: str) -> None:
     scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
-    scene.offered = None
-
+    if lacks == "lists":
+        scene.offered = None
+    else:
+        scene.held_units = Unavailable("no kubelet")
     running = asyncio.create_task(scene.reconciler.run(seconds=3600))
-    await until(lambda: scene.grants.is_too_early)
-    scene.offered = {VF: (VF,)}
+    await until(lambda: scene.reconciler.view.asked_at > 0 and (scene.grants.is_too_early or lacks == "kubelet"))
+    scene.offered, scene.held_units = {VF: (VF,)}, [HeldUnit(POD, "rdma/vf", VF)]
     await until(lambda: scene.settled.value)
-    running.cancel()
-    await asyncio.wait([running])
-    assert [hold.pod for hold in scene.books.holds()] == [POD]
-
-
-async def test_who_did_not_answer_is_asked_again_soon_though_nothing_happens(scene: Scene) -> None:
-    scene.held_units = Unavailable("no kubelet")
-
-    running = asyncio.create_task(scene.reconciler.run(seconds=3600))
-    await until(lambda: scene.reconciler.view.asked_at > 0)
-    scene.held_units = [HeldUnit(POD, "rdma/vf", VF)]
-    await until(lambda: scene.books.holds())
     running.cancel()
     await asyncio.wait([running])
     assert [hold.pod for hold in scene.books.holds()] == [POD]

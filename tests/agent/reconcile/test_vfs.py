@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,36 +20,32 @@ def known(index: int, name: str | None = None, boot_id: str = "boot") -> KnownDe
 
 
 KNOWN = [known(0), known(1), known(2)]
+YESTERDAY = [known(0, "enp1", "yesterday"), known(1, "enp2", "yesterday")]
 
 
-def test_vfs_in_the_host_are_learnt_once() -> None:
-    assert survey(tiny_snapshot(3), (), ()) == Survey(learn=tuple(KNOWN))
-    assert survey(tiny_snapshot(3), (), KNOWN) == Survey()
-
-
-def test_a_name_that_an_administrator_gave_is_learnt_anew() -> None:
-    found = survey(tiny_snapshot(3, names={1: "storage1"}), (), KNOWN)
-    assert found == Survey(learn=(known(1, "storage1"),))
-
-
-def test_what_has_a_row_is_the_rows_business() -> None:
-    assert survey(tiny_snapshot(3, in_pods=[0], names={1: "net1"}), {vf(0), vf(1)}, KNOWN) == Survey()
-
-
-@pytest.mark.parametrize("name", ["net1", "eth0", "dev17"])
-def test_a_vf_under_a_pods_name_is_strange(name: str) -> None:
-    assert survey(tiny_snapshot(3, names={1: name}), (), KNOWN) == Survey(strange=(vf(1),))
-
-
-@pytest.mark.parametrize("name", ["net1", "dev17"])
-def test_a_strange_name_is_seen_by_its_siblings_where_nothing_is_remembered(name: str) -> None:
-    found = survey(tiny_snapshot(3, names={1: name}), (), ())
-    assert found == Survey(learn=(known(0), known(2)), strange=(vf(1),))
-
-
-def test_what_was_known_before_a_reboot_says_nothing_about_now() -> None:
-    old = [known(0, "enp1", "yesterday"), known(1, "enp2", "yesterday")]
-    assert survey(tiny_snapshot(2), (), old) == Survey(learn=(known(0), known(1)))
+@pytest.mark.parametrize(
+    ("snapshot", "held", "before", "expected"),
+    [
+        # What is in the host is learnt once, and anew with the name that an administrator gave.
+        (tiny_snapshot(3), (), (), Survey(learn=tuple(KNOWN))),
+        (tiny_snapshot(3), (), KNOWN, Survey()),
+        (tiny_snapshot(3, names={1: "storage1"}), (), KNOWN, Survey(learn=(known(1, "storage1"),))),
+        # What has a row is the row's business, and what was known before a reboot says nothing about now.
+        (tiny_snapshot(3, in_pods=[0], names={1: "net1"}), (vf(0), vf(1)), KNOWN, Survey()),
+        (tiny_snapshot(2), (), YESTERDAY, Survey(learn=(known(0), known(1)))),
+        # A pod's name is strange, which siblings show where nothing is remembered.
+        *(
+            (tiny_snapshot(3, names={1: name}), (), KNOWN, Survey(strange=(vf(1),)))
+            for name in ("net1", "eth0", "dev17")
+        ),
+        (tiny_snapshot(3, names={1: "net1"}), (), (), Survey(learn=(known(0), known(2)), strange=(vf(1),))),
+        (tiny_snapshot(3, names={1: "dev17"}), (), (), Survey(learn=(known(0), known(2)), strange=(vf(1),))),
+    ],
+)
+def test_vfs_without_a_row_are_remembered_or_strange(
+    snapshot: Snapshot, held: Sequence[str], before: Sequence[KnownDevice], expected: Survey
+) -> None:
+    assert survey(snapshot, held, before) == expected
 
 
 def test_a_vf_without_an_interface_is_missing_unless_its_driver_gives_none() -> None:

@@ -19,7 +19,6 @@ from agent.kubelet.checkpoint import FILE
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import Undo
 from agent.model.locality import Locality
-from agent.reconcile.grants import UNCLAIMED_SECONDS, Release, decide
 from proto.deviceplugin.v1beta1 import api_pb2
 from tests.cni.slots.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot, stock_of
 from tests.deviceplugin.dra.nodes import recorded_node
@@ -40,22 +39,6 @@ def note(rig: Rig, *entries: tuple[str, str, list[str]]) -> None:
 def note_all(rig: Rig, *entries: Mapping[str, Any]) -> None:
     (rig.folder / FILE).parent.mkdir()
     (rig.folder / FILE).write_text(json.dumps({"Data": {"PodDeviceEntries": entries}}))
-
-
-def settle_grants(rig: Rig) -> None:
-    """Do with the grants what the reconciler does a while later."""
-    now = time.time() + UNCLAIMED_SECONDS + 1
-    for action in decide(
-        rig.ledger.holds(),
-        tuple(rig.known().held_units or ()),
-        offered=None,
-        attached=(),
-        moved={},
-        asked_at=now,
-        unclaimed_before=now - UNCLAIMED_SECONDS,
-    ):
-        if isinstance(action, Release):
-            rig.ledger.release([action.unit_id])
 
 
 def test_kubelet_is_not_asked_where_no_slot_is_granted(rig: Rig) -> None:
@@ -202,8 +185,7 @@ def test_what_only_an_init_container_has_is_bound_in_a_sandbox_after_its_grant_h
     rig.ledger.grant(granted("rdma/vf", dict.fromkeys((slot(1), *others), "")))
     rig.pods[POD] = PodDevices(POD, (ContainerDevices("worker"),))
     note(rig, (POD.uid, "setup", [slot(1)]))
-    settle_grants(rig)
-    assert slot(1) not in {grant.key for grant in rig.ledger.holds()}
+    rig.ledger.release([slot(1)])  # as the reconciler does
     if others:
         rig.grant(OTHER, *others)
     assert rig.bind(call("c1")).keys() == {slot(1)}
