@@ -8,11 +8,11 @@ beside the relay says who installed it and what, so that two installations do no
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from agent.config.networks import OWN, REPLACED
 from agent.errors import ConfigError, InstallFailed
@@ -50,6 +50,9 @@ class _Marker:
     replaced: tuple[str, ...] = ()
     relay: str = ""
     """The digest of the relay; empty from versions that noted none."""
+
+
+_MARKERS = TypeAdapter(_Marker)
 
 
 def install(wanted: Installation, *, keeps: bool = False) -> tuple[str, ...]:
@@ -181,10 +184,8 @@ def _claim(folder: Folder, instance: str, *, force: bool) -> _Marker:
     if found is None:
         return _Marker(instance)
     try:
-        document: Any = json.loads(found.content or b"")
-        replaced = tuple(name for name in document["replaced"] if name in REPLACED)
-        marker = _Marker(str(document["instance"]), replaced, str(document.get("relay", "")))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        marker = _MARKERS.validate_json(found.content or b"")
+    except ValidationError as error:
         if not force:
             raise InstallFailed(f"{folder.path / MARKER} cannot be understood: remove it, or use --force") from error
         return _Marker(instance)
@@ -193,12 +194,11 @@ def _claim(folder: Folder, instance: str, *, force: bool) -> _Marker:
             f"{folder.path}: installed by instance {marker.instance!r}, this one is {instance!r}: remove that one"
             " first, or use --force to take over"
         )
-    return marker
+    return replace(marker, replaced=tuple(name for name in marker.replaced if name in REPLACED))
 
 
 def _write_marker(folder: Folder, marker: _Marker) -> None:
-    document = {"instance": marker.instance, "replaced": list(marker.replaced), "relay": marker.relay}
-    content = json.dumps(document).encode() + b"\n"
+    content = _MARKERS.dump_json(marker) + b"\n"
     found = folder.read(MARKER, MAX_RELAY_BYTES)
     if found is None or found.content != content:
         folder.put(MARKER, content)
