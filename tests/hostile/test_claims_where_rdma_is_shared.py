@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimRef, ClaimState, Undo
 from agent.model.device import RdmaDevice
@@ -69,16 +71,13 @@ async def status_data(folder: Path, undo: Undo, *, exclusive: bool) -> Mapping[s
 STAYS = Undo("ens1f0v0", "02:00:00:00:01:00", 1500, False)
 
 
-def test_a_claims_status_names_the_rdma_device_that_its_pod_shares_with_the_host(short_folder: Path) -> None:
-    data = asyncio.run(status_data(short_folder, STAYS, exclusive=False))
-    assert data == {"pciAddress": VF, "rdmaDevice": "mlx5_8"}
-
-
-def test_a_device_that_came_along_is_named_as_the_host_calls_it(short_folder: Path) -> None:
-    data = asyncio.run(status_data(short_folder, replace(STAYS, rdma="mlx5_21"), exclusive=True))
-    assert data["rdmaDevice"] == "mlx5_21"
-
-
-def test_a_device_that_stays_in_the_host_for_itself_alone_is_not_named(short_folder: Path) -> None:
-    data = asyncio.run(status_data(short_folder, STAYS, exclusive=True))
-    assert data == {"pciAddress": VF}
+@pytest.mark.parametrize(
+    ("came_along", "exclusive", "named"),
+    [("", False, {"rdmaDevice": "mlx5_8"}), ("mlx5_21", True, {"rdmaDevice": "mlx5_21"}), ("", True, {})],
+    ids=["shared with the host", "in the pod, named as the host calls it", "in the host alone"],
+)
+def test_a_claims_status_names_the_rdma_device_that_its_pod_can_use(
+    short_folder: Path, came_along: str, exclusive: bool, named: Mapping[str, str]
+) -> None:
+    data = asyncio.run(status_data(short_folder, replace(STAYS, rdma=came_along), exclusive=exclusive))
+    assert data == {"pciAddress": VF, **named}

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
-from agent.report.endpoints import EndpointServer, Pages
-from agent.report.status import served
 from tests import sandbox
 from tests.node import VF, attach, open_books, owner
 
@@ -50,22 +48,3 @@ def test_of_a_file_that_is_no_yaml_the_books_are_looked_for_where_they_are_by_de
     out, err = capsys.readouterr()
     assert VF in out
     assert f"{path}: " in err
-
-
-def test_what_an_agent_says_that_waits_for_its_repair_is_shown_besides_the_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    waiting = Pages(lambda _: ("", b""), lambda: served({"ready": False, "obstacles": {"config": "is wrong"}}))
-    server = EndpointServer.open("127.0.0.1", 0, waiting)
-    path = tmp_path / "config.yaml"
-    path.write_text(f"stateDir: {tmp_path}\nendpoints: {{port: {server.port}}}\n{WRONG}\n")
-    with open_books(tmp_path) as books:
-        attach(books, VF, owner())
-    try:
-        assert main(["status", "--config", str(path)]) == 3
-    finally:
-        server.close()
-    out, err = capsys.readouterr()
-    assert "waits for its configuration to be repaired, and offers nothing yet: is wrong" in out
-    assert VF in out
-    assert "resources: must be a list, is 7" in err

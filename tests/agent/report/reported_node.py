@@ -28,9 +28,9 @@ class ReportedNode:
     """What is reported of a node, and how a test changes it."""
 
     def __init__(
-        self, snapshot: Snapshot, units: Mapping[str, Sequence[Unit]], kinds: Mapping[str, str], books: Ledger
+        self, snapshot: Snapshot, units: Mapping[str, Sequence[Unit]], kinds: Mapping[str, str], books: Ledger | None
     ) -> None:
-        """`kinds` are those of the configured resources."""
+        """`kinds` are those of the configured resources; no books: they are not open yet."""
         inventory = Inventory(cast(Host, None))
         inventory.scan_seconds = 0.001
         config = Config(resources=tuple(Resource(name, kind) for name, kind in kinds.items()))
@@ -39,11 +39,12 @@ class ReportedNode:
         self.report = Report(Metrics(CollectorRegistry()), conditions, events, HealthHistory(HealthSettings()))
         self._snapshot = inventory.snapshot
         self._offer = Latest(Offer())
-        ledger: Latest[Ledger | None] = Latest(books)
-        kubelet = PodResources(Path("/nowhere"))
-        facts = NodeFacts(Latest(config), inventory, self._offer, ledger, kubelet, self.report)
-        self.overview = Overview(facts, node="node-1", version="1.2.3")
-        self.overview.follow(books)
+        self.books = Latest(books)
+        self.kubelet = PodResources(Path("/nowhere"))
+        self.facts = NodeFacts(Latest(config), inventory, self._offer, self.books, self.kubelet, self.report)
+        self.overview = Overview(self.facts, node="node-1", version="1.2.3")
+        if books is not None:
+            self.overview.follow(books)
         self.snapshot = snapshot
         self.units = units
 

@@ -8,53 +8,30 @@ from unittest.mock import Mock
 
 import pytest
 
-from agent.config import Config, Resource
 from agent.errors import LedgerError
 from agent.hardware.host import Host
-from agent.inventory import Inventory
 from agent.kubelet.podresources import (
     ContainerDevices,
     DeviceAssignment,
     Listing,
     PodDevices,
-    PodResources,
 )
-from agent.ledger import Ledger
 from agent.model.allocation import PodRef
 from agent.model.counters import Counters
 from agent.model.device import Snapshot
 from agent.model.health import HEALTHY
-from agent.offer.offer import Offer, Unit
-from agent.report.overview import NodeFacts
-from agent.state import Latest
-from tests.node import VF, attach, granted, new_report, open_books, owner
+from agent.offer.offer import Unit
+from tests.agent.report.reported_node import ReportedNode
+from tests.node import VF, attach, granted, open_books, owner
 
 OTHER = "0000:3b:00.3"
 
 
-class Node:
-    """What facts are read from."""
-
-    def __init__(self, ledger: Ledger | None = None) -> None:
-        resources = (Resource("rdma/vf", "vf"), Resource("nvidia.com/gpu", "gpu", mig="mixed"))
-        self.inventory = Inventory(cast(Host, None))
-        self.offer = Latest(Offer())
-        self.ledger = Latest(ledger)
-        self.kubelet = PodResources(Path("/nowhere"))
-        self.facts = NodeFacts(
-            Latest(Config(resources=resources)),
-            self.inventory,
-            self.offer,
-            self.ledger,
-            self.kubelet,
-            new_report(),
-        )
+KINDS = {"rdma/vf": "vf", "nvidia.com/gpu": "gpu"}
 
 
 def test_before_the_books_are_open_hardware_and_conditions_are_told() -> None:
-    node = Node()
-    node.inventory.snapshot.set(Snapshot(generation=3))
-    found = node.facts.read()
+    found = ReportedNode(Snapshot(generation=3), {}, KINDS, None).facts.read()
     assert found.snapshot.generation == 3
     assert set(found.conditions) == {"starting", "kubelet"}
     assert found.holds == ()
@@ -62,7 +39,7 @@ def test_before_the_books_are_open_hardware_and_conditions_are_told() -> None:
 
 def test_containers_are_those_of_kubelets_newest_answer(tmp_path: Path) -> None:
     with open_books(tmp_path) as books:
-        node = Node(books)
+        node = ReportedNode(Snapshot(), {}, KINDS, books)
         books.grant(granted("rdma/vf", {VF: VF}))
         assert node.facts.read().containers == {}
         pod = PodDevices(PodRef("a", "p"), (ContainerDevices("main", (DeviceAssignment("rdma/vf", (VF,)),)),))
@@ -73,10 +50,10 @@ def test_containers_are_those_of_kubelets_newest_answer(tmp_path: Path) -> None:
 
 
 def test_each_offered_resource_has_a_kind_also_one_of_slices_that_are_gone() -> None:
-    node = Node()
     vf = Unit(VF, "rdma/vf", "vf", VF, HEALTHY, 0)
     left = Unit(OTHER, "rdma/former", "nic", OTHER, HEALTHY, 0)
-    node.offer.set(Offer(Snapshot(), {"rdma/vf": (vf,), "nvidia.com/mig-1g.10gb": (), "rdma/former": (left,)}))
+    units = {"rdma/vf": (vf,), "nvidia.com/mig-1g.10gb": (), "rdma/former": (left,)}
+    node = ReportedNode(Snapshot(), units, KINDS, None)
     assert node.facts.kinds() == {"rdma/vf": "vf", "nvidia.com/mig-1g.10gb": "gpu", "rdma/former": "nic"}
 
 
@@ -92,7 +69,7 @@ def test_counters_are_read_with_what_was_granted_and_what_is_in_pods(
 
     host = cast(Host, Counting())
     with open_books(tmp_path) as books:
-        node = Node(books)
+        node = ReportedNode(Snapshot(), {}, KINDS, books)
         books.grant(granted("rdma/vf", {OTHER: OTHER}))
         attach(books, VF, owner())
         node.facts.counters(host)
@@ -100,6 +77,6 @@ def test_counters_are_read_with_what_was_granted_and_what_is_in_pods(
         with pytest.raises(LedgerError):
             node.facts.read()
         node.facts.counters(host)
-        node.ledger.set(None)
+        node.books.set(None)
         node.facts.counters(host)
     assert asked == [{VF, OTHER}, {VF, OTHER}, frozenset()]
