@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.config import Config, Endpoints
 from agent.edits.add_facts import NOTED, RdmaFacts
+from agent.errors import NetlinkFailed
 from agent.hardware import recorded
 from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs import scan as sysfs
@@ -176,15 +180,31 @@ def document(found: Facts | None = None, **obstacles: str) -> dict[str, Any]:
 
 def metrics(*, exporter_names: bool = True) -> Metrics:
     """Make the metrics, with the names of sriov-network-metrics-exporter if wanted."""
-    made = Metrics(CollectorRegistry())
+    made = Metrics(CollectorRegistry(), clock=partial(next, itertools.count(step=0.25)))
+    with made.observe("Allocate", "rdma/vf"), made.observe_cni("ADD"):
+        made.observe_steps({"plan": 0.5, "device": 0.015625})
+    for error in (NetlinkFailed("move", 19, "No such device"), KeyError("x"), asyncio.CancelledError()):
+        with suppress(type(error)), made.observe("Allocate", "rdma/vf"):
+            raise error
+    with made.observe_cni("DEL") as seen:
+        seen.outcome = "DeviceBusy"
+    for number in range(2):  # no series for each word from the wire
+        with made.observe_cni(f"X{number}"):
+            pass
+    made.reconciled("detach", "owner-gone")
+    made.heal_failed("slots")
+    made.api_write("NodeResourceTopology", "accepted")
+    made.spooled(3)
+    made.reloaded("refused")
+    made.overlapping(2)
     made.add_facts(lambda: replace(facts(), exporter_names=exporter_names), "1.2")
     made.add_adapters(lambda: COUNTERS, Latest(Config(endpoints=Endpoints(exporter_names=exporter_names))))
     return made
 
 
 def series(text: str) -> list[str]:
-    """Leave out what is of this process, and what counts from nothing."""
-    return [line for line in text.splitlines() if line.startswith(("nodefabric_", "sriov_"))]
+    """Leave out what is of this process, and how durations are spread."""
+    return [line for line in text.splitlines() if line.startswith(("nodefabric_", "sriov_")) and "_bucket{" not in line]
 
 
 def reported() -> dict[str, str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.config import HealthSettings
-from agent.errors import ClaimConflict, DeviceBusy, LedgerError, NetlinkFailed, Unavailable
+from agent.errors import ClaimConflict, DeviceBusy, LedgerError, Unavailable
 from agent.health_history import HealthHistory
 from agent.model.allocation import AttachmentState
 from agent.model.device import Problem, Snapshot
@@ -80,71 +78,10 @@ def test_a_broken_ledger_leaves_out_the_facts_and_nothing_else() -> None:
     assert b"nodefabric_units" not in text
 
 
-def test_durations_are_milliseconds_and_carry_the_outcome() -> None:
-    ticks = iter((1.0, 1.004, 2.0, 2.5))
-    registry = CollectorRegistry()
-    metrics = Metrics(registry, clock=lambda: next(ticks))
-    with metrics.observe("Allocate", "rdma/vf"):
-        pass
-    with pytest.raises(NetlinkFailed), metrics.observe("Allocate", "rdma/vf"):
-        raise NetlinkFailed("move", 19, "No such device")
-    name = "nodefabric_rpc_duration_milliseconds_sum"
-    labels = {"operation": "Allocate", "resource": "rdma/vf"}
-    assert registry.get_sample_value(name, labels | {"outcome": "ok"}) == pytest.approx(4)
-    assert registry.get_sample_value(name, labels | {"outcome": "NetlinkFailed"}) == pytest.approx(500)
-
-
-@pytest.mark.parametrize(
-    ("error", "outcome"), [(KeyError("x"), "Internal"), (asyncio.CancelledError(), "Cancelled"), (None, "DeviceBusy")]
-)
-def test_each_way_to_end_is_an_outcome(error: BaseException | None, outcome: str) -> None:
-    registry = CollectorRegistry()
-    with suppress(KeyError, asyncio.CancelledError), Metrics(registry).observe_cni("DEL") as seen:
-        if error is not None:
-            raise error
-        seen.outcome = outcome
-    labels = {"command": "DEL", "outcome": outcome}
-    assert registry.get_sample_value("nodefabric_cni_duration_milliseconds_count", labels) == 1
-
-
-def test_commands_from_the_wire_cannot_make_new_series() -> None:
-    registry = CollectorRegistry()
-    metrics = Metrics(registry)
-    for i in range(50):
-        with metrics.observe_cni(f"X{i}"):
-            pass
-    labels = {"command": "other", "outcome": "ok"}
-    assert registry.get_sample_value("nodefabric_cni_duration_milliseconds_count", labels) == 50
-
-
-def test_counters_end_in_total() -> None:
-    registry = CollectorRegistry()
-    metrics = Metrics(registry)
-    metrics.reconciled("detach", "owner-gone")
-    metrics.api_write("NodeResourceTopology", "accepted")
-    metrics.spooled(3)
-    labels = {"action": "detach", "reason": "owner-gone"}
-    assert registry.get_sample_value("nodefabric_reconcile_actions_total", labels) == 1
-    labels = {"object": "NodeResourceTopology", "outcome": "accepted"}
-    assert registry.get_sample_value("nodefabric_api_writes_total", labels) == 1
-    assert registry.get_sample_value("nodefabric_spooled_requests_total") == 3
-
-
 def test_the_agents_own_memory_is_shown() -> None:
     value = metrics_of(Facts(Snapshot())).get_sample_value("process_resident_memory_bytes")
     assert value is not None
     assert value > 0
-
-
-def test_the_steps_of_an_add_are_counted() -> None:
-    registry = CollectorRegistry()
-    metrics = Metrics(registry)
-    for _ in range(3):
-        metrics.observe_steps({"plan": 0.0005, "device": 0.015})
-    name = "nodefabric_cni_step_duration_milliseconds"
-    assert registry.get_sample_value(f"{name}_count", {"step": "device"}) == 3
-    assert registry.get_sample_value(f"{name}_sum", {"step": "device"}) == pytest.approx(45)
-    assert registry.get_sample_value(f"{name}_sum", {"step": "plan"}) == pytest.approx(1.5)
 
 
 def test_a_conflict_is_counted_at_once_or_after_waiting_and_other_failures_are_not() -> None:
