@@ -22,19 +22,6 @@ def test_only_another_object_is_news() -> None:
     assert (cell.value, cell.version, told) == (["b"], 1, [["b"]])
 
 
-async def test_all_who_wait_wake_at_another_value() -> None:
-    cell = Latest(0)
-    waiting = [asyncio.create_task(cell.other_than(0)) for _ in range(50)]
-    await asyncio.sleep(0)
-    cell.set(7)
-    late = asyncio.create_task(cell.other_than(7))
-    async with asyncio.timeout(DEADLINE):
-        assert await asyncio.gather(*waiting) == [7] * 50
-    assert not late.done()
-    late.cancel()
-    assert await cell.other_than(0) == 7
-
-
 async def test_no_follower_misses_the_last_of_many_values_from_another_thread() -> None:
     cell = Latest(0)
 

@@ -98,11 +98,8 @@ def test_an_agent_that_waits_for_its_configuration_has_no_status_to_show(
         said = capsys.readouterr().out
         assert "waits for its configuration to be repaired, and offers nothing yet: is wrong" in said
         assert "does not run" not in said
-        path.write_text(f"{{endpoints: {{port: {server.port}}}, resources: 7}}")
-        assert main(["status", "--config", str(path)]) == 3
     finally:
         server.close()
-    assert "resources: must be a list, is 7" in capsys.readouterr().err
 
 
 def test_a_proxy_of_the_shell_is_not_asked(

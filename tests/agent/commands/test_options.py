@@ -12,18 +12,20 @@ from agent.commands import options
 from agent.commands.options import open_host, show
 from agent.hardware.machine import Machine
 
-NAME = "eth\x1b]0;x\x07\udcff\x9b2J"
 
-
-@pytest.mark.parametrize("text", ["two\nlines", "Zürich – ▲\n"])
-def test_text_for_people_is_shown_as_it_is(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("two\nlines", "two\nlines\n"),
+        ("Zürich – ▲\n", "Zürich – ▲\n\n"),
+        ("eth\x1b]0;x\x07\udcff\x9b2J\nis down", "eth\\x1b]0;x\\x07\\udcff\\x9b2J\nis down\n"),
+    ],
+)
+def test_text_is_shown_as_it_is_and_gives_no_orders_to_the_terminal(
+    text: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     show(argparse.Namespace(output="text"), {}, text)
-    assert capsys.readouterr().out == f"{text}\n"
-
-
-def test_a_name_gives_no_orders_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    show(argparse.Namespace(output="text"), {}, f"interface {NAME}\nis down")
-    assert capsys.readouterr().out == "interface eth\\x1b]0;x\\x07\\udcff\\x9b2J\nis down\n"
+    assert capsys.readouterr().out == shown
 
 
 def api_server_of_a_host(tmp_path: Path) -> str | None:

@@ -28,27 +28,6 @@ def server_in(run: Path) -> CniServer:
     )
 
 
-def test_a_socket_that_cannot_be_made_is_told_and_waited_for(short_folder: Path) -> None:
-    run = short_folder / "run"
-    run.write_text("in the way")
-    server = server_in(run)
-    conditions = Conditions()
-
-    async def scenario() -> None:
-        waiting = asyncio.create_task(listen(server.start, conditions, asyncio.Event()))
-        await until(lambda: "cni" in conditions.found)
-        assert f"{run}/cni.sock: cannot be made: " in conditions.found["cni"]
-        run.unlink()
-        await waiting
-        assert "cni" not in conditions.found
-        assert (run / "cni.sock").is_socket()
-
-    try:
-        asyncio.run(scenario())
-    finally:
-        server.close()
-
-
 async def test_who_is_stopped_waits_no_longer(short_folder: Path) -> None:
     (short_folder / "run").write_text("in the way")
     server = server_in(short_folder / "run")
