@@ -26,30 +26,7 @@ RELEASED = yaml.safe_load((CHART / "values.yaml").read_text())["image"]["reposit
 VERSION: str = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 
 Document = dict[str, Any]
-SWITCHES: dict[str, Document] = {
-    "chain": {"cni": {"chain": True}},
-    "nvidia": {"nvidia": {"enabled": True}},
-    "sysfs": {"writableSysfs": True},
-    "sysctls": {"writableSysctls": True},
-    "late": {"config": {"resources": [{"name": "rdma/vf", "kind": "vf", "binding": "late"}]}},
-    "dra": {
-        "config": {
-            "resources": [
-                {"name": "rdma/hca", "kind": "hca", "offer": "dra", "binding": "late"},
-                {"name": "rdma/vf", "kind": "vf", "offer": "dra", "binding": "late", "network": "rails"},
-            ]
-        }
-    },
-    "alerts": {"prometheusRule": {"enabled": True}},
-    "volcano": {"config": {"topology": {"volcano": True}}},
-    "whereabouts": {"cni": {"ipamFolders": ["whereabouts.d"]}},
-    "seccomp": {"localhostSeccompProfile": "nodefabric.json"},
-    "labels": {"config": {"topology": {"labels": {"keys": {"example.com/rails": "rails"}}}}},
-    "lldp": {"config": {"topology": {"labels": {"keys": {"example.com/leaf": "leaf-switch"}}}}},
-    "restart": {"config": {"restart": {"taint": True}}},
-    "before-1.30": {"admissionPolicy": {"enabled": False}},
-    "monitor": {"podMonitor": {"enabled": True}, "config": {"endpoints": {"address": "0.0.0.0"}}},
-}
+SWITCHES: dict[str, Document] = yaml.safe_load(Path(__file__).with_name("switches.yaml").read_text())
 """What in the chart's values each component of kustomize stands for."""
 
 

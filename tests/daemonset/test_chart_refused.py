@@ -4,74 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.daemonset.manifests import CHART, Document, Kube
 
+CASES = yaml.safe_load(Path(__file__).with_name("chart_refused.yaml").read_text())
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"nodeSelectors": {}}, "nodeSelectors"),
-        ({"updateStrategy": {"maxSurge": "1000%"}}, "/updateStrategy/maxSurge"),
-        ({"updateStrategy": {"maxUnavailable": "10%"}}, "one of maxSurge and maxUnavailable must be 0"),
-        ({"updateStrategy": {"maxSurge": 0}}, "no agent would ever be updated"),
-        ({"removeForce": True}, "removeForce: has an effect only with remove: true"),
-        ({"cni": {"replace": ["bridge"]}}, "/cni/replace/0"),
-        ({"config": {"kubeletDirectory": "/var/lib/kubelet"}}, "kubeletDirectory"),
-        ({"config": {"resources": [{"name": "rdma/vf", "kind": "vff"}]}}, "/config/resources/0"),
-        ({"image": {"digest": "latest"}}, "/image/digest"),
-        ({"cni": {"ipamFolders": ["../kubernetes"]}}, "/cni/ipamFolders/0"),
-        ({"localhostSeccompProfile": "/var/lib/kubelet/seccomp/x.json"}, "/localhostSeccompProfile"),
-        ({"seLinuxOptions": {"tpye": "spc_t"}}, "tpye"),
-        (
-            {"config": {"resources": [{"name": "rdma/vf", "kind": "vf", "network": "nosuch"}]}},
-            'config.resources[0].network: "nosuch" is not among config.networks (rails)',
-        ),
-        (
-            {"config": {"networks": [], "resources": [{"name": "rdma/vf", "kind": "vf", "network": "rails"}]}},
-            'config.resources[0].network: "rails" is not among config.networks ()',
-        ),
-        ({"podMonitor": {"enabled": True}}, "Prometheus does not reach loopback"),
-        ({"config": {"endpoints": {"port": 0}}}, "config.endpoints.port: 0 is another port at each start"),
-        (
-            {
-                "config": {
-                    "resources": [{"name": name, "kind": "vf", "offer": "dra"} for name in ("rdma/vf", "rdma/VF")]
-                }
-            },
-            "rdma/vf and rdma/VF would both have the DeviceClass rdma-vf",
-        ),
-    ],
-    ids=lambda v: v if isinstance(v, str) else "",
-)
-def test_wrong_values_are_refused_with_their_place(kube: Kube, values: Document, said: str) -> None:
-    done = kube.run("helm", "template", "nodefabric", CHART, "--values", "-", text=json.dumps(values))
+
+@pytest.mark.parametrize("case", CASES["values"], ids=lambda case: case["says"])
+def test_wrong_values_are_refused_with_their_place(kube: Kube, case: Document) -> None:
+    done = kube.run("helm", "template", "nodefabric", CHART, "--values", "-", text=json.dumps(case["values"]))
     assert done.returncode != 0
-    assert said in done.stderr
+    assert case["says"] in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("resource", "said"),
-    [
-        ({"kind": "vf", "nmae": 1}, ["additional properties 'nmae' not allowed"]),
-        ({"kind": "vff"}, ["value must be one of 'hca', 'vf', 'nic', 'gpu', 'rail', 'accelerator'"]),
-        ({}, ["missing property 'kind'"]),
-        ({"kind": "hca", "select": {"pff": []}}, ["additional properties 'pff' not allowed"]),
-        ({"kind": "hca", "select": [{"pff": []}]}, ["additional properties 'pff' not allowed"]),
-        ({"kind": "hca", "select": "ens1f0"}, ["got string, want array or object"]),
-        ({"kind": "rail", "nic": {"slect": {}}}, ["additional properties 'slect' not allowed"]),
-        ({"kind": "rail", "nic": {"kind": "hca", "shares": "63"}}, ["got string, want integer"]),
-    ],
-    ids=str,
-)
-def test_a_wrong_key_is_said_once(kube: Kube, resource: Document, said: list[str]) -> None:
-    values = {"config": {"resources": [{"name": "rdma/x", **resource}]}}
+@pytest.mark.parametrize("case", CASES["resources"], ids=str)
+def test_a_wrong_key_is_said_once(kube: Kube, case: Document) -> None:
+    values = {"config": {"resources": [{"name": "rdma/x", **case["resource"]}]}}
     done = kube.run("helm", "template", "nodefabric", CHART, "--values", "-", text=json.dumps(values))
     assert done.returncode != 0
     told = re.findall(r"^ *- at '[^']*': (.+)$", done.stderr, re.MULTILINE)
-    assert [line for line in told if not line.endswith("failed")] == said
+    assert [line for line in told if not line.endswith("failed")] == [case["says"]]
 
 
 def test_an_older_kubernetes_is_told_before_anything_is_installed(kube: Kube) -> None:

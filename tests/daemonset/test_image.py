@@ -113,19 +113,6 @@ def furnished(image: Image, own_network: None) -> Iterator[Image]:
         yield image
 
 
-def test_it_loads_each_library_and_listens_on_each_interface_of_the_kernel(furnished: Image) -> None:
-    script = (Path(__file__).parent / "in_image.py").read_text()
-    command = ["/usr/sbin/chroot", str(furnished.root), "/usr/bin/python3.11", "-sP", "-c", script]
-    environment = simulating(furnished)
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        subprocess.run(["ip", "link", "add", "nf0", "type", "veth", "peer", "name", "nf1"], check=True)
-        subprocess.run(["ip", "link", "set", "nf0", "up"], check=True)
-        said = first + process.stdout.read()
-    assert (said, process.returncode) == ("listening\n", 0)
-
-
 def test_its_agent_hears_of_a_link_that_goes_down_and_attaches_vfs(furnished: Image) -> None:
     """The image's agent and relay, with the checkout's kubelet; no timer would find the change in time."""
     with tempfile.TemporaryDirectory(prefix="nf-") as folder:
