@@ -14,9 +14,6 @@ from pathlib import Path
 import pytest
 
 from agent.model.allocation import AttachmentState, VfSettings
-from cni import spool
-from cni.protocol import Request
-from tests import frames
 from tests.agent.reconcile.scene import reconcile_once
 from tests.cni.reconciled import reconciler_of
 from tests.cni.tiny_node import ASKED, PF_NETDEV, Rig, open_rig, stub_answer, vf
@@ -58,32 +55,6 @@ def test_healing_and_others_dels_leave_alone_what_an_add_is_working_on(rig: Rig)
     thread.join()
     assert rig.in_pod(pod) is not None
     assert [row.state for row in rig.ledger.attachments()] == [AttachmentState.ATTACHED]
-
-
-def test_the_reconciler_replays_spooled_dels_and_heals_with_a_reason_each(rig: Rig) -> None:
-    pods = [rig.pod(f"p{i}") for i in range(3)]
-    before = [rig.found(i) for i in range(3)]
-    for index, pod in enumerate(pods):
-        rig.add(f"c{index}", pod, deviceID=vf(index), **{**ASKED, "mac": f"02:00:00:00:00:7{index}"})
-    # The first pod's DEL was spooled, the second's was lost, and the third lives.
-    spooled = Request({"CNI_COMMAND": "DEL", "CNI_CONTAINERID": "c0", "CNI_IFNAME": "net1", "CNI_NETNS": ""}, b"{}")
-    folder = rig.folder / "spool"
-    folder.mkdir()
-    (folder / "1.del").write_bytes(frames.encode_request(spooled))
-    rig.remove(pods[1])
-    reconciler, counted = reconciler_of(rig, replay_spool=lambda: spool.replay(folder, rig.server().answer))
-    rig.ledger.quarantine("0000:99:00.0", "its row is gone")
-
-    def healed() -> bool:
-        asyncio.run(reconcile_once(reconciler))
-        return len(rig.ledger.attachments()) == 1
-
-    until(healed)
-    assert sorted(counted) == [("detach", "owner-gone"), ("quarantine-end", "device-gone"), ("replay", "spooled-del")]
-    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c2"]
-    assert [rig.found(i) for i in range(2)] == before[:2]
-    assert rig.in_pod(pods[2]) is not None
-    assert list(folder.iterdir()) == []
 
 
 # ------------------------------------------------------------ reboots, and books that are lost
@@ -161,26 +132,15 @@ from pathlib import Path
 from tests.cni.tiny_node import ASKED, open_rig
 
 with open_rig(Path(sys.argv[1])) as rig:
-    pod = Path(sys.argv[2])
-    if sys.argv[3] == "ADD":
-        rig.add("c1", pod, ipam={"type": "stub"}, **ASKED)
-    else:
-        rig.delete("c1", pod)
-        rig.await_back()
+    rig.add("c1", Path(sys.argv[2]), ipam={"type": "stub"}, **ASKED)
 """
-
-
-def run_agent(rig: Rig, pod: Path, command: str) -> int:
-    """Run one ADD or DEL in a process of its own; a stub of IPAM may kill it."""
-    return subprocess.run(
-        [sys.executable, "-c", AGENT, rig.folder, pod, command], cwd=Path(__file__).parents[2], check=False
-    ).returncode
 
 
 def test_an_agent_killed_during_add_is_cleaned_up_after(rig: Rig) -> None:
     pod, before = rig.pod(), rig.found()
     rig.stub_ipam(f"echo $CNI_COMMAND >>{rig.folder}/calls; [ $CNI_COMMAND = DEL ] || kill -9 $PPID")
-    assert run_agent(rig, pod, "ADD") == -signal.SIGKILL
+    agent = [sys.executable, "-c", AGENT, str(rig.folder), str(pod)]
+    assert subprocess.run(agent, cwd=Path(__file__).parents[2], check=False).returncode == -signal.SIGKILL
     rig.restart()
     assert rig.in_pod(pod) is not None
     (row,) = rig.ledger.attachments()

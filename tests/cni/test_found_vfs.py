@@ -18,6 +18,7 @@ from cni.call import Node
 from cni.found_vfs import UNKNOWN, Finder
 from cni.heal import ReleaseRequest
 from cni.pod_devices import HeldDevices
+from tests.cni import tiny_node
 from tests.cni.networks import network
 from tests.cni.stand_ins import FixedDevices
 from tests.cni.tiny_node import Rig, mac_of, netdev, open_rig, vf
@@ -148,29 +149,18 @@ def test_a_vf_under_its_own_name_or_with_a_row_is_left_alone(rig: Rig) -> None:
 
 
 def test_living_namespaces_are_found_by_folder_and_by_process(own_network: None, tmp_path: Path) -> None:
-    bound = tmp_path / "bound"
-    bound.touch()
-    subprocess.run(["unshare", f"--net={bound}", "true"], check=True)
+    bound, own = tiny_node.make_pod(tmp_path / "bound"), namespaces.own()
     (tmp_path / "file").touch()
-    process = subprocess.Popen(["unshare", "--net", "sleep", "100"])
-    try:
-        own = namespaces.own()
-
-        def of_process() -> bool:
-            status = os.stat(f"/proc/{process.pid}/ns/net")
-            return status.st_ino != own.inode
-
-        until(of_process)
+    with subprocess.Popen(["unshare", "--net", "sleep", "100"]) as process:
+        path = f"/proc/{process.pid}/ns/net"
+        until(lambda: os.stat(path).st_ino != own.inode)
         found = namespaces.living([tmp_path, tmp_path / "missing"])
-        status = bound.stat()
         by_inode = {netns.inode: path for netns, path in found.items()}
-        assert by_inode[status.st_ino] == bound
-        assert os.stat(f"/proc/{process.pid}/ns/net").st_ino in by_inode
+        assert by_inode[bound.stat().st_ino] == bound
+        assert os.stat(path).st_ino in by_inode
         assert own not in found
         assert namespaces.living([tmp_path], tmp_path, limit=0) == {}
-    finally:
         process.kill()
-        process.wait()
 
 
 def test_a_known_containers_leases_are_returned_without_any_del(lost: Rig) -> None:
@@ -196,21 +186,6 @@ def test_what_an_administrator_moved_by_hand_is_free_once_it_is_brought_back(rig
         rig.run_in(elsewhere, "ip", "link", "set", netdev(0), "netns", path)
     assert rig.attachments.heal(vf(0)) == "brought-back"
     assert (rig.found(), rig.ledger.attachments(), rig.ledger.quarantines()) == (before, (), ())
-
-
-def test_what_was_brought_back_can_be_had_and_released_at_once(rig: Rig) -> None:
-    elsewhere = rig.pod("by-hand")
-    for free in (
-        lambda: rig.attachments.release(ReleaseRequest(vf(0), "it is back"), lambda row: False),
-        lambda: rig.add("c1", rig.pod()),
-    ):
-        subprocess.run(["ip", "link", "set", netdev(0), "netns", str(elsewhere)], check=True)
-        assert finder(rig).in_namespaces([vf(0)], {}, {}) == (vf(0),)
-        with open("/proc/thread-self/ns/net") as host:
-            path = f"/proc/{os.getpid()}/fd/{host.fileno()}"
-            rig.run_in(elsewhere, "ip", "link", "set", netdev(0), "netns", path)
-        free()
-    assert [row.owner.container_id for row in rig.ledger.attachments()] == ["c1"]
 
 
 def test_what_a_known_pod_lost_stays_its_own(lost: Rig) -> None:

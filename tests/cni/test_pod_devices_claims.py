@@ -12,7 +12,6 @@ import pytest
 
 from agent.config import CniSettings
 from agent.edits.claim_metadata import IN_CONTAINERS, metadata_path, mounted
-from agent.edits.specs import Specs
 from agent.errors import (
     DeviceBusy,
     HardwareError,
@@ -25,23 +24,16 @@ from agent.errors import (
 )
 from agent.hardware.host import RdmaLink
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
-from agent.model.allocation import AttachmentState, Claim, ClaimState, Hold, PodRef, Spec
-from agent.reconcile.lost_books import LostBooks
-from cni.call import Node
-from cni.found_vfs import Finder
+from agent.model.allocation import Claim, ClaimState, Hold, PodRef, Spec
 from cni.targets import interface_names
 from hack.sim.rdma import SimulatedRdma
-from tests.agent.reconcile.outside import Answers
-from tests.agent.reconcile.scene import reconciler_of
 from tests.cni import tiny_node
 from tests.cni.claiming import RESOURCES, Kubelet, Scene, of_share, of_vf, pod_of
 from tests.cni.claiming import scene as scene  # the fixture
 from tests.cni.modes import rdma_node
 from tests.cni.networks import PREVIOUS
-from tests.cni.tiny_node import mac_of, open_rig, vf
-from tests.live import Live
+from tests.cni.tiny_node import mac_of, vf
 from tests.node import bound_slot, granted, open_books
-from tests.waiting import until
 
 # -------------------------------------------------------------------------------------------------------- into the pod
 
@@ -114,16 +106,6 @@ def test_shares_of_an_adapter_bring_one_interface_for_each_pod_where_they_join_a
     for pod in (first, second):
         link = scene.rig.link(pod, "net1")
         assert link.kind == "macvlan"
-
-
-def test_a_network_of_the_resource_holds_where_the_claim_names_none(scene: Scene) -> None:
-    resources = (dataclasses.replace(RESOURCES[0], network="rails"), *RESOURCES[1:])
-    scene.config.set(dataclasses.replace(scene.config.value, resources=resources))
-    scene.claim("nics", of_vf(0))
-    pod = scene.rig.pod()
-    scene.start("c1", pod)
-    link = scene.rig.link(pod, "net1")
-    assert link.mtu == 1400
 
 
 # --------------------------------------------------------------------------------------------------------------- names
@@ -469,46 +451,3 @@ def test_a_pod_whose_file_is_gone_is_refused_and_its_devices_stay_on_the_host(sc
         scene.start("c1")
     scene.rig.await_back(0)
     assert (scene.rig.found(0), scene.rows()) == (before, {})
-
-
-def heal(scene: Scene) -> None:
-    """Let all healers look once, as at a start."""
-    rig = scene.rig
-    outside = Answers(units=dict, ours=lambda: [vf(i) for i in range(3)])
-    scans = Live(rig.machine.scan)
-    node = Node(rig.machine, rig.ledger, scans)
-    folder = rig.folder
-    rig.attachments.finder = Finder(node, scene.granted, netns_folders=(folder,), processes=folder / "no-proc")
-    lost = LostBooks(rig.ledger, Specs(rig.ledger, folder / "cdi"), outside)
-    reconciler_of(rig.ledger, rig.attachments, scans, outside, [lost]).heal_attachments()
-
-
-def test_a_device_stays_with_its_claim_and_its_pod_and_comes_home_by_its_del(own_network: None, tmp_path: Path) -> None:
-    with open_rig(tmp_path) as rig:
-        before = rig.found(0)
-        scene = Scene(rig)
-        lost = scene.claim("nics", of_vf(0, ifname="rail0", network={"mtu": 1300}))
-        pod = rig.pod()
-        scene.start("c1", pod)
-    for file in tmp_path.glob("ledger.db*"):
-        file.unlink()
-    with open_rig(tmp_path) as rig:
-        scene = Scene(rig)
-        rig.ledger.is_new = True  # as it was before the scene
-        heal(scene)
-        rig.ledger.is_new = False
-        (claim,) = rig.ledger.claims()
-        assert (claim.devices, claim.pods, claim.state) == (lost.devices, lost.pods, ClaimState.PREPARED)
-        (row,) = (each for each in rig.ledger.attachments() if each.claim_uid == claim.ref.uid)
-        assert (row.device, row.ifname, row.state, row.owner.pod.name) == (
-            *(vf(0), "rail0", AttachmentState.ATTACHED),
-            "pod-of-c1",
-        )
-        rig.delete("c1", pod, ifname="eth0", prevResult=PREVIOUS)
-        rig.remove(pod)
-        rig.await_healed()
-        assert rig.found(0)[0] == before[0]
-        again = rig.pod("again")
-        scene.start("c1", again)
-        assert scene.rows() == {vf(0): ("c1", "rail0", "uid-nics")}
-        until(lambda: rig.in_pod(again, "rail0") is not None)

@@ -323,17 +323,6 @@ def test_a_file_of_another_boot_or_half_a_one_goes(tmp_path: Path, path: Path, c
         assert not path.exists()
 
 
-@pytest.mark.parametrize("damage", ["lost", "damaged"])
-def test_books_that_were_lost_take_the_file_with_them(tmp_path: Path, path: Path, damage: str) -> None:
-    with open_books(tmp_path) as books:
-        open_holders(path, books)
-    file = tmp_path / "ledger.db"
-    file.unlink() if damage == "lost" else file.write_bytes(b"x" * 8192)
-    with open_books(tmp_path) as books:
-        open_holders(path, books, is_new=True)
-        assert not path.exists()
-
-
 # ------------------------------------------------------------------- no room for it
 
 

@@ -158,83 +158,69 @@ def test_nothing_but_a_file_of_our_own_is_believed(relay: Relay, kind: str) -> N
     assert is_asked(relay, "ADD", chained())
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        "",
-        "IgnoreUnknown=1",
-        "K8S_POD_NAMESPACE=default;K8S_POD_UID=u1",
-        "K8S_POD_NAME=web;K8S_POD_UID=u1",
-        "K8S_POD_NAMESPACE=;K8S_POD_NAME=web;K8S_POD_UID=u1",
-        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=;K8S_POD_UID=u1",
-        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=a/b;K8S_POD_UID=u1",
-        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_NAME=web;K8S_POD_UID=u1",
-        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_UID=u 1",
-        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;MAC=02:00:00:00:00:01;K8S_POD_UID=u1",
-        "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;X=ä;K8S_POD_UID=u1",
-    ],
-)
-def test_a_pod_that_the_runtime_does_not_name_in_order_is_the_agents(relay: Relay, args: str) -> None:
-    note(relay)
-    assert is_asked(relay, "ADD", chained(), CNI_ARGS=args)
+ARGUMENTS = [
+    "",
+    "IgnoreUnknown=1",
+    "K8S_POD_NAMESPACE=default;K8S_POD_UID=u1",
+    "K8S_POD_NAME=web;K8S_POD_UID=u1",
+    "K8S_POD_NAMESPACE=;K8S_POD_NAME=web;K8S_POD_UID=u1",
+    "K8S_POD_NAMESPACE=default;K8S_POD_NAME=;K8S_POD_UID=u1",
+    "K8S_POD_NAMESPACE=default;K8S_POD_NAME=a/b;K8S_POD_UID=u1",
+    "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_NAME=web;K8S_POD_UID=u1",
+    "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_UID=u 1",
+    "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;MAC=02:00:00:00:00:01;K8S_POD_UID=u1",
+    "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;X=ä;K8S_POD_UID=u1",
+    "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web",  # of what kubelet noted, the file has the UID alone
+    "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_UID=",
+]
+NETWORKS: list[Mapping[str, Any]] = [
+    {"type": "sriov"},
+    {"type": None},
+    {"deviceID": "0000:3b:02.1"},
+    {"DEVICEID": "0000:3b:02.1"},
+    {"pciBusID": ""},
+    {"pf": ["ens1f0"]},
+    {"master": "ens1f0"},
+    {"mode": "macvlan"},
+    {"ipam": {}},
+    {"mac": "02:00:00:00:00:01"},
+    {"args": {"cni": {}}},
+    {"vlam": 7},
+    {"cni.dev/valid-attachments": []},
+    {"runtimeConfig": {"deviceID": ""}},
+    {"runtimeConfig": {"portMappings": [], "PCIBusID": "0000:3b:02.1"}},
+    {"runtimeConfig": {"mac": "02:00:00:00:00:01"}},
+    {"runtimeConfig": {"infinibandGUID": ""}},
+    {"runtimeConfig": {"CNIDeviceInfoFile": "/run/x"}},
+    {"runtimeConfig": []},
+    {"cniVersion": "0.3.0"},
+    {"cniVersion": "1.1.0"},
+    {"name": ""},
+    {"name": 7},
+    {"name": "a b"},
+    {"dns": {"x": 1.5}},
+    {"dns": "x" * (64 << 10)},
+    {"prevResult": None},
+    {"prevResult": {}},
+    {"prevResult": []},
+    {"prevResult": "x"},
+    {"prevResult": {"ips": []}},
+    *({"prevResult": {**PREVIOUS, "cniVersion": version}} for version in ("0.4.0", None)),
+]
+NOT_PASSED: list[tuple[dict[str, str], Mapping[str, Any]]] = [
+    *(({"CNI_ARGS": args}, {}) for args in ARGUMENTS),
+    *(({"CNI_CONTAINERID": container_id}, {}) for container_id in ("", "a b", "a/b", "x" * 256)),
+    *(({}, more) for more in NETWORKS),
+]
+"""What the runtime says of pod and sandbox, and the network of itself: not in order, or it may ask for something."""
 
 
-@pytest.mark.parametrize("container_id", ["", "a b", "a/b", "x" * 256])
-def test_a_sandbox_without_a_good_name_is_the_agents(relay: Relay, container_id: str) -> None:
-    note(relay)
-    assert is_asked(relay, "ADD", chained(), CNI_CONTAINERID=container_id)
-
-
-@pytest.mark.parametrize("uid", ["", ";K8S_POD_UID="])
-def test_a_pod_whose_uid_is_not_told_is_the_agents(relay: Relay, uid: str) -> None:
-    """Of what kubelet noted itself, for an init container say, the file has the UID alone."""
-    note(relay, "u1")
-    assert is_asked(relay, "ADD", chained(), CNI_ARGS=f"K8S_POD_NAMESPACE=default;K8S_POD_NAME=web{uid}")
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"type": "sriov"},
-        {"type": None},
-        {"deviceID": "0000:3b:02.1"},
-        {"DEVICEID": "0000:3b:02.1"},
-        {"pciBusID": ""},
-        {"pf": ["ens1f0"]},
-        {"master": "ens1f0"},
-        {"mode": "macvlan"},
-        {"ipam": {}},
-        {"mac": "02:00:00:00:00:01"},
-        {"args": {"cni": {}}},
-        {"vlam": 7},
-        {"cni.dev/valid-attachments": []},
-        {"runtimeConfig": {"deviceID": ""}},
-        {"runtimeConfig": {"portMappings": [], "PCIBusID": "0000:3b:02.1"}},
-        {"runtimeConfig": {"mac": "02:00:00:00:00:01"}},
-        {"runtimeConfig": {"infinibandGUID": ""}},
-        {"runtimeConfig": {"CNIDeviceInfoFile": "/run/x"}},
-        {"runtimeConfig": []},
-        {"cniVersion": "0.3.0"},
-        {"cniVersion": "1.1.0"},
-        {"name": ""},
-        {"name": 7},
-        {"name": "a b"},
-        {"dns": {"x": 1.5}},
-        {"dns": "x" * (64 << 10)},
-    ],
-)
-def test_a_network_that_may_ask_for_something_is_the_agents(relay: Relay, more: dict[str, Any]) -> None:
-    note(relay)
-    assert is_asked(relay, "ADD", chained(**more))
-
-
-@pytest.mark.parametrize(
-    "previous",
-    [None, {}, [], "x", {**PREVIOUS, "cniVersion": "0.4.0"}, {"ips": []}, {**PREVIOUS, "cniVersion": None}],
-)
-def test_a_result_that_would_have_to_be_told_in_another_version_is_the_agents(relay: Relay, previous: Any) -> None:
-    note(relay)
-    assert is_asked(relay, "ADD", json.dumps({**CONF, "prevResult": previous}).encode())
+@pytest.mark.parametrize(("env", "more"), NOT_PASSED)
+def test_what_is_not_clearly_nothing_of_ours_is_the_agents(
+    relay: Relay, env: dict[str, str], more: Mapping[str, Any]
+) -> None:
+    note(relay, "u1" if env.get("CNI_ARGS", "").endswith(("web", "UID=")) else "u2")
+    assert is_asked(relay, "ADD", json.dumps({**CONF, "prevResult": PREVIOUS, **more}).encode(), **env)
 
 
 def test_what_a_runtime_says_beside_that_stops_nobody(relay: Relay) -> None:
