@@ -67,20 +67,6 @@ def test_check_tells_of_a_trunk_that_was_changed(rig: Rig, driver: TrunkDriver) 
     assert shown(rig.folder) == "5"
 
 
-@pytest.mark.parametrize("ids", [(), (0, 4095)])
-def test_what_a_list_held_before_is_put_back_whatever_it_is(
-    rig: Rig, driver: TrunkDriver, ids: tuple[int, ...]
-) -> None:
-    path, pod = trunk.path_of(rig.folder / "root", PF_NETDEV, 0), rig.pod()
-    driver.create(path, *ids)
-    rig.add("c1", pod, trunk="1-4094")
-    assert driver.list_in(path) == set(range(1, 4095))
-    rig.check("c1", pod)  # the driver cannot show so many
-    rig.delete("c1", pod)
-    rig.await_back()
-    assert driver.list_in(path) == set(ids)
-
-
 def test_a_sysfs_that_is_read_only_is_told_before_anything_is_changed(rig: Rig) -> None:
     pod, folder = rig.pod(), rig.machine.root / "sys/bus/pci"
     with sandbox.mounts():
@@ -96,21 +82,6 @@ def test_a_list_that_could_not_be_put_back_is_left_alone(rig: Rig, driver: Trunk
     with pytest.raises(HardwareError, match="has more VLANs than the driver can show, so they could not be put back"):
         rig.add("c1", rig.pod(), trunk=TRUNK)
     assert (driver.said, rig.ledger.attachments()) == ([], ())
-
-
-def test_what_the_driver_refuses_undoes_the_add(rig: Rig, driver: TrunkDriver) -> None:
-    pod, before = rig.pod(), rig.found()
-
-    def full() -> int:
-        return int(any(text.startswith("add 100") for text in driver.said))
-
-    driver.tag = full
-    with pytest.raises(HardwareError, match=r'the driver refuses "add 100 100" in .*/trunk: Operation not permitted'):
-        rig.add("c1", pod, trunk=TRUNK)
-    assert [row.device for row in rig.ledger.attachments()] == [vf(0)]  # the 5 is refused, too
-    driver.tag = lambda: 0
-    rig.await_healed()
-    assert (shown(rig.folder), rig.found(), rig.ledger.quarantines()) == ("5", before, ())
 
 
 def test_a_vlan_of_the_pf_is_in_the_way_until_the_network_takes_it_off(rig: Rig) -> None:

@@ -31,11 +31,6 @@ def taken(wishes: list[Turn], rules: Rules, trusted: str = "abcdef") -> list[Tur
     return held
 
 
-@pytest.mark.parametrize(("total", "most"), [(1, 1), (2, 1), (4, 2), (96, 48)])
-def test_one_network_alone_gets_half_of_the_places(total: int, most: int) -> None:
-    assert len(taken([Turn("ADD", ("a",))] * 200, Rules(total))) == most
-
-
 def test_each_further_network_gets_half_of_the_rest() -> None:
     wishes = [Turn("ADD", (name,)) for name in "abcdef" for _ in range(200)]
     held = taken(wishes, Rules(96))

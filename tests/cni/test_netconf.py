@@ -196,14 +196,6 @@ def test_a_replaced_type_refuses_no_key(document: dict[str, object]) -> None:
     netconf.from_document({"type": "sriov", **unknown})
 
 
-def test_the_same_configuration_is_read_once_and_each_pods_own_mac_counts() -> None:
-    text = json.dumps({"name": "rails", "type": "nodefabric", "deviceID": "0000:3b:00.1"}).encode()
-    plain, again = netconf.parse(text), netconf.parse(text, {"K8S_POD_NAME": "other"})
-    assert plain is again
-    macs = [netconf.parse(text, {"MAC": f"02:00:00:00:00:0{n}"}).mac for n in (1, 2, 1)]
-    assert (plain.mac, macs) == (None, ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:01"])
-
-
 def test_what_came_before_is_each_calls_own_and_all_else_is_read_once() -> None:
     def call(name: str) -> netconf.NetConf:
         before = {"cniVersion": "1.0.0", "interfaces": [{"name": name}]}

@@ -31,9 +31,7 @@ from agent.model.allocation import Hold, PodRef, Spec
 from agent.model.device import PciDevice, Snapshot
 from agent.model.health import HEALTHY
 from agent.offer.offer import Offer, Unit
-from agent.offer.rails import rails_of
 from agent.offer.units import plain_offer
-from agent.placement import Distances
 from agent.state import Latest
 from cni.add_facts import FactsWriter
 from cni.call import GrantedDevice, Holding, Node
@@ -247,42 +245,6 @@ def test_a_device_joins_what_its_place_makes_of_a_network_and_of_a_claims_name(t
         with pytest.raises(RequestInvalid, match=r"asks for the rail of a device of adapter 0000:02:00\.0"):
             granted.settled(GrantedDevice(of_no_rail.address, "rdma/vf", of_rails))
         assert granted.named_network("rails", "0000:22:00.1").setup.settings.vlan == 101
-
-
-def test_a_pod_gets_an_interface_for_each_nic_of_its_rail_and_all_stand_on_one(tmp_path: Path) -> None:
-    snapshot = node(rails=4, vfs=1)
-    ports = [device for device in snapshot.devices if device.vfs]
-    rail, mine = "rail-GPU-1", (ports[3].address, ports[2].address)
-    resource = Resource("rdma/rail", "rail", network="rails", nic=RailNic("nic", count=2))
-    named = network_of_keys({"name": "rails", "ifName": "rail{rail}"})
-    config = Config(resources=(resource,), networks=(named,))
-
-    async def work(books: Ledger) -> None:
-        loop = asyncio.get_running_loop()
-        found = granted_of(
-            config, books, Kubelet(rail, name="rdma/rail"), loop, devices=snapshot.devices, noted=(POD.uid,)
-        )
-        offer = Offer(snapshot, {"rdma/rail": ()}, rails=rails_of(snapshot, Distances(snapshot)))
-        found._offer.set(offer)
-        given = await asyncio.to_thread(found.devices, POD)
-        assert [each.device for each in given] == list(mine)
-        settled = [found.settled(each).network for each in given]
-        assert [each.ifname for each in settled if each is not None] == ["rail2", "rail2"]
-        again = [found.network_of("rdma/rail", device) for device in mine]
-        assert [each.ifname for each in again if each is not None] == ["rail2", "rail2"]
-        holding = await asyncio.to_thread(found.holding, POD)
-        assert holding is not None
-        assert holding.whole == set(mine)
-        books.release([rail])
-        second = Unit(mine[1], "rdma/rail", "nic", mine[1], HEALTHY, 0)
-        unit = Unit(rail, "rdma/rail", "rail", mine[0], HEALTHY, 0, further=(second,))
-        found._offer.set(Offer(snapshot, {"rdma/rail": (unit,)}))
-        given = await asyncio.to_thread(found.devices, POD)  # as of lost books
-        assert [each.device for each in given] == list(mine)
-
-    with open_books(tmp_path) as books:
-        books.grant(granted("rdma/rail", {rail: mine}))
-        asyncio.run(work(books))
 
 
 RAIL, NICS = "rail-GPU-1", ("0000:3b:00.0", "0000:3c:00.0")

@@ -412,26 +412,6 @@ def told(scene: Scene, claim: str, request: str) -> tuple[int, dict[str, Any] | 
     return document["metadata"]["generation"], device.get("networkData")
 
 
-def test_interface_and_addresses_are_told_when_add_has_answered_and_after_a_new_sandbox_anew(scene: Scene) -> None:
-    rig = scene.rig
-    first = told_of(scene, "nics", of_vf(0, network={"name": "rails", "ipam": rig.ipam()}, ifname="rail0"))
-    scene.claim("nics", first, told_of(scene, "nics", of_vf(1)), pods=("c1", "c2"))
-    pod = rig.pod()
-    answer = scene.start("c1", pod)
-
-    assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "rail0", "net1"]
-    network = {"interfaceName": "rail0", "hardwareAddress": mac_of(0), "ips": ["10.9.0.2/24", "fd09::2/64"]}
-    assert told(scene, "nics", "nic0") == (2, network)
-    assert told(scene, "nics", "nic1") == (2, {"interfaceName": "net1", "hardwareAddress": mac_of(1)})
-
-    rig.delete("c1", pod, ifname="eth0")
-    rig.await_back(0, 1)
-    scene.start("c2", rig.pod("again"))
-    generation, again = told(scene, "nics", "nic0")
-    assert again is not None
-    assert (generation, again["ips"]) == (3, ["10.9.0.3/24", "fd09::3/64"])
-
-
 def test_a_share_that_several_pods_have_is_told_of_in_none(scene: Scene) -> None:
     scene.claim("shared", told_of(scene, "shared", of_share(network=CHILD)), pods=("c1", "c2"), owned=False)
     scene.start("c1")

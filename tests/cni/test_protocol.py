@@ -16,20 +16,6 @@ from cni import protocol
 from cni.protocol import Answer, FrameInvalid, Request
 from tests import frames
 
-TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=10)
-NAMES = TEXTS.filter(lambda name: name and "=" not in name)
-
-
-@given(st.dictionaries(NAMES, TEXTS, max_size=5), st.binary(max_size=50))
-def test_a_request_reads_back_as_it_was_written(env: dict[str, str], stdin: bytes) -> None:
-    assert protocol.decode_request(frames.encode_request(Request(env, stdin))) == Request(env, stdin)
-
-
-@given(st.integers(0, 255), st.binary(max_size=50))
-def test_an_answer_reads_back_as_it_was_written(status: int, stdout: bytes) -> None:
-    assert frames.decode_answer(protocol.encode_answer(Answer(status, stdout))) == Answer(status, stdout)
-
-
 CORPUS = sorted(path for path in (Path(__file__).parent / "shim_corpus").rglob("*") if path.is_file())
 CONTENTS = st.sampled_from([path.read_bytes() for path in CORPUS])
 """The bytes that the relay's code is fuzzed with."""

@@ -51,12 +51,6 @@ def test_add_is_carried_out_and_its_result_printed(door: Door) -> None:
     assert door.observed == ["ADD"]
 
 
-@pytest.mark.parametrize("command", ["DEL", "CHECK", "GC", "STATUS"])
-def test_other_commands_print_nothing(door: Door, command: str) -> None:
-    assert door.ask(command, NEWEST) == (0, None)
-    assert [c for c, _ in door.attachments.calls] == [command]
-
-
 def test_what_is_to_be_first_comes_after_the_socket_and_before_any_call(short_folder: Path) -> None:
     """Such as the DELs on disk: no relay adds one once somebody listens, and an ADD may be about the same pod."""
     door = Door(short_folder / "run/cni.sock")

@@ -32,14 +32,6 @@ def test_the_agent_gets_the_request_and_the_runtime_the_answer(relay: Relay) -> 
     assert request.stdin == b'{"name":"n"}'
 
 
-def test_the_exit_status_is_the_agents(relay: Relay) -> None:
-    agent = Agent()
-    with serve(relay.socket, agent, agent.answering(b'{"code":7}', 3)):
-        outcome = relay.run("DEL", **POD)
-    assert (outcome.status, outcome.stdout) == (3, b'{"code":7}')
-    assert relay.spooled() == []
-
-
 @pytest.mark.parametrize("command", ["ADD", "CHECK", "DEL"])
 @pytest.mark.parametrize("size", [2, 900_000])
 def test_the_namespace_travels_as_a_descriptor(relay: Relay, command: str, size: int) -> None:
@@ -51,14 +43,6 @@ def test_the_namespace_travels_as_a_descriptor(relay: Relay, command: str, size:
         received, own = os.fstat(request.netns), os.stat(OWN_NETNS)
     assert (received.st_dev, received.st_ino) == (own.st_dev, own.st_ino)
     assert len(request.stdin) == size
-
-
-@pytest.mark.parametrize("command", ["GC", "STATUS"])
-def test_requests_about_the_node_carry_no_descriptor(relay: Relay, command: str) -> None:
-    agent = Agent()
-    with serve(relay.socket, agent, agent.answering()):
-        assert relay.run(command, **POD).status == 0
-    assert agent.requests[0].netns is None
 
 
 @pytest.mark.parametrize("command", ["ADD", "CHECK"])

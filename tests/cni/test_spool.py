@@ -176,15 +176,6 @@ def test_a_del_from_before_a_new_add_of_the_same_interface_is_let_be(
     rig.await_back(1)
 
 
-def test_a_del_from_before_a_new_add_is_known_as_one_by_the_next_agent(rig: Rig, sanitized_relay: Relay) -> None:
-    pod = rig.pod()
-    spooled_by(sanitized_relay, "c1", str(pod))
-    rig.add("c1", pod)
-    rig.restart()
-    assert spool.replay(sanitized_relay.spool, rig.server().answer) == 1
-    assert [row.state for row in rig.ledger.attachments()] == [AttachmentState.ATTACHED]
-
-
 def test_a_del_from_before_an_add_that_failed_is_carried_out(
     rig: Rig, answering: Callable[[Request], Answer], sanitized_relay: Relay
 ) -> None:
