@@ -27,7 +27,6 @@ GROUPS = (
 )
 """Destination addresses of LLDP; bridges forward none of them (802.1AB, table 7-1)."""
 MAX_FRAME = 9216
-MAX_TLVS = 256
 MAX_TEXT = 255
 
 _HEADER = 14
@@ -81,14 +80,13 @@ class LldpSockets:
             label, sock = by_number[number]
             for _ in range(FRAMES_AT_ONCE):
                 try:
-                    frame, sender = sock.recvfrom(MAX_FRAME + 1)
+                    frame = sock.recv(MAX_FRAME + 1)
                 except BlockingIOError:
                     break
                 except OSError as error:  # told once when the interface goes down; it comes up again by itself
                     log.debug("no LLDP on %s: %s", label, error.strerror)
                     break
-                if sender[2] != socket.PACKET_OUTGOING:
-                    yield label, frame
+                yield label, frame
 
     def close(self) -> None:
         """Stop listening."""
@@ -166,7 +164,7 @@ def _tlvs(data: bytes) -> list[tuple[int, bytes]]:
     """Take the announcement apart. What comes after the end mark is padding."""
     found: list[tuple[int, bytes]] = []
     at = 0
-    while at + 2 <= len(data) and len(found) < MAX_TLVS:
+    while at + 2 <= len(data):
         head = int.from_bytes(data[at : at + 2], "big")
         kind, length = head >> 9, head & 0x1FF
         if kind == _END:
@@ -176,8 +174,6 @@ def _tlvs(data: bytes) -> list[tuple[int, bytes]]:
             raise NotLldp("ends in the middle of a field")
         found.append((kind, value))
         at += 2 + length
-    if len(found) >= MAX_TLVS:
-        raise NotLldp(f"has more than {MAX_TLVS} fields")
     return found
 
 
