@@ -12,7 +12,6 @@ import errno
 import os
 import platform
 import struct
-import threading
 from collections.abc import Collection
 
 from agent.hardware.host import TcxProgram
@@ -23,7 +22,6 @@ MAX_PROGRAMS = 64
 """BPF_MPROG_MAX: so many can be attached on each side."""
 _SYSCALLS = {"x86_64": 321, "aarch64": 280}
 _ATTRIBUTES_BYTES = 128
-_ROOM_BYTES = _ATTRIBUTES_BYTES + 2 * 4 * MAX_PROGRAMS
 _QUERY = struct.Struct("=IIIIQIxxxxQQQQ")
 _COUNT, _COUNT_AT = struct.Struct("=I"), 24
 _NONE_HERE = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
@@ -31,14 +29,9 @@ _NONE_HERE = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
 
 
 class TcxPrograms:
-    """Asks and detaches. Any thread may; an ADD waits for it, so what it asks with is made once."""
+    """Asks and detaches. Any thread may."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
-        """Of the memory in which questions are put and answers come."""
-        self._room = ctypes.create_string_buffer(_ROOM_BYTES)
-        self._programs_at = ctypes.addressof(self._room) + _ATTRIBUTES_BYTES
-        self._links_at = self._programs_at + 4 * MAX_PROGRAMS
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
         self._number = _SYSCALLS.get(platform.machine())
 
@@ -69,21 +62,18 @@ class TcxPrograms:
 
     def _all(self, ifindex: int) -> list[tuple[int, TcxProgram]]:
         found = []
-        with self._guard:
-            for side in (BPF_TCX_INGRESS, BPF_TCX_EGRESS):
-                where = self._programs_at, MAX_PROGRAMS, 0, self._links_at
-                _QUERY.pack_into(self._room, 0, ifindex, side, 0, 0, *where, 0, 0)
-                try:
-                    self._call(BPF_PROG_QUERY, self._room)
-                except OSError as error:
-                    if error.errno in _NONE_HERE:
-                        break
-                    raise
-                (count,) = _COUNT.unpack_from(self._room, _COUNT_AT)
-                if count:
-                    ids = struct.unpack_from(f"={count}I", self._room, _ATTRIBUTES_BYTES)
-                    links = struct.unpack_from(f"={count}I", self._room, _ATTRIBUTES_BYTES + 4 * MAX_PROGRAMS)
-                    found += [(side, TcxProgram(*each)) for each in zip(ids, links, strict=True)]
+        programs, links = (ctypes.c_uint32 * MAX_PROGRAMS)(), (ctypes.c_uint32 * MAX_PROGRAMS)()
+        where = ctypes.addressof(programs), MAX_PROGRAMS, 0, ctypes.addressof(links)
+        for side in (BPF_TCX_INGRESS, BPF_TCX_EGRESS):
+            asked = ctypes.create_string_buffer(_QUERY.pack(ifindex, side, 0, 0, *where, 0, 0), _ATTRIBUTES_BYTES)
+            try:
+                self._call(BPF_PROG_QUERY, asked)
+            except OSError as error:
+                if error.errno in _NONE_HERE:
+                    break
+                raise
+            (count,) = _COUNT.unpack_from(asked, _COUNT_AT)
+            found += [(side, TcxProgram(*each)) for each in zip(programs[:count], links[:count], strict=True)]
         return found
 
     def call(self, command: int, attributes: bytes) -> int:

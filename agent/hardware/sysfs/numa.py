@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from agent.hardware.sysfs.read import Attributes
@@ -59,26 +59,21 @@ def _node(read: Attributes, folder: str, number: int) -> NumaNode:
             pages.append((int(size[1]) * 1024, count))
     return NumaNode(
         number=number,
-        cpus=_numbers(read, f"{folder}/cpulist"),
+        cpus=_numbers(read, f"{folder}/cpulist", parse_cpulist, "CPUs"),
         memory_bytes=int(memory[1]) * 1024 if memory else 0,
         hugepages=tuple(sorted(pages)),
-        distances=_distances(read, f"{folder}/distance"),
+        distances=_numbers(read, f"{folder}/distance", _distances, "distances"),
     )
 
 
-def _numbers(read: Attributes, path: str) -> tuple[int, ...]:
+def _numbers(read: Attributes, path: str, parse: Callable[[str], tuple[int, ...]], what: str) -> tuple[int, ...]:
     text = read.text(path) or ""
     try:
-        return parse_cpulist(text)
+        return parse(text)
     except ValueError:
-        read.note(path, f"is not a list of CPUs: {text[:40]!r}")
+        read.note(path, f"is not a list of {what}: {text[:40]!r}")
         return ()
 
 
-def _distances(read: Attributes, path: str) -> tuple[int, ...]:
-    text = read.text(path) or ""
-    try:
-        return tuple(int(word) for word in text.split())
-    except ValueError:
-        read.note(path, f"is not a list of distances: {text[:40]!r}")
-        return ()
+def _distances(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split())

@@ -62,11 +62,7 @@ class Attributes:
     def text(self, path: str) -> str | None:
         """Read an attribute; None if it is absent or has no answer now."""
         try:
-            descriptor = os.open(self._root + path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                content = os.read(descriptor, ATTRIBUTE_BYTES)
-            finally:
-                os.close(descriptor)
+            content = _content(self._root + path)
         except OSError as error:
             self._failed(path, error)
             return None
@@ -108,16 +104,11 @@ class Attributes:
         try:
             for name in names:
                 try:
-                    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=inside)
-                    try:
-                        content = os.read(descriptor, ATTRIBUTE_BYTES)
-                    finally:
-                        os.close(descriptor)
+                    content = _content(name, inside)
+                    value = int(content or b"-1")
                 except OSError as error:
                     self._failed(f"{folder}/{name}", error)
                     continue
-                try:
-                    value = int(content or b"-1")
                 except ValueError:
                     self.note(f"{folder}/{name}", f"is not a number: {content[:40]!r}")
                     continue
@@ -166,3 +157,11 @@ class Attributes:
             self._blinded = self._blinded or f"{path} cannot be read: {error.strerror}"
         if error.errno not in _NO_ANSWER:
             self.note(path, f"cannot be read: {error.strerror}")
+
+
+def _content(path: str, folder: int | None = None) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.read(descriptor, ATTRIBUTE_BYTES)
+    finally:
+        os.close(descriptor)
