@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from agent.config import Config, Resource
 from agent.edits.build import GpuFiles
@@ -26,11 +25,10 @@ from agent.offer.offers import Offers, read
 from agent.offer.rails import NamedRails
 from agent.offer.selection import Overlap, asks_for_names, errors
 from agent.offer.units import Reading, with_profiles
-from agent.process.sockets import is_served
 from agent.state import Latest, first
 from deviceplugin.allocation import Allocator
 from deviceplugin.grant_records import GrantRecords
-from deviceplugin.registration import DEFAULT_TIMES, SOCKET_PATTERN, RegistrationStatus, ResourceServer, Times
+from deviceplugin.registration import DEFAULT_TIMES, SOCKET_PATTERN, RegistrationStatus, ResourceServer, Times, sweep
 from deviceplugin.server import Observe, post, unobserved
 
 SETTLE_SECONDS = 0.05
@@ -115,7 +113,7 @@ class DevicePlugins:
         self._ground.ledger.subscribe(partial(_tell, loop, self._books_changed.set))
         self._ground.health.subscribe(partial(_tell, loop, self._health_changed.set))
         try:
-            await asyncio.to_thread(sweep, self.folder)
+            await asyncio.to_thread(sweep, self.folder, SOCKET_PATTERN)
             async with asyncio.TaskGroup() as tasks:
                 following = tasks.create_task(self._follow(tasks), name="device lists")
                 await self._closing.wait()
@@ -278,26 +276,6 @@ class DevicePlugins:
         self._offer.set(offer)
         for resource in self._served:
             post(self._servers[resource.name].units, offer.units[resource.name])
-
-
-def sweep(folder: Path) -> None:
-    """Remove sockets of earlier processes: a killed one leaves its files behind.
-
-    One that somebody listens on is left alone: during an update two processes may overlap. One that
-    cannot be removed stays, since it does no harm.
-    """
-    for path in folder.glob(SOCKET_PATTERN):
-        if not is_served(path):
-            _remove(path)
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        log.warning("%s, which an earlier process left behind, stays: %s", path, error.strerror)
-    else:
-        log.info("removed %s, which an earlier process left behind", path)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, note: Callable[[], None]) -> None:

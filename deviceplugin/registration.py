@@ -30,7 +30,7 @@ import grpc.aio
 
 from agent.errors import Unavailable
 from agent.process.backoff import Backoff
-from agent.process.sockets import Identity, identity
+from agent.process.sockets import Identity, identity, is_served
 from agent.state import first
 from deviceplugin.allocation import Allocator
 from deviceplugin.server import Observe, ResourceService, Units
@@ -257,3 +257,19 @@ async def serve(
 def _bind(server: grpc.aio.Server, socket: Path) -> None:
     server.add_insecure_port(f"unix:{socket}")
     socket.chmod(0o600)
+
+
+def sweep(folder: Path, pattern: str) -> None:
+    """Remove sockets of earlier processes, by a glob pattern: a killed one leaves its files behind.
+
+    One that somebody listens on is left alone: during an update two processes may overlap. One that
+    cannot be removed stays, since it does no harm.
+    """
+    for path in folder.glob(pattern):
+        if not is_served(path):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("%s, which an earlier process left behind, stays: %s", path, error.strerror)
+            else:
+                log.info("removed %s, which an earlier process left behind", path)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import re
 import secrets
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from agent.process.backoff import Backoff
 from agent.process.sockets import identity
 from agent.state import Latest, first
 from deviceplugin.dra.services import Catalog, ClaimService, HealthService
-from deviceplugin.registration import CHANNEL_OPTIONS, RETRY, keep_serving, serve
+from deviceplugin.registration import CHANNEL_OPTIONS, RETRY, keep_serving, serve, sweep
 from deviceplugin.server import Context
 from proto.pluginregistration.v1 import api_pb2, api_pb2_grpc
 
@@ -38,6 +36,8 @@ SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MOST_REQUEST),
     ("grpc.max_send_message_length", MOST_ANSWER),
 )
+INSTANCE = "[0-9a-f]" * 8
+"""A glob pattern: what tells the sockets of one process from another's."""
 TYPE = "DRAPlugin"
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """Short names of the services. The first that kubelet knows serves claims; it skips those that it does not know."""
@@ -125,7 +125,7 @@ class Door:
         instance = secrets.token_hex(4)
         socket = self._driver.folder / f"dra-{instance}.sock"
         registration = self._driver.registry / f"{self._driver.name}-{instance}-reg.sock"
-        self._prepare_folders()
+        await asyncio.to_thread(self._prepare_folders)
         health = HealthService(self._driver.pool, self._catalog)
 
         def add(server: grpc.aio.Server) -> None:
@@ -159,18 +159,16 @@ class Door:
 
     def _prepare_folders(self) -> None:
         """Make our own folder, and remove sockets that an earlier process of the driver has left."""
-        folder, registry, name = self._driver.folder, self._driver.registry, re.escape(self._driver.name)
+        folder = self._driver.folder
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             folder.chmod(0o700)
-            _remove(folder, re.compile(r"dra-[0-9a-f]{8}\.sock"))
-            _remove(registry, re.compile(name + r"-[0-9a-f]{8}-reg\.sock"))
-        except FileNotFoundError as error:
-            raise Unavailable(
-                f"{error.filename}: waiting for kubelet to make its folders, or is kubeletDir wrong?"
-            ) from error
         except OSError as error:
-            raise Unavailable(f"{error.filename} cannot be used: {error.strerror}") from error
+            raise Unavailable(
+                f"{folder} cannot be made ({error.strerror}): waiting for kubelet, or is kubeletDir wrong?"
+            ) from error
+        sweep(folder, f"dra-{INSTANCE}.sock")
+        sweep(self._driver.registry, f"{self._driver.name}-{INSTANCE}-reg.sock")
 
     def _note(self, problem: str) -> None:
         """Note what keeps the driver from being registered; the same again stays quiet."""
@@ -206,16 +204,6 @@ class Registrar(api_pb2_grpc.RegistrationServicer):
         return api_pb2.RegistrationStatusResponse()
 
 
-def _remove(folder: Path, pattern: re.Pattern[str]) -> None:
-    for name in os.listdir(folder):
-        if pattern.fullmatch(name):
-            (folder / name).unlink(missing_ok=True)
-
-
-def _forget(socket: Path) -> None:
-    socket.unlink(missing_ok=True)
-
-
 async def _stop(server: grpc.aio.Server, socket: Path, grace: float) -> None:
-    _forget(socket)
+    await asyncio.to_thread(socket.unlink, missing_ok=True)
     await server.stop(grace)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -56,6 +57,13 @@ class Answer:
 
     devices: tuple[Hold, ...] = ()
     error: str = ""
+
+
+def add_generic(server: grpc.aio.Server, service: str, versions: Iterable[Any], handlers: dict[str, Any]) -> None:
+    """Serve all versions of a service by the same handlers: their messages are the same on the wire."""
+    for version in versions:
+        name = version.DESCRIPTOR.services_by_name[service].full_name
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
 
 Failed = Callable[[ClaimRef, str, AgentError], None]
@@ -128,9 +136,7 @@ class ClaimService:
                 response_serializer=api_pb2.NodeUnprepareResourcesResponse.SerializeToString,
             ),
         }
-        for version in (api_pb2, v1beta1):
-            name = version.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
-            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+        add_generic(server, "DRAPlugin", (api_pb2, v1beta1), handlers)
 
     async def prepare(
         self, request: api_pb2.NodePrepareResourcesRequest, context: Context
@@ -244,7 +250,7 @@ class HealthService:
         self._ended.set()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve both versions: their messages are the same on the wire."""
+        """Serve both versions."""
         handlers = {
             "NodeWatchResources": grpc.unary_stream_rpc_method_handler(
                 self.watch,
@@ -252,9 +258,7 @@ class HealthService:
                 response_serializer=health_pb2.NodeWatchResourcesResponse.SerializeToString,
             )
         }
-        for version in (health_pb2, v1alpha1):
-            name = version.DESCRIPTOR.services_by_name["DRAResourceHealth"].full_name
-            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+        add_generic(server, "DRAResourceHealth", (health_pb2, v1alpha1), handlers)
 
     async def end(self, seconds: float) -> None:
         """Tell all devices as UNKNOWN, then let the streams end. Waits so long for those who listen."""

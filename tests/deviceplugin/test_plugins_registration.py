@@ -15,7 +15,8 @@ import pytest
 from agent.config import Config
 from agent.ledger import Ledger
 from agent.state import Latest
-from deviceplugin.plugins import DevicePlugins, Ground, sweep
+from deviceplugin.plugins import DevicePlugins, Ground
+from deviceplugin.registration import SOCKET_PATTERN, sweep
 from hack.sim.pods import Container
 from tests.awaiting import until
 from tests.deviceplugin.rig import QUICK, VF_ONLY, all_counts, new_kubelet, plugins_on, rig, run
@@ -158,10 +159,10 @@ def test_a_process_that_takes_no_connections_does_not_hold_up_the_start(short_fo
         stuck.listen(0)
         waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
         waiting.connect(str(path))  # the queue is full now
-        sweep(short_folder)
+        sweep(short_folder, SOCKET_PATTERN)
     assert path.exists()
 
 
 def test_a_socket_that_cannot_be_removed_does_not_end_the_start(read_only: Path) -> None:
-    sweep(read_only)
+    sweep(read_only, SOCKET_PATTERN)
     assert (read_only / "nodefabric-a-1.sock").exists()
