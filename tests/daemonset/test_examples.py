@@ -142,17 +142,6 @@ def test_a_gang_starts_whole_or_not_at_all(path: Path) -> None:
     assert int(ranks) == worker["replicas"] * container["resources"]["limits"]["cpu"]
 
 
-def test_ranks_that_ssh_starts_have_the_variable_that_names_their_pods_adapter() -> None:
-    path = EXAMPLES / "volcano-mpi-verbs.yaml"
-    (parsed,) = configs_of(path)
-    (job,) = documents(path)
-    commands = {t["name"]: t["template"]["spec"]["containers"][0]["args"][0] for t in job["spec"]["tasks"]}
-    (resource,) = [r for r in parsed.resources if r.name == "rdma/hca"]
-    assert resource.environment == ("ucx",)
-    assert '-o "SetEnv=UCX_NET_DEVICES=$UCX_NET_DEVICES"' in commands["worker"]
-    assert "UCX_NET_DEVICES" not in commands["launcher"]
-
-
 @pytest.mark.parametrize("name", ["pytorch-rails", "pytorch-late", "pytorch-dra"])
 def test_pytorch_starts_a_process_for_each_gpu_on_as_many_nodes_as_there_are_pods(name: str) -> None:
     *templates, service, job = documents(EXAMPLES / f"{name}.yaml")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,11 +21,13 @@ from agent.errors import RequestInvalid
 from agent.offer.units import plain_offer
 from tests.node import node
 
+EVERY_KEY = yaml.safe_load(Path(__file__).with_name("every_key.yaml").read_text())
 
-def test_every_key_is_read() -> None:
-    path = Path(__file__).with_name("every_key.yaml")
-    text, _, in_effect = path.read_text().partition("---\n")
-    assert json.loads(config.describe(config.parse(text, path.name))) == yaml.safe_load(in_effect)
+
+@pytest.mark.parametrize("case", EVERY_KEY, ids=lambda case: case["about"])
+def test_every_key_is_read(case: dict[str, Any]) -> None:
+    found = json.loads(config.describe(config.parse(case["config"], "test")))
+    assert {key: found[key] for key in case["in effect"]} == case["in effect"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "# nothing\n", "---\n", "null"])

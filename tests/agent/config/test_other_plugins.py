@@ -10,46 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.config import Config, Flags, PfSelector, Select, SriovPool, parse
+from agent.config import Config, Flags, SriovPool, parse
 from agent.errors import ConfigError
-from agent.model.device import LinkLayer
 
-SELECTORS: dict[str, Any] = {
-    "vendors": ["15b3", "8086"],
-    "devices": ["101e"],
-    "drivers": ["mlx5_core"],
-    "pciAddresses": ["0000:3B:02.1"],
-    "acpiIndexes": ["101"],
-    "pfNames": ["ens1f0#0-1,4", "ens2f0"],
-    "rootDevices": ["0000:3b:00.0#0-4"],
-    "linkTypes": ["ether", "infiniband"],
-    "pKeys": ["0x8001"],
-    "isRdma": True,
-    "needVhostNet": True,
-}
-READ = Select(
-    vendors=(0x15B3, 0x8086),
-    devices=(0x101E,),
-    drivers=("mlx5_core",),
-    pci_addresses=("0000:3b:02.1",),
-    acpi_indexes=("101",),
-    pf=(PfSelector("ens1f0", frozenset({0, 1, 4})), PfSelector("ens2f0")),
-    root_devices=(PfSelector("0000:3b:00.0", frozenset(range(5))),),
-    link_layers=(LinkLayer.ETHERNET, LinkLayer.INFINIBAND),
-    pkeys=(0x8001,),
-    is_rdma=True,
-    need_vhost_net=True,
-)
-
-
-def sriov(**pool: Any) -> Config:
-    return parse(json.dumps({"resourceList": [{"resourceName": "vf", **pool}]}), "config.json")
-
-
-def test_every_selector_of_the_sriov_plugin_is_read() -> None:
-    (resource,) = sriov(selectors=SELECTORS).resources
-    assert (resource.name, resource.kind, resource.select) == ("intel.com/vf", "vf", READ)
-    assert sriov(selectors=dict.fromkeys(SELECTORS)) == sriov(selectors={}), "null stands for a key that is not there"
+SELECTORS = ["vendors", "pciAddresses", "acpiIndexes", "pfNames", "rootDevices", "linkTypes", "pKeys", "isRdma"]
 
 
 def test_the_last_of_several_spellings_of_a_key_counts() -> None:
@@ -66,18 +30,6 @@ def test_the_prefix_comes_from_the_pool_or_else_from_the_flag() -> None:
         SriovPool("flag.example", use_cdi=True),
         SriovPool("x.example", use_cdi=True),
     ]
-
-
-def test_the_rest_of_a_pool_is_read() -> None:
-    (resource,) = sriov(
-        deviceType="accelerator",
-        excludeTopology=True,
-        additionalInfo={"*": {"Key": "v"}},
-        selectors={"vendors": ["8086"]},
-    ).resources
-    assert resource.kind == "accelerator"
-    assert resource.exclude_topology
-    assert resource.compat == SriovPool("intel.com", "accelerator", {"*": {"Key": "v"}})
 
 
 def test_the_interval_of_updates_is_that_of_rescans() -> None:
