@@ -43,17 +43,6 @@ class Node:
         return self.book.policy().gpu(card, "").reason
 
 
-def test_a_look_is_due_when_a_link_has_been_down_or_up_for_long_enough() -> None:
-    node = Node()
-    assert (node.look(True), node.book.seconds_to_look()) == ("", None)
-    assert (node.look(False, at=1.0), node.book.seconds_to_look()) == ("", 2.0)
-    node.clock.now = 102.5
-    assert node.book.seconds_to_look() == 0.5
-    assert (node.look(False, False, at=3.0), node.book.seconds_to_look()) == ("LinkDown" * 2, None)
-    assert (node.look(True, at=4.0), node.book.seconds_to_look()) == ("LinkDown", 5.0)
-    assert (node.look(True, at=9.0), node.book.seconds_to_look()) == ("", None)
-
-
 def test_a_flap_that_nobody_asks_about_any_more_is_not_waited_for() -> None:
     node = Node()
     node.look(True)
@@ -76,22 +65,6 @@ def test_other_settings_count_from_the_next_look_on() -> None:
 def test_links_may_be_ignored() -> None:
     assert HealthHistory(HealthSettings(link="ignore")).policy().follow_link is False
     assert HealthHistory().policy().follow_link is True
-
-
-def test_an_error_of_a_gpu_asks_for_a_look_and_ends_by_itself_if_it_may() -> None:
-    node = Node()
-    assert node.look_at_gpu() == ""
-    node.book.gpu_event(GpuEvent(74, 101.0, GPU))
-    assert node.asked == 1
-    assert (node.look_at_gpu(2.0), node.book.seconds_to_look()) == ("XidTransient", 59.0)
-    assert (node.look_at_gpu(61.0), node.book.seconds_to_look()) == ("", None)
-
-
-def test_an_applications_error_asks_for_nothing() -> None:
-    node = Node()
-    node.book.gpu_event(GpuEvent(13, 100.0, GPU))
-    node.book.gpu_event(GpuEvent(79, 100.0, ""))
-    assert (node.asked, node.look_at_gpu()) == (0, "")
 
 
 def test_an_error_that_is_ignored_from_now_on_counts_no_more() -> None:

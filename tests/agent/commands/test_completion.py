@@ -54,7 +54,7 @@ def fish(folder: Path, line: str) -> list[str]:
     return sorted(found.partition("\t")[0] for found in done.stdout.splitlines())
 
 
-def test_bash_completes_commands_options_and_values(folder: Path) -> None:
+def test_bash_completes_commands_options_values_files_and_folders(folder: Path) -> None:
     assert bash(folder, "") == sorted(COMMANDS)
     assert bash(folder, "-") == ["--help", "--version", "-h"]
     assert bash(folder, "st") == ["status"]
@@ -64,8 +64,6 @@ def test_bash_completes_commands_options_and_values(folder: Path) -> None:
     assert bash(folder, "run", "--log-level", "W") == ["WARNING"]
     assert bash(folder, "completion", "z") == ["zsh"]
 
-
-def test_bash_completes_files_and_folders(folder: Path) -> None:
     assert "with space.yaml" in bash(folder, "check-config", "with")
     assert bash(folder, "status", "--config", "wi") == ["with space.yaml"]
     assert bash(folder, "topology", "--root", "") == ["sub"]

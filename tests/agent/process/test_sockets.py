@@ -182,15 +182,13 @@ def test_a_socket_that_was_removed_is_made_again(door: Door) -> None:
     until(lambda: threading.active_count() < threads)
 
 
-def test_a_socket_whose_mode_was_changed_still_stands(door: Door) -> None:
-    door.server.path.chmod(0o660)
-    assert door.server.stands()
-    door.server.close()
-    assert not door.server.path.exists()
-
-
-def test_a_server_that_does_not_listen_yet_stands_nowhere(closed: Door) -> None:
+def test_a_server_stands_from_its_start_on_also_where_its_sockets_mode_was_changed(closed: Door) -> None:
     assert not closed.server.stands()
+    closed.server.start()
+    closed.server.path.chmod(0o660)
+    assert closed.server.stands()
+    closed.server.close()
+    assert not closed.server.path.exists()
 
 
 def test_a_socket_that_another_agent_has_taken_is_left_to_it(door: Door) -> None:
