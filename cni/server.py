@@ -119,8 +119,8 @@ class CniServer(sockets.UnixServer):
 
     def start(self, first: Callable[[], object] = lambda: None, mode: int = protocol.BEATING_MODE) -> None:
         """Listen, do something first (no relay puts a DEL on disk any more), then answer. Raises ConfigError."""
-        self._beats.start()
         super().start(first, mode)
+        self._beats.start()
 
     def serve(self, connection: socket.socket) -> None:
         """Answer one request."""
