@@ -71,9 +71,6 @@ class FixedDevices(HeldDevices):
     def claimed(self, pod: PodRef, device: str) -> Hold | None:
         return None
 
-    def of_place(self, pod: PodRef, place: str) -> Sequence[Hold]:
-        return ()
-
     def units(self, pod: PodRef) -> Sequence[tuple[str, str]]:
         return self.units_of(pod)
 

@@ -16,7 +16,7 @@ from tests.cni import tiny_node
 from tests.cni.networks import PREVIOUS
 from tests.cni.networks import network as network_of_keys
 from tests.cni.stand_ins import attachments_of
-from tests.cni.tiny_node import Rig, mac_of, stub_answer, tiny_snapshot, vf
+from tests.cni.tiny_node import Rig, mac_of, stub_answer, vf
 from tests.node import attach, owner
 
 
@@ -106,8 +106,6 @@ def test_leases_of_a_configured_network_are_kept_under_its_name_and_the_callers_
 
 RESULT: Mapping[str, Any] = {"cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "/x"}]}
 CONF: Mapping[str, Any] = {"cniVersion": "1.0.0", "type": "rdma", "deviceID": vf(0), "prevResult": RESULT}
-SHARED = tiny_snapshot(3)
-EXCLUSIVE = replace(SHARED, rdma_exclusive=True)
 
 
 def test_in_a_shared_system_the_result_is_passed_on(rig: Rig) -> None:
@@ -129,7 +127,9 @@ def test_a_call_that_is_not_chained_is_refused(rig: Rig) -> None:
 
 
 def test_where_devices_are_kept_apart_the_pod_must_have_got_its_own(rig: Rig) -> None:
-    attachments = attachments_of(Node(rig.machine, rig.ledger, Latest(EXCLUSIVE)))
+    attachments = attachments_of(
+        Node(rig.machine, rig.ledger, Latest(replace(rig.machine.scan(), rdma_exclusive=True)))
+    )
     with rig.call("c1", rig.pod(), CONF) as call:
         with pytest.raises(HardwareError, match="was brought into the pod by another plugin"):
             attachments.add(call)

@@ -103,26 +103,6 @@ def test_nothing_is_reset_on_a_device_that_has_the_address_after_a_reboot(own_ne
         assert rig.found() == before
 
 
-def test_a_vf_that_lost_its_row_and_its_pod_is_clean_after_one_run(own_network: None, tmp_path: Path) -> None:
-    """The books are lost, and the pod ends before the next agent begins: nobody's settings stay on the PF."""
-    with open_rig(tmp_path) as rig:
-        before = rig.found()
-        pod = rig.pod()
-        rig.add("c1", pod, **ASKED)
-    for file in tmp_path.glob("ledger.db*"):
-        file.unlink()
-    subprocess.run(["umount", "--lazy", pod], check=True)
-    pod.unlink()
-    with open_rig(tmp_path) as rig:
-        until(lambda: rig.machine.find_netdev(vf(0)) is not None)
-        reconciler, counted = reconciler_of(rig)
-        asyncio.run(reconcile_once(reconciler))
-        name, _, _, up, settings = rig.found()
-        assert (name, up, settings) == (before[0], before[3], before[4])
-        assert counted == [("restore", "strange-name"), ("detach", "half-detaching")]
-        assert rig.ledger.attachments() == ()
-
-
 # -------------------------------------------------------------------------------- rows of a version that wrote nulls
 
 
