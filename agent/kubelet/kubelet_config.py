@@ -18,7 +18,7 @@ import yaml
 from agent.model.printable import parse_exact, parse_milli, parse_quantity
 
 MAX_BYTES = 1 << 20
-MAX_DROP_INS = 100
+DEFAULTS = "taking kubelet's defaults (policy none, scope container)"
 DEFAULT_EVICTION_BYTES = 100 << 20
 """memory.available of evictionHard, while the file has no evictionHard (pkg/kubelet/eviction/defaults_linux.go)."""
 POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
@@ -81,25 +81,19 @@ def read(path: Path, *drop_ins: Path) -> KubeletSettings:
                 text = file.read(MAX_BYTES + 1)
             if len(text) > MAX_BYTES:
                 raise ValueError(f"is larger than {MAX_BYTES} bytes")
-            merged = _merged(merged, _document(yaml.safe_load(text)))
+            merged = _merged(merged, yaml.safe_load(text) or {})
             settings = parse(merged)
-        except FileNotFoundError:
-            problem = f"{each} is not there; taking kubelet's defaults (policy none, scope container)"
-            return KubeletSettings(problem=problem)
         except OSError as error:
-            return KubeletSettings(problem=f"{each} cannot be read ({error.strerror}); taking kubelet's defaults")
+            return KubeletSettings(problem=f"{each} cannot be read ({error.strerror}); {DEFAULTS}")
         except Exception as error:  # for a bad tag or number PyYAML raises whatever int(), date() or a lookup raise
             said = " ".join(str(error).split()) or type(error).__name__
-            return KubeletSettings(problem=f"{each}: {said}; taking kubelet's defaults")
+            return KubeletSettings(problem=f"{each}: {said}; {DEFAULTS}")
     return settings
 
 
 def files_of(path: Path, drop_ins: Path | None) -> list[Path]:
     """List the file, and the drop-ins of a folder, in kubelet's order."""
-    try:
-        return [path, *(sorted(drop_ins.glob("*.conf"))[:MAX_DROP_INS] if drop_ins is not None else [])]
-    except OSError:
-        return [path]
+    return [path, *(sorted(drop_ins.glob("*.conf")) if drop_ins is not None else [])]
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -119,19 +113,10 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def _document(found: Any) -> dict[str, Any]:
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise ValueError(f"a KubeletConfiguration must be a mapping, is {type(found).__name__}")
-    return found
-
-
 def parse(document: Any) -> KubeletSettings:
-    """Take the settings from a KubeletConfiguration. Raises ValueError for what kubelet would not accept."""
-    document = _document(document)
-    most = _mapping(document, "topologyManagerPolicyOptions").get("max-allowable-numa-nodes")
-    reserved = [_mapping(document, "kubeReserved"), _mapping(document, "systemReserved")]
+    """Take the settings from a KubeletConfiguration. May raise any error for what kubelet would not accept."""
+    most = (document.get("topologyManagerPolicyOptions") or {}).get("max-allowable-numa-nodes")
+    reserved = [document.get(key) or {} for key in ("kubeReserved", "systemReserved")]
     eviction_bytes, eviction_share = _eviction(document)
     return KubeletSettings(
         policy=_word(document, "topologyManagerPolicy", "none", POLICIES),
@@ -139,7 +124,13 @@ def parse(document: Any) -> KubeletSettings:
         max_numa_nodes=None if most is None else str(most),
         cpu_manager=_word(document, "cpuManagerPolicy", "none", ("none", "static")),
         reserved_cpus=parse_cpus(str(document.get("reservedSystemCPUs") or "")),
-        reserved_memory=_reserved_memory(document.get("reservedMemory") or []),
+        reserved_memory=tuple(
+            sorted(
+                (int(item["numaNode"]), str(kind), parse_quantity(amount))
+                for item in document.get("reservedMemory") or []
+                for kind, amount in item["limits"].items()
+            )
+        ),
         reserved_milli_cpu=sum(parse_milli(amounts.get("cpu", 0)) for amounts in reserved),
         reserved_memory_bytes=sum(parse_quantity(amounts.get("memory", 0)) for amounts in reserved),
         eviction_bytes=eviction_bytes,
@@ -151,9 +142,7 @@ def parse_cpus(text: str) -> frozenset[int]:
     """Read a CPU list of the kernel's form: `0-3,8`. Raises ValueError."""
     cpus: set[int] = set()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{text!r} is not a CPU list such as 0-3,8")
+        first, _, last = part.partition("-")
         cpus.update(range(int(first), min(int(last or first), 1 << 16) + 1))
     return frozenset(cpus)
 
@@ -165,33 +154,14 @@ def _word(document: dict[str, Any], key: str, default: str, allowed: tuple[str, 
     return str(value)
 
 
-def _mapping(document: dict[str, Any], key: str) -> dict[str, Any]:
-    found = document.get(key) or {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{key} must be a mapping")
-    return found
-
-
 def _eviction(document: dict[str, Any]) -> tuple[int, float]:
     """Read at how little free memory pods are evicted: bytes, or a share of the node's memory.
 
     kubelet's default goes away as a whole once evictionHard names anything, unless mergeDefaultEvictionSettings is on.
     """
-    hard = _mapping(document, "evictionHard")
+    hard = document.get("evictionHard") or {}
     default = DEFAULT_EVICTION_BYTES if not hard or document.get("mergeDefaultEvictionSettings") is True else 0
     text = str(hard.get("memory.available", default))
     if text.endswith("%"):
         return 0, min(float(parse_exact(text[:-1])), 100.0) / 100
     return parse_quantity(text), 0.0
-
-
-def _reserved_memory(items: Any) -> tuple[tuple[int, str, int], ...]:
-    found: list[tuple[int, str, int]] = []
-    try:
-        for item in items:
-            found += [
-                (int(item["numaNode"]), str(kind), parse_quantity(amount)) for kind, amount in item["limits"].items()
-            ]
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"reservedMemory must be a list of numaNode and limits ({error!r})") from error
-    return tuple(sorted(found))
