@@ -50,7 +50,16 @@ ONLY_LOOKS = frozenset(
         *("__enter__", "__exit__", "waitstatus_to_exitcode", "_path_normpath", "urandom", "get_terminal_size"),
         *("cursor", "cpu_count", "getsignal", "accept", "_accept", "getpeername", "setsockopt", "getdefaulttimeout"),
         *("pipe", "dup", "detach", "socketpair", "pidfd_open", "CMSG_SPACE", "inet_pton", "inet_ntop", "_checkClosed"),
-        *("_checkReadable", "_checkWritable", "WIFSTOPPED", "waitpid", "recvfrom", "__init__", "set_blocking"),
+        *(
+            "_checkReadable",
+            "_checkWritable",
+            "fsencode",
+            "WIFSTOPPED",
+            "waitpid",
+            "recvfrom",
+            "__init__",
+            "set_blocking",
+        ),
     }
 )
 """What of these changes nothing that outlives the process. Any other name counts as an effect."""

@@ -23,13 +23,12 @@ from tests.agent.edits.unit_specs_rig import (
     SHARE,
     VF,
     VF_UNIT,
-    VFIO,
     Rig,
     opened,
     permuted,
     with_vf_rdma,
 )
-from tests.node import UNDO, change, gpu_uuid, granted, node, without
+from tests.node import UNDO, gpu_uuid, granted, node, without
 
 
 @pytest.fixture
@@ -67,16 +66,6 @@ def test_a_vf_without_files_needs_no_name(rig: Rig) -> None:
     assert rig.there() == set()
 
 
-def test_a_vfio_group_that_is_another_number_follows(rig: Rig) -> None:
-    rig.resources = (VFIO,)
-    snapshot = change(node(), VF_UNIT, driver="vfio-pci", iommu_group=7)
-    snapshot = change(snapshot, "0000:12:00.2", driver="vfio-pci", iommu_group=8)
-    rig.grant(snapshot, VFIO, VF_UNIT)
-    assert rig.files(VF_UNIT) == ["/dev/vfio/vfio", "/dev/vfio/7"]
-    rig.renew(permuted(snapshot))
-    assert rig.files(VF_UNIT) == ["/dev/vfio/vfio", "/dev/vfio/8"]
-
-
 def test_a_unit_whose_device_is_gone_has_no_spec_until_it_is_back(rig: Rig) -> None:
     rig.grant(node(), HCA, SHARE)
     gone = without(node(), "0000:22:00.0")
@@ -105,14 +94,6 @@ def test_an_offer_that_is_older_than_the_last_changes_nothing(rig: Rig) -> None:
     rig.renew(later)
     assert rig.renew(node()) == ()
     assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
-
-
-def test_hardware_that_changed_while_the_agent_was_away_is_told_by_a_new_spec(tmp_path: Path) -> None:
-    with opened(tmp_path) as rig:
-        rig.grant(node(), HCA, SHARE)
-    with opened(tmp_path) as rig:
-        rig.renew(permuted(node()))
-        assert rig.files(SHARE)[0] == "/dev/infiniband/uverbs2"
 
 
 def test_the_spec_goes_with_the_unit_but_not_before_the_books_agree_with_kubelet(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 
 import pytest
 
@@ -38,14 +37,6 @@ def test_what_replaced_plugins_left_is_adopted_once_the_node_is_known(scene: Sce
     assert scene.counted == [("adopt", "replaced-plugin")] * 2
     scene.reconciler.heal_attachments()
     assert len(scene.counted) == 2
-
-
-def test_what_an_old_program_is_at_work_on_is_looked_at_again(scene: Scene) -> None:
-    scene.hands.waits = True
-    scene.reconciler.heal_attachments()
-    scene.hands.adopted = (VF,)
-    scene.reconciler.heal_attachments()
-    assert scene.counted == [("adopt", "replaced-plugin")]
 
 
 def test_what_replaced_plugins_left_has_a_row_before_kept_dels_are_carried_out(scene: Scene) -> None:
@@ -84,37 +75,6 @@ async def test_a_call_that_meets_damage_ends_the_agent_before_the_next_round(sce
     with pytest.raises(ExceptionGroup) as ended:
         running.result()
     assert ended.group_contains(LedgerDamaged, match="the file is gone")
-
-
-def test_a_device_leaves_quarantine_once_its_attachment_is_gone(scene: Scene) -> None:
-    row = attach(scene.books, VF, owner())
-    scene.hands.errors[VF] = HardwareError("stuck")
-    scene.books.quarantine(VF, "clean-up failed")
-    scene.run_once()
-    assert [q.device for q in scene.books.quarantines()] == [VF]
-    scene.books.finish_detach(row)
-    scene.books.quarantine(VF, "clean-up failed")
-    scene.run_once()
-    assert scene.books.quarantines() == ()
-    assert ("quarantine-end", "device-gone") in scene.counted
-
-
-def test_what_failed_is_left_alone_for_longer_each_time(scene: Scene) -> None:
-    attach(scene.books, VF, owner())
-    scene.hands.errors[VF] = HardwareError("stuck")
-    tried = []
-    for _ in range(100):
-        before = len(scene.counted)
-        scene.reconciler.heal_attachments()
-        if len(scene.counted) > before:
-            tried.append(scene.now)
-        scene.now += 1
-    gaps = [round(b - a) for a, b in itertools.pairwise(tried)]
-    assert gaps == [2, 4, 8, 16, 32]
-    del scene.hands.errors[VF]
-    scene.now += 64
-    scene.reconciler.heal_attachments()
-    assert scene.hands.healed == [VF]
 
 
 def test_a_clock_that_is_set_back_keeps_nothing_waiting(scene: Scene) -> None:

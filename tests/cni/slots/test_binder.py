@@ -321,9 +321,7 @@ SEVENTH = response("/dev/kfd", "/dev/dri/card6", "/dev/dri/renderD134")
     [
         (GAUDI, {"AllocResp": SEVENTH}, 6),
         (NPU, {"AllocResp": SEVENTH}, 6),  # of no plugin that is known
-        (GAUDI, {"AllocResp": SEVENTH, "ResourceName": NPU}, None),
-        (GAUDI, {"AllocResp": SEVENTH, "ContainerName": "other"}, None),
-        (GAUDI, {"AllocResp": SEVENTH, "PodUID": "uid-b"}, None),
+        *((GAUDI, {"AllocResp": SEVENTH, key: "other"}, None) for key in ("ResourceName", "ContainerName", "PodUID")),
         (GAUDI, {"AllocResp": response("/dev/vfio/6", "/dev/dri/card66", "/tmp/card6", "")}, None),
         (GAUDI, {"AllocResp": "not Base64"}, None),
         (GAUDI, {"AllocResp": base64.b64encode(b"no message").decode()}, None),
