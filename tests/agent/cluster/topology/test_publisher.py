@@ -23,30 +23,6 @@ from tests.agent.cluster.topology.published import CHANGED, DOCUMENT, SLOW, Fake
 from tests.awaiting import until
 
 
-async def test_while_it_runs_any_thread_may_wake_it_and_it_writes_only_what_differs() -> None:
-    api, node = FakeApi(), Node()
-    node.document = None
-    rig = Rig(api, node)
-    rig.publisher.changed()
-    async with rig:
-        await until(lambda: node.built == 1)
-        assert api.applied == []
-        node.document = DOCUMENT
-        await asyncio.to_thread(rig.publisher.changed)
-        await until(lambda: len(api.applied) == 1)
-        rig.publisher.changed()
-        await until(lambda: node.built == 3)
-        assert len(api.applied) == 1
-        node.document = CHANGED
-        for _ in range(100):
-            rig.publisher.changed()
-        await until(lambda: len(api.applied) == 2)
-        await asyncio.sleep(0.1)
-        assert (len(api.applied), rig.writes("accepted")) == (2, 2)
-        assert node.built <= 5
-    rig.publisher.changed()
-
-
 def test_in_an_idle_day_nothing_is_written_and_the_object_is_read_once_per_heartbeat() -> None:
     api, node = FakeApi(), Node()
     rig = Rig(api, node, SLOW)
