@@ -127,35 +127,21 @@ def test_an_answer_that_makes_no_sense_or_a_version_that_is_gone_asks_for_a_new_
         pytest.param([("7", []), *[[]] * 9], 0.1, [0.5, 1, 2, 4, 8, 16, 30, 30, 30], id="ends at once"),
         pytest.param([("7", []), Refused(410, "too old")] * 4, 300.0, [0.5, 1, 2, 4], id="too old each time"),
         pytest.param([("7", []), *[[]] * 4], 300.0, [0.5] * 4, id="lasts"),
+        pytest.param(
+            [("7", []), *[Unavailable("cut")] * 10, []],
+            *(300.0, [0.75, 1.5, 3, 6, 12, 24, 48, 96, 192, 225, 0.5]),
+            id="fails, and is not listed again",
+        ),
+        pytest.param([Unavailable("429", 40.0)], 300.0, [30], id="is asked for a longer pause"),
     ],
 )
-def test_what_ends_at_once_is_begun_again_more_and_more_seldom(
+def test_what_ends_at_once_or_fails_is_begun_again_more_and_more_seldom(
     answers: list[Any], lasts: float, pauses: list[float]
 ) -> None:
     script = Script(*answers)
     script.watch_lasts = lasts
     script.play()
     assert script.pauses == pauses
-
-
-def test_errors_are_waited_out_with_growing_pauses_and_the_watch_goes_on_without_a_new_list() -> None:
-    failures = [Unavailable("cut")] * 12
-    script = Script(("7", [pod("a")]), *failures, [event("ADDED", pod("b", "8"))], [])
-    watch = script.play()
-    assert [call for call, _ in script.calls].count("list") == 1
-    assert script.pauses[:3] == [0.75, 1.5, 3.0]
-    assert max(script.pauses) == 225
-    assert names(watch) == ["a", "b"]
-    assert watch.problem is None
-
-
-def test_the_server_may_ask_for_a_longer_pause_and_what_is_wrong_is_told() -> None:
-    script = Script(Unavailable("429", 40.0))
-    watch = script.play()
-    assert script.pauses == [30]
-    assert watch.objects is None
-    assert watch.problem == "the pods of the node cannot be watched: 429"
-    assert script.changes == 1
 
 
 def asks(**requests: str) -> dict[str, Any]:
