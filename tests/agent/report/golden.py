@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import json
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -24,6 +25,7 @@ from agent.hardware import recorded
 from agent.hardware.adapter_ids import with_adapter_ids
 from agent.hardware.sysfs import scan as sysfs
 from agent.model.allocation import Attachment, AttachmentState, ClaimState, OwedLease, Quarantine, Undo
+from agent.model.cloud_topology import Places
 from agent.model.counters import Counters, RdmaPortCounters, VfCounters
 from agent.model.device import MigDevice, Problem, Snapshot
 from agent.model.health import HEALTHY, Health, unhealthy
@@ -100,6 +102,18 @@ def snapshot() -> Snapshot:
     here = tuple(d for d in found.devices if d.address.startswith("0000:18:") or d.address in shown)
     problems = (Problem("/sys/x", "cannot be read"),)
     return replace(found, devices=here, accelerators=(), gpus=gpus, problems=problems)
+
+
+def hosts() -> dict[str, Snapshot]:
+    """Return nodes of other kinds, some with less known of them."""
+    names = ("one-nic", "one-numa-node", "ib-dual-port", "mi250-8gpu", "azure-nd-h100", "gb300-4gpu", "epyc-no-switch")
+    found = {name: recorded_node(name) for name in names}
+    vpd = Problem("/sys/bus/pci/devices/0009:03:00.0/vpd", "cannot be read: Permission denied")
+    ids = tuple(each for each in found["gb300-4gpu"].adapter_ids if each[0] != "0009:03:00.0")
+    return found | {
+        "a cloud that is not known": replace(found["azure-nd-h100"], places=Places()),
+        "an adapter whose product data cannot be read": replace(found["gb300-4gpu"], adapter_ids=ids, problems=(vpd,)),
+    }
 
 
 def unit(unit_id: str, device: str, health: Health = HEALTHY, resource: str = "rdma/vf", **more: Any) -> Unit:
@@ -207,23 +221,25 @@ def series(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(("nodefabric_", "sriov_")) and "_bucket{" not in line]
 
 
-def reported() -> dict[str, str]:
-    """Return the content of each file."""
-    made = document()
-    return {
-        "status.json": json.dumps(made, indent=1),
-        "status.txt": status_text.text(made, 4000.0),
-        "events.txt": status_text.events_text(made["events"], 100.0),
-        "topology.txt": chart.as_text(snapshot(), with_vfs=True),
-        "topology.json": json.dumps(chart.as_document(snapshot()), indent=1),
-        "topology.svg": svg.draw(snapshot(), "n1").rstrip("\n"),
-        "metrics.txt": "\n".join(series(metrics().render()[1].decode())),
-    }
+def topologies() -> str:
+    """Draw the tables of nodes of other kinds."""
+    return "\n\n\n".join(f"{name}\n\n{chart.as_text(found)}" for name, found in hosts().items())
 
 
+REPORTED: dict[str, Callable[[], str]] = {
+    "status.json": lambda: json.dumps(document(), indent=1),
+    "status.txt": lambda: status_text.text(document(), 4000.0),
+    "events.txt": lambda: status_text.events_text(document()["events"], 100.0),
+    "topology.txt": lambda: chart.as_text(snapshot(), with_vfs=True),
+    "topology.json": lambda: json.dumps(chart.as_document(snapshot()), indent=1),
+    "topology.svg": lambda: svg.draw(snapshot(), "n1").rstrip("\n"),
+    "topologies.txt": topologies,
+    "metrics.txt": lambda: "\n".join(series(metrics().render()[1].decode())),
+}
+"""The content of each file."""
 FOLDER = Path(__file__).with_suffix("")
 
 
 if __name__ == "__main__":
-    for name, content in reported().items():
-        (FOLDER / name).write_text(f"{content}\n")
+    for name, content in REPORTED.items():
+        (FOLDER / name).write_text(f"{content()}\n")

@@ -23,9 +23,9 @@ from tests.agent.report.golden import OTHER, ROW, document
 from tests.node import owner
 
 
-@pytest.mark.parametrize("name", golden.reported())
+@pytest.mark.parametrize("name", golden.REPORTED)
 def test_what_is_reported_of_a_whole_node_is_as_it_was(name: str) -> None:
-    assert f"{golden.reported()[name]}\n" == (golden.FOLDER / name).read_text()
+    assert f"{golden.REPORTED[name]()}\n" == (golden.FOLDER / name).read_text()
 
 
 def test_many_units_with_one_reason_are_one_line() -> None:
