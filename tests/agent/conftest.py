@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,18 +32,19 @@ def node_root(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return root
 
 
+@cache
+def recorded_node(name: str) -> Snapshot:
+    """Scan a modelled node, GPUs included."""
+    node = recorded.load(recorded.find(name))
+    with tempfile.TemporaryDirectory() as folder:
+        recorded.unpack(node, Path(folder))
+        return replace(with_adapter_ids(scan(Path(folder)), Path(folder)), gpus=node.gpus, generation=1)
+
+
 @pytest.fixture(scope="session")
-def node_snapshot(node_root: Callable[[str], Path]) -> Callable[[str], Snapshot]:
+def node_snapshot() -> Callable[[str], Snapshot]:
     """Give the snapshot of a modelled node, GPUs included."""
-    made: dict[str, Snapshot] = {}
-
-    def snapshot(name: str) -> Snapshot:
-        if name not in made:
-            gpus = recorded.load(recorded.find(name)).gpus
-            made[name] = replace(with_adapter_ids(scan(node_root(name)), node_root(name)), gpus=gpus, generation=1)
-        return made[name]
-
-    return snapshot
+    return recorded_node
 
 
 @pytest.fixture

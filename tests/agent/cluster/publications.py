@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
@@ -18,7 +16,6 @@ from agent.cluster.publications import Publications
 from agent.cluster.topology.node_view import Intervals, Node
 from agent.config.topology import Topology
 from agent.errors import Unavailable
-from agent.hardware import recorded
 from agent.hardware.host import Host
 from agent.hardware.sysfs import scan as sysfs
 from agent.kubelet.podresources import Allocatable, PodDevices, PodResources
@@ -33,6 +30,7 @@ from agent.state import Latest
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.definitions import Definition
 from tests.agent.cluster.topology.nodes import offered
+from tests.agent.conftest import recorded_node
 
 QUICK = Topology(publish=True, heartbeat_seconds=600, start_spread_seconds=0)
 BRISK = Intervals(coalesce=0.02, shared=0.01, rest=0.05)
@@ -105,11 +103,9 @@ def node_of(
     )
 
 
-@cache
 def h100() -> Snapshot:
-    with tempfile.TemporaryDirectory() as folder:
-        recorded.unpack(recorded.load(Path("tests/nodes/h100-8gpu.json")), Path(folder))
-        return sysfs.scan(Path(folder))
+    """The 8-GPU node, before NVML has answered."""
+    return replace(recorded_node("h100-8gpu"), gpus=())
 
 
 class Rig:

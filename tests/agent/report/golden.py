@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,6 @@ from prometheus_client import CollectorRegistry
 from agent.config import Config, Endpoints
 from agent.edits.add_facts import NOTED, RdmaFacts
 from agent.errors import NetlinkFailed
-from agent.hardware import recorded
-from agent.hardware.adapter_ids import with_adapter_ids
-from agent.hardware.sysfs import scan as sysfs
 from agent.model.allocation import Attachment, AttachmentState, ClaimState, OwedLease, Quarantine, Undo
 from agent.model.cloud_topology import Places
 from agent.model.counters import Counters, RdmaPortCounters, VfCounters
@@ -37,6 +33,7 @@ from agent.report.events import Events
 from agent.report.facts import DriverState, Facts
 from agent.report.metrics import Metrics
 from agent.state import Latest
+from tests.agent.conftest import recorded_node
 from tests.agent.ledger.test_claims import claim, of_share, of_vf
 from tests.node import POD, owner, unit_hold
 
@@ -75,16 +72,6 @@ COUNTERS = Counters(
 )
 
 
-@cache
-def recorded_node(name: str) -> Snapshot:
-    """Scan a recorded node, GPUs included."""
-    with tempfile.TemporaryDirectory() as folder:
-        node = recorded.load(recorded.find(name))
-        recorded.unpack(node, Path(folder))
-        found = with_adapter_ids(sysfs.scan(Path(folder)), Path(folder))
-    return replace(found, gpus=node.gpus, generation=7)
-
-
 def snapshot() -> Snapshot:
     """Two GPUs, one with a slice, and the adapter beside that with its VFs."""
     found = recorded_node("h100-8gpu")
@@ -101,7 +88,7 @@ def snapshot() -> Snapshot:
     shown = {each.pci_address for each in gpus}
     here = tuple(d for d in found.devices if d.address.startswith("0000:18:") or d.address in shown)
     problems = (Problem("/sys/x", "cannot be read"),)
-    return replace(found, devices=here, accelerators=(), gpus=gpus, problems=problems)
+    return replace(found, devices=here, accelerators=(), gpus=gpus, problems=problems, generation=7)
 
 
 def hosts() -> dict[str, Snapshot]:

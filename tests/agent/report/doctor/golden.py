@@ -45,7 +45,7 @@ from agent.report.doctor.facts import (
     NetworkFile,
     Result,
 )
-from tests.agent.report.golden import recorded_node
+from tests.agent.conftest import recorded_node
 
 Check = Callable[[Facts], Iterator[Result]]
 EVERYTHING = frozenset({"ib_uverbs", "rdma_ucm", "mlx5_ib", "vfio_pci", "nvidia_peermem"})
