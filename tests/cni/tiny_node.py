@@ -190,6 +190,11 @@ class Rig:
         with self.call(container_id, pod, conf, ifname) as call:
             self.attachments.delete(call)
 
+    def detach(self, container_id: str, pod: Path | None, ifname: str = "net1", **conf: Any) -> None:
+        """DEL, and wait until all is back."""
+        self.delete(container_id, pod, ifname, **conf)
+        until(lambda: all(row.owner.container_id != container_id for row in self.ledger.attachments()))
+
     def check(self, container_id: str, pod: Path, ifname: str = "net1", **conf: Any) -> None:
         """CHECK."""
         with self.call(container_id, pod, conf, ifname) as call:

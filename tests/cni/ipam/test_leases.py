@@ -422,9 +422,8 @@ def test_no_plugin_is_asked_for_what_is_to_be_given_back_before_pods_are_served(
     rig.add("c1", pod, ipam=stub)
     rig.restart()
     rig.attachments.leases.defer()
-    rig.delete("c1", pod, ipam=stub)
     rig.delete("old", None, ipam=stub, deviceID=vf(1))
-    rig.await_back()
+    rig.detach("c1", pod, ipam=stub)
     assert rig.attachments.leases.settle() == (0, 0)
     assert said(rig.folder) == ["ADD c1"]
     rig.attachments.leases.resume()
@@ -478,8 +477,7 @@ def test_repeated_dels_of_a_pod_in_the_books_ask_the_plugin_no_more(rig: Rig) ->
     conf: dict[str, Any] = {"deviceID": vf(0), "ipam": stub}
     pod = rig.pod()
     rig.add("c1", pod, **conf)
-    rig.delete("c1", pod, **conf)
-    rig.await_back(0)
+    rig.detach("c1", pod, **conf)
     rig.delete("c1", None, **conf)
     rig.delete("c1", None, **conf)
     assert not rig.ledger.owed_leases()

@@ -290,11 +290,3 @@ def test_one_may_take_more_than_most_where_nobody_else_needs_it() -> None:
         with room.place(0) as second:
             assert second(EXPECTED_BYTES)
             assert not second(EXPECTED_BYTES + 1)
-
-
-def test_without_a_limit_each_is_bounded_alone() -> None:
-    room = Room()
-    with ExitStack() as stack:
-        turns = [stack.enter_context(room.place(0)) for _ in range(50)]
-        assert all(allows(150 * MIB) for allows in turns)
-        assert not turns[0](200 * MIB)

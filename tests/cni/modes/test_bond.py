@@ -117,8 +117,7 @@ def test_two_vfs_come_as_one_interface_with_the_addresses_and_go_home(rig: Rig, 
     assert add(rig, pod) == answer
     rig.check("c1", pod, ifname="eth0", prevResult=answer)
 
-    rig.delete("c1", pod, ifname="eth0")
-    until(lambda: not rig.ledger.attachments())
+    rig.detach("c1", pod, ifname="eth0")
     assert [rig.found(i) for i in range(3)] == before
     assert rig.in_pod(pod, "net1") is None
     assert rig.leases() == []
@@ -136,8 +135,7 @@ def test_check_tells_what_has_become_of_it(rig: Rig) -> None:
     rig.run_in(pod, "ip", "link", "delete", "net1")
     with pytest.raises(AttachmentError, match="interface net1 is not in the pod"):
         rig.check("c1", pod, ifname="eth0", prevResult=answer)
-    rig.delete("c1", pod, ifname="eth0")
-    until(lambda: not rig.ledger.attachments())
+    rig.detach("c1", pod, ifname="eth0")
 
 
 def test_a_namespace_that_ends_gives_both_vfs_back(rig: Rig) -> None:

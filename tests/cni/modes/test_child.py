@@ -135,8 +135,7 @@ def test_a_share_stands_for_the_adapter_that_it_is_of(rig: Rig, kernel: Kernel) 
     assert rig.in_pod(pod) is not None
     assert rig.add("c1", pod, **named) == answer
     rig.check("c1", pod, **named)
-    rig.delete("c1", pod, **named)
-    until(lambda: not rig.ledger.attachments())
+    rig.detach("c1", pod, **named)
     with pytest.raises(RequestInvalid, match="deviceID must be a PCI address"):
         rig.add("c1", pod, mode="nic", deviceID=share)
 
@@ -147,8 +146,7 @@ def test_it_is_found_and_removed_after_a_rename_in_the_pod(rig: Rig, kernel: Ker
     rig.run_in(pod, "ip", "link", "set", "net1", "down", "name", "mine")
     with pytest.raises(AttachmentError, match="it is called mine there; net1 is down"):
         rig.check("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
-    rig.delete("c1", pod)
-    until(lambda: not rig.ledger.attachments())
+    rig.detach("c1", pod)
     assert rig.in_pod(pod, "mine") is None
 
 
@@ -157,8 +155,7 @@ def test_another_interface_of_that_name_is_left_alone(rig: Rig, kernel: Kernel) 
     rig.add("c1", pod, mode="macvlan", deviceID=None, master=PF_NETDEV)
     rig.run_in(pod, "ip", "link", "delete", "net1")
     rig.run_in(pod, "ip", "link", "add", "net1", "type", "veth", "peer", "name", "other")
-    rig.delete("c1", pod)
-    until(lambda: not rig.ledger.attachments())
+    rig.detach("c1", pod)
     assert rig.in_pod(pod) is not None
 
 
@@ -297,8 +294,7 @@ def test_an_ipvlan_is_made_without_a_mac_of_its_own_and_removed(
     rig.run_in(pod, "ip", "link", "set", "net1", "down")
     with pytest.raises(AttachmentError, match="net1 is down"):
         rig.check("c1", pod, mode="ipvlan", deviceID=PF)
-    rig.delete("c1", pod)
-    until(lambda: not rig.ledger.attachments())
+    rig.detach("c1", pod)
     assert rig.in_pod(pod) is None
 
 
@@ -353,8 +349,7 @@ def test_upon_an_adapter_that_is_a_port_of_a_bond_the_bond_is_the_parent(
         rig.check("c1", pod, mode=mode, deviceID=PF)
     with pytest.raises(HardwareError, match=f"{PF_NETDEV} is a port of {BOND}"):
         rig.add("c2", rig.pod("other"), mode="nic", deviceID=PF)
-    rig.delete("c1", pod)
-    until(lambda: not rig.ledger.attachments())
+    rig.detach("c1", pod)
     assert rig.in_pod(pod) is None
 
 

@@ -167,8 +167,7 @@ def test_an_agent_that_ends_at_any_step_loses_nothing(node: Rig, case: Case) -> 
             points, calls = points + 1, calls + 1
             until(lambda: node.attachments.heal(case.device) is not None or node.ledger.attachments() == ())
         else:
-            node.delete("c1", pod)
-            until(lambda: node.ledger.attachments() == ())
+            node.detach("c1", pod)
         assert (state(node, case), node.ledger.attachments(), node.ledger.quarantines()) == (before, (), ())
         assert node.run_in(pod, "ip", "-br", "link") == inside
 

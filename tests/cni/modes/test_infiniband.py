@@ -54,8 +54,7 @@ def test_a_vf_gets_its_guid_and_all_is_as_before_afterwards(node: Rig) -> None:
     assert row is not None
     assert row.undo.mode == "infiniband"
     node.check("c1", pod)
-    node.delete("c1", pod)
-    node.await_back()
+    node.detach("c1", pod)
     assert state(node) == before
     assert node.ledger.quarantines() == ()
 
@@ -113,8 +112,7 @@ def test_a_former_guid_that_the_pf_does_not_tell_comes_back_too(own_network: Non
         before, pod = state(rig), rig.pod()
         rig.add("c1", pod, guid=GUID)
         rig.check("c1", pod)
-        rig.delete("c1", pod)
-        rig.await_back()
+        rig.detach("c1", pod)
         assert state(rig) == before
         assert rig.machine.vf_control.guids(PF_NETDEV, 0) == (former, former)
         found = rig.machine.find_rdma(vf(0))
@@ -183,8 +181,7 @@ def test_a_sandbox_made_anew_does_not_make_up_for_another_number(own_network: No
             pod = rig.pod(f"sandbox-{attempt}")
             with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs1 and has .*uverbs0 in the pod"):
                 rig.add(f"c{attempt}", pod, deviceID=vf(1), guid=GUID)
-            rig.delete(f"c{attempt}", pod)
-            rig.await_back(1)
+            rig.detach(f"c{attempt}", pod)
         promised[vf(1)] = "/dev/infiniband/uverbs0"  # another pod's grant
         rig.add("c9", rig.pod("other"), deviceID=vf(1), guid=GUID)
 
@@ -203,8 +200,7 @@ def test_a_vf_that_its_former_pod_had_bound_anew_since_the_grant_is_looked_at(
         rig.ledger.grant(granted("rdma/ib", {vf(1): vf(1)}))
         promised[vf(1)] = "/dev/infiniband/uverbs1"
         machine.unbind(vf(0))  # uverbs0 is free
-        rig.delete("c1", pod)
-        rig.await_back(1)
+        rig.detach("c1", pod)
         with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs1 and has .*uverbs0 in the pod"):
             rig.add("c2", rig.pod("next"), deviceID=vf(1))
         rig.await_back(1)
@@ -226,8 +222,7 @@ def test_what_only_ethernet_has_is_refused(exclusive: Rig, conf: dict[str, Any])
 def test_a_partition_is_waited_for_and_its_lack_told(exclusive: Rig, tmp_path: Path) -> None:
     before, pod = state(exclusive), exclusive.pod()
     exclusive.add("c1", pod, guid=GUID, pkey="0x7fff")  # of the same partition as 0xffff
-    exclusive.delete("c1", pod)
-    exclusive.await_back()
+    exclusive.detach("c1", pod)
     with pytest.raises(HardwareError, match=rf"has partition 0xffff at index 0, not 0x8005.*{GUID} a member"):
         exclusive.add("c2", pod, guid=GUID, pkey="0x8005")
     assert state(exclusive) == before
@@ -255,8 +250,7 @@ def test_an_interface_that_will_not_come_out_comes_with_its_rdma_device(own_netw
     ):
         before, pod = state(rig), rig.pod()
         rig.add("c1", pod, guid=GUID)
-        rig.delete("c1", pod)
-        rig.await_back()
+        rig.detach("c1", pod)
         assert state(rig) == before
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import subprocess
 from contextlib import closing
@@ -42,14 +41,6 @@ def seen(rig: Rig) -> Link:
     return replace(link, ifindex=0, carrier=False)
 
 
-def flags(rig: Rig) -> set[str]:
-    """Say what `ip` shows of a VF in the host between <>, but for what the other end does to it."""
-    (shown,) = json.loads(
-        subprocess.run(["ip", "-j", "link", "show", seen(rig).name], check=True, capture_output=True, text=True).stdout
-    )
-    return set(shown["flags"]) - {"LOWER_UP", "NO-CARRIER", "M-DOWN"}
-
-
 @pytest.mark.parametrize(
     ("before", "change"),  # of the VF in the host, and of net1 in the pod
     [
@@ -75,13 +66,12 @@ def flags(rig: Rig) -> set[str]:
 def test_what_a_pod_changed_is_as_it_was(rig: Rig, before: str, change: str) -> None:
     if before:
         subprocess.run(["ip", "link", *before.format(netdev(0)).split()], check=True)
-    pod, link, shown = rig.pod(), seen(rig), flags(rig)
+    pod, link = rig.pod(), seen(rig)
     rig.add("c1", pod)
     for line in change.splitlines():
         rig.run_in(pod, "ip", *line.split())
-    rig.delete("c1", pod)
-    rig.await_back()
-    assert (seen(rig), flags(rig), rig.ledger.quarantines()) == (link, shown, ())
+    rig.detach("c1", pod)
+    assert (seen(rig), rig.ledger.quarantines()) == (link, ())
 
 
 @pytest.mark.parametrize("namespace_ends", [False, True], ids=["moved", "left alone"])
@@ -112,8 +102,7 @@ def test_queueing_disciplines_addresses_and_routes_end_with_the_move(rig: Rig) -
     rig.run_in(pod, "tc", "qdisc", "add", "dev", "net1", "clsact")
     rig.run_in(pod, "ip", "address", "add", "10.0.0.2/24", "dev", "net1")
     rig.run_in(pod, "ip", "neighbour", "add", "10.0.0.3", "lladdr", "02:00:00:00:00:03", "dev", "net1")
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
     for what in (("tc", "qdisc"), ("ip", "address"), ("ip", "route"), ("ip", "neighbour")):
         shown = subprocess.run([*what, "show", "dev", netdev(0)], check=True, capture_output=True, text=True).stdout
         assert not {"tbf", "clsact", "10.0.0.2", "10.0.0.3"} & set(shown.replace("/", " ").split())
@@ -141,8 +130,7 @@ def test_an_xdp_program_survives_a_move_and_is_detached(rig: Rig) -> None:
         attach_xdp(pod, program)
     link = rig.link(pod)
     assert link.xdp
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
     assert (seen(rig), rig.ledger.quarantines()) == (before, ())
 
 
@@ -206,8 +194,7 @@ def test_a_link_of_the_host_that_changed_its_program_while_the_pod_ran_is_spared
         before = attached(link.ifindex)
         rig.add("c1", pod)
         exchange(held, new)
-        rig.delete("c1", pod)
-        rig.await_back()
+        rig.detach("c1", pod)
         link = rig.home()
         (after,) = attached(link.ifindex)
         assert (rig.ledger.quarantines(), after.link) == ((), before[0].link)
@@ -243,8 +230,7 @@ def test_a_tcx_program_of_the_pod_is_detached_and_one_of_the_host_is_not(rig: Ri
     with open(pod) as netns, loaded(BPF_PROG_TYPE_SCHED_CLS) as program:
         attach(pod, link.ifindex, program, side)
         assert len(namespaces.run_in(netns.fileno(), lambda: attached(link.ifindex))) == 2
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
     after = rig.home()
     assert (attached(after.ifindex), rig.ledger.quarantines()) == (own, ())
 
@@ -294,8 +280,7 @@ def test_what_the_driver_only_says_to_have_put_back_is_seen(own_network: None, t
         pod, before = rig.pod(), seen(rig)
         rig.add("c1", pod, mtu=1400)
         links.times = 3
-        rig.delete("c1", pod)
-        rig.await_back()
+        rig.detach("c1", pod)
         assert (seen(rig), links.times, rig.ledger.quarantines()) == (before, 0, ())
         rig.add("c1", pod, mtu=1400)
         links.times = 1 << 30

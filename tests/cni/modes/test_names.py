@@ -41,8 +41,7 @@ def there(rig: Rig, pod: Path, name: str = "net1") -> Link:
 
 
 def back(rig: Rig, pod: Path | None, ifname: str = "net1") -> None:
-    rig.delete("c1", pod, ifname)
-    rig.await_back() if pod is not None else rig.await_healed()
+    rig.detach("c1", pod, ifname)
     assert rig.ledger.quarantines() == ()
 
 

@@ -53,8 +53,7 @@ def test_a_whole_adapter_goes_by_its_pci_address_and_comes_back(rig: Rig) -> Non
     ]
     assert rig.machine.find_netdev(PF) is None
     rig.check("c1", pod, mode="nic", deviceID=PF)
-    rig.delete("c1", pod)
-    until(lambda: rig.ledger.attachments() == ())
+    rig.detach("c1", pod)
     assert seen(rig, PF_NETDEV) == before
 
 
@@ -64,8 +63,7 @@ def test_an_adapter_has_one_row_however_it_is_named(rig: Rig) -> None:
     [row] = rig.ledger.attachments()
     assert (row.device, row.undo.mode) == (PF, "nic")
     assert add(rig, pod, master=PF_NETDEV) == answer  # it is in the pod now, and known all the same
-    rig.delete("c1", pod)
-    until(lambda: rig.ledger.attachments() == ())
+    rig.detach("c1", pod)
 
 
 def test_an_interface_without_pci_device_goes_by_its_name_with_a_mac_and_comes_back(lab: Rig) -> None:
@@ -75,8 +73,7 @@ def test_an_interface_without_pci_device_goes_by_its_name_with_a_mac_and_comes_b
     assert answer["interfaces"] == [{"name": "net1", "mac": "02:00:00:00:00:77", "mtu": 1500, "sandbox": str(pod)}]
     assert "10.9.0.2/24" in lab.run_in(pod, "ip", "address", "show", "dev", "net1")
     lab.check("c1", pod, mode="nic", master="lab0")
-    lab.delete("c1", pod)
-    until(lambda: lab.ledger.attachments() == ())
+    lab.detach("c1", pod)
     assert seen(lab) == before
 
 
@@ -91,8 +88,7 @@ def test_the_hosts_addresses_and_routes_on_it_are_given_back(lab: Rig) -> None:
     pod, before = lab.pod(), seen(lab)
     add(lab, pod, master="lab0")
     assert "198.51.100.0" not in show("route")
-    lab.delete("c1", pod)
-    until(lambda: lab.ledger.attachments() == ())
+    lab.detach("c1", pod)
     assert seen(lab) == before
     assert lab.machine.links.addresses("lab0", None) == addresses
     assert set(lab.machine.links.routes(None, "lab0")) == set(routes)
@@ -104,8 +100,7 @@ def test_an_interface_that_the_pod_renamed_or_gave_a_mac_is_known_again(lab: Rig
     add(lab, pod, master="lab0")
     lab.run_in(pod, "ip", "link", "set", "net1", "down")
     lab.run_in(pod, "ip", "link", "set", "net1", *change.split())
-    lab.delete("c1", pod)
-    until(lambda: lab.ledger.attachments() == ())
+    lab.detach("c1", pod)
     assert seen(lab) == before
 
 
@@ -127,8 +122,7 @@ def test_what_shares_the_mac_and_has_the_pods_name_in_the_host_is_left_alone(lab
     ip("link", "set", "net1", "up")
     parent = lab.machine.links.find("net1")
     add(lab, pod, master="lab0")
-    lab.delete("c1", pod)
-    until(lambda: lab.ledger.attachments() == ())
+    lab.detach("c1", pod)
     assert seen(lab) == before
     assert lab.machine.links.find("net1") == parent
 
@@ -164,8 +158,7 @@ def test_routes_to_gateways_out_of_the_own_subnets_and_with_a_source_come_back_t
     ip("route", "add", "10.98.0.0/16", "via", "10.1.0.2", "src", "10.1.0.9")
     before = show("route", "show", "dev", "lab0")
     add(lab, lab.pod(), master="lab0")
-    lab.delete("c1", None)
-    until(lambda: lab.ledger.attachments() == ())
+    lab.detach("c1", None)
     assert show("route", "show", "dev", "lab0") == before
 
 
@@ -175,8 +168,7 @@ def test_an_adapter_whose_vf_a_pod_has_is_refused(rig: Rig) -> None:
     with pytest.raises(DeviceBusy, match=f"{PF_NETDEV} is needed by {vf(0)}, which pod default/pod-of-c0 has"):
         add(rig, rig.pod(), deviceID=PF)
     assert rig.machine.find_netdev(PF) is not None
-    rig.delete("c0", None)
-    until(lambda: rig.ledger.attachments() == ())
+    rig.detach("c0", None)
     add(rig, rig.pod("again"), deviceID=PF)
 
 
@@ -281,8 +273,7 @@ def test_a_route_that_leads_to_the_gateway_of_another_comes_back_whichever_was_f
     before = set(lab.machine.links.routes(None, "lab0"))
     pod = lab.pod()
     add(lab, pod, master="lab0")
-    lab.delete("c1", pod)
-    until(lambda: lab.ledger.attachments() == ())
+    lab.detach("c1", pod)
     assert set(lab.machine.links.routes(None, "lab0")) == before
 
 
@@ -292,8 +283,7 @@ def test_a_vf_of_an_adapter_that_another_pod_has_is_refused(rig: Rig) -> None:
     with pytest.raises(DeviceBusy, match=f"{vf(0)} is ruled by {PF}, which pod default/pod-of-c1 has"):
         rig.add("c0", rig.pod("other"))
     assert rig.machine.find_netdev(vf(0)) is not None
-    rig.delete("c1", None)
-    until(lambda: rig.ledger.attachments() == ())
+    rig.detach("c1", None)
     rig.add("c0", rig.pod("again"))
 
 

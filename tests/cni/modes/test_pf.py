@@ -80,8 +80,7 @@ def test_a_pf_that_cannot_be_asked_gets_back_the_usual(own_network: None, tmp_pa
         rig.add("c1", pod, vlan=100, trust="on", max_tx_rate=50)
         assert (rig.settings().vlan, rig.settings().trust, rig.settings().max_tx_rate) == (100, True, 50)
         rig.check("c1", pod)
-        rig.delete("c1", pod)
-        rig.await_back()
+        rig.detach("c1", pod)
         assert rig.settings() == before == replace(NEUTRAL, mac=before.mac)
         assert rig.ledger.quarantines() == ()
 
@@ -97,8 +96,7 @@ def test_the_pf_is_not_asked_of_a_vf_of_which_nothing_is_wanted(own_network: Non
         pod = rig.pod()
         rig.add("c1", pod, mtu=1400)
         rig.check("c1", pod)
-        rig.delete("c1", pod)
-        rig.await_back()
+        rig.detach("c1", pod)
         assert rig.ledger.quarantines() == ()
 
 
@@ -156,6 +154,5 @@ def test_a_vf_whose_driver_takes_no_mac_fetches_it_from_the_pf(own_network: None
         else:
             rig.add("c1", pod, mac=wanted)
             assert (rig.link(pod).mac, rig.link(pod).up) == (wanted, True)
-            rig.delete("c1", pod)
-            rig.await_back()
+            rig.detach("c1", pod)
         assert (rig.found(), rig.ledger.quarantines()) == (before, ())

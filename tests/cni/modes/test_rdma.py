@@ -46,8 +46,7 @@ def test_the_rdma_device_goes_along_and_comes_back(node: Rig) -> None:
     assert inside(node, pod) == ["mlx5_1"]
     assert outside(node) == ["mlx5_2", "mlx5_3"]
     node.check("c1", pod)
-    node.delete("c1", pod)
-    node.await_back()
+    node.detach("c1", pod)
     assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
     assert (inside(node, pod), node.found()) == ([], before)
 
@@ -61,8 +60,7 @@ def test_a_device_whose_name_was_taken_comes_back_under_the_name_it_has(node: Ri
     second = node.machine.find_rdma(vf(1))
     assert second is not None
     node.machine.rdma.rename(second, "mlx5_1")
-    node.delete("c1", pod)
-    node.await_back()
+    node.detach("c1", pod)
     assert outside(node) == ["mine", "mlx5_1", "mlx5_3"]
     assert node.ledger.quarantines() == ()
 
@@ -89,8 +87,7 @@ def test_a_driver_that_refuses_is_named_with_what_to_do_and_the_vf_is_back(node:
     node.check("c1", pod)
     assert inside(node, pod) == []
     assert "mlx5_1" in outside(node)
-    node.delete("c1", pod)
-    node.await_back()
+    node.detach("c1", pod)
 
 
 def test_a_vf_without_an_rdma_device_needs_none_unless_it_is_asked_for(own_network: None, tmp_path: Path) -> None:
@@ -147,8 +144,7 @@ def test_a_whole_adapter_takes_its_rdma_device_along(node: Rig) -> None:
     node.add("c1", pod, mode="nic", deviceID=vf(1))
     assert inside(node, pod) == ["mlx5_2"]
     node.check("c1", pod)
-    node.delete("c1", pod)
-    node.await_back(1)
+    node.detach("c1", pod)
     assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
 
 
