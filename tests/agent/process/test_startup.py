@@ -77,9 +77,10 @@ def test_a_bad_file_is_explained_where_it_has_its_endpoints_until_it_is_repaired
     own_network: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = "http://127.0.0.2:9909"
-    path = write_bad(tmp_path, "endpoints: {address: 0.0.0.0, port: 9909, status: everywhere}\n")
+    path = write_bad(tmp_path, "endpoints: {address: 0.0.0.0, port: 9909, status: everywhere, prot: 1}\n")
     problem = "rescanSeconds: must be a number of seconds from 1 to 3600, is 'soon'"
-    said = f"must be repaired: {path}: {problem}"
+    unknown = "is not a known key here (did you mean 'port'?); known are: address, exporterNames, port, status"
+    said = f"must be repaired: {path}: endpoints.prot: {unknown}; {problem}"
     rebound: list[int] = []
 
     def look() -> None:
