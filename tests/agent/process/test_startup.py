@@ -1,11 +1,13 @@
-"""A configuration that cannot be used is said and waited out."""
+"""What the agent waits for at its start: above all a configuration that can be used."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import shutil
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -22,6 +26,12 @@ from agent.errors import ConfigError, HardwareError
 from agent.ledger.database import lock_folder
 from agent.model.device import Snapshot
 from agent.process import relay_file, startup
+from agent.process.conditions import Conditions
+from agent.process.startup import keep_listening, learn_boot_id, listen
+from cni.attachment import Attachments
+from cni.server import CniServer
+from tests.agent.scanned import FakeHost, inventory_of
+from tests.awaiting import until as awaited
 from tests.node import node
 from tests.waiting import until
 
@@ -198,3 +208,54 @@ def test_an_address_of_its_own_is_for_a_network_that_one_vf_joins(key: str, valu
         startup.check(config.parse(GOOD.partition("networks")[0] + network, "many.yaml"), node())
     one = "resources: [{name: rdma/vf, kind: vf, select: {pf: ['rail0#0']}, network: n}]\n"
     startup.check(config.parse(one + network, "one.yaml"), node())
+
+
+def server_in(run: Path) -> CniServer:
+    """Make a server that nobody asks anything."""
+    return CniServer(
+        run / "cni.sock",
+        cast(Attachments, SimpleNamespace(add=None, delete=None)),
+        condition=lambda: None,
+        observe=lambda command: contextlib.nullcontext(),
+    )
+
+
+async def test_who_is_stopped_waits_no_longer(short_folder: Path) -> None:
+    (short_folder / "run").write_text("in the way")
+    server = server_in(short_folder / "run")
+    conditions = Conditions()
+    stop = asyncio.Event()
+    waiting = asyncio.create_task(listen(server.start, conditions, stop))
+    await awaited(lambda: "cni" in conditions.found)
+    stop.set()
+    await waiting
+
+
+def test_a_socket_that_somebody_removes_is_made_anew(short_folder: Path) -> None:
+    run, conditions = short_folder / "run", Conditions()
+    server = server_in(run)
+    server.start()
+
+    async def scenario() -> None:
+        keeping = asyncio.create_task(keep_listening(server.stands, server.listen_again, conditions))
+        shutil.rmtree(run)
+        run.write_text("in the way")
+        await awaited(lambda: f"{run}/cni.sock: cannot be made: " in conditions.found.get("cni", ""))
+        run.unlink()
+        await awaited((run / "cni.sock").is_socket)
+        await awaited(lambda: "cni" not in conditions.found)
+        keeping.cancel()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.close()
+
+
+async def test_a_node_that_cannot_be_read_is_told_and_waited_for() -> None:
+    host, conditions = FakeHost(error=HardwareError("/sys cannot be read: Too many open files")), Conditions()
+    waiting = asyncio.create_task(learn_boot_id(inventory_of(host), conditions, Path("/"), asyncio.Event()))
+    await awaited(lambda: "Too many open files" in conditions.found.get("hardware", ""))
+    host.error = None
+    assert await waiting == "a"
+    assert "hardware" not in conditions.found
