@@ -110,27 +110,14 @@ def test_what_a_user_sends_becomes_a_node_whose_nearness_can_be_looked_at(
 ) -> None:
     source, made = tmp_path / "source", tmp_path / "sent.json"
     source.write_text(text)
-    command: list[str | Path] = [
-        sys.executable,
-        ROOT / "hack/record-node",
-        option,
-        source,
-        "--name",
-        "sent",
-        "-o",
-        made,
-    ]
+    tool = ROOT / "hack/record-node"
+    command: list[str | Path] = [sys.executable, tool, option, source, "--name", "sent", "-o", made]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "VFs" in done.stderr
     assert ADAPTER not in made.read_text()
-    shown = subprocess.run(
-        [sys.executable, "-m", "agent", "topology", "--node", made],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=ROOT,
-    )
+    command = [sys.executable, "-m", "agent", "topology", "--node", made]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert [line for line in expected if line not in shown.stdout] == [], shown.stdout
 
 

@@ -25,21 +25,3 @@ def test_what_cannot_run_is_skipped_loudly_but_fails_in_ci(capsys: pytest.Captur
     assert "SKIPPED" in capsys.readouterr().err
     assert suite.skip("there is no root", {"CI": "true"}) != 0
     assert "FAILED" in capsys.readouterr().err
-
-
-def test_drivers_that_cannot_be_built_leave_tests_out_loudly_but_not_in_ci(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    program = _script(tmp_path, "echo no compiler >&2; exit 1")
-    assert suite.extra_modules(tmp_path, {}, Deadline.after(30), program) == {}
-    assert "NOT run" in (said := capsys.readouterr().err)
-    assert "no compiler" in said
-    with pytest.raises(RigError, match="no compiler"):
-        suite.extra_modules(tmp_path, {"CI": "true"}, Deadline.after(30), program)
-
-
-def _script(folder: Path, text: str) -> Path:
-    path = folder / "program"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path

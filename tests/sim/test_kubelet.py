@@ -13,10 +13,7 @@ import pytest
 
 from hack.sim.kubelet import Kubelet
 from hack.sim.pod_life import Timing
-from hack.sim.pods import (
-    Container,
-    PodSpec,
-)
+from hack.sim.pods import Container, PodSpec
 from hack.sim.runtime import CniRunner, remove_netns
 from tests.awaiting import until
 
@@ -25,18 +22,13 @@ pytestmark = pytest.mark.usefixtures("own_network")
 POD = PodSpec("default", "p", (("note", "hello"),), (), (Container("main"),))
 
 RECORDER = """#!/bin/sh
-# A CNI plugin that notes its calls; it fails ADD as often as the file `fail` has lines.
+# A CNI plugin that notes its calls.
 here={folder}
 config=$(cat)
 {{
     printf '{{"command":"%s","container":"%s","netns":"%s","args":"%s","ifname":"%s","config":%s}}\\n' \\
         "$CNI_COMMAND" "$CNI_CONTAINERID" "$CNI_NETNS" "$CNI_ARGS" "$CNI_IFNAME" "$config"
 }} >> "$here/calls"
-if [ "$CNI_COMMAND" = ADD ] && [ -s "$here/fail" ]; then
-    sed -i 1d "$here/fail"
-    echo '{{"cniVersion":"1.0.0","code":11,"msg":"try again later","details":"told to"}}'
-    exit 1
-fi
 if [ "$CNI_COMMAND" = ADD ]; then
     echo '{{"cniVersion":"1.0.0","interfaces":[{{"name":"eth0"}}],"by":"'"$(basename "$0")"'"}}'
 fi
@@ -58,13 +50,9 @@ def recorders(folder: Path, *names: str, **more: Any) -> CniRunner:
         plugin.parent.mkdir(exist_ok=True)
         plugin.write_text(RECORDER.format(folder=folder))
         plugin.chmod(0o755)
-    return runner(folder, [{"type": name, **more} for name in names], folder / "bin")
-
-
-def runner(folder: Path, plugins: list[dict[str, Any]], path: Path) -> CniRunner:
-    conflist = folder / "10-test.conflist"
+    conflist, plugins = folder / "10-test.conflist", [{"type": name, **more} for name in names]
     conflist.write_text(json.dumps({"name": "test", "cniVersion": "1.0.0", "plugins": plugins}))
-    return CniRunner(conflist, [path])
+    return CniRunner(conflist, [folder / "bin"])
 
 
 def calls(folder: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,34 +53,3 @@ def test_an_interface_that_dies_with_a_pod_comes_back_under_another_name(
     assert link.name != netdev(0)
     assert (link.mac, link.device) == (mac_of(0), vf(0))
     assert machine.scan().by_address[vf(0)].netdev is not None
-
-
-def test_an_interface_whose_making_was_cut_short_is_completed(machine: SimulatedMachine) -> None:
-    """Whoever made it anew may have been killed before it was marked as the device's."""
-    before = machine.find_netdev(vf(0))
-    subprocess.run(["ip", "link", "set", netdev(0), "alias", ""], check=True)
-    assert machine.links.find_device(vf(0)) is None
-    assert machine.find_netdev(vf(0)) == before
-
-
-def test_many_may_look_for_what_died_at_once(machine: SimulatedMachine, tmp_path: Path) -> None:
-    pod = make_pod(tmp_path)
-    for index in range(3):
-        move_in(machine, pod, index)
-    destroy(pod)
-    errors: list[BaseException] = []
-
-    def look(index: int) -> None:
-        try:
-            until(lambda: machine.find_netdev(vf(index)) is not None)
-            machine.scan()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=look, args=(n % 3,)) for n in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert len(machine.links.by_device()) == 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,71 +23,6 @@ from tests.node import node as made_up
 
 Document = Mapping[str, Any]
 ANY_CLASS: Mapping[str, Document] = {"any": {"spec": {}}}
-
-
-def device(name: str, attributes: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    return {"name": name, "attributes": attributes or {}, **more}
-
-
-def shared(name: str, value: str, policy: Mapping[str, Any] | None = None, capacity: str = "d.io/part") -> Document:
-    of = {"value": value} | ({"requestPolicy": policy} if policy else {})
-    return device(name, allowMultipleAllocations=True, capacity={capacity: of})
-
-
-def slice_of(
-    *devices: Document, name: str = "s", driver: str = "d.io", count: int = 1, generation: int = 1
-) -> Document:
-    pool = {"name": NODE, "resourceSliceCount": count, "generation": generation}
-    spec = {"driver": driver, "nodeName": NODE, "pool": pool, "devices": list(devices)}
-    return {"metadata": {"name": name}, "spec": spec}
-
-
-def node(*slices: Document, limit: float = 10.0) -> Node:
-    return Node(NODE, slices, ANY_CLASS, limit)
-
-
-def ask(*requests: Document, constraints: Sequence[Document] = ()) -> Document:
-    return claim(requests, constraints)
-
-
-def request(name: str = "r", **exactly: Any) -> Document:
-    return {"name": name, "exactly": {"deviceClassName": "any", **exactly}}
-
-
-def given(of: Node, wanted: Document, name: str = "c") -> list[str] | None:
-    found = of.allocate({name: wanted})
-    return [result["device"] for result in found[name]] if found is not None else None
-
-
-def test_the_first_that_fits_is_taken_by_driver_then_slice_then_place_in_the_list() -> None:
-    slices = [
-        slice_of(device("x"), driver="z.io"),
-        slice_of(device("c"), name="2", count=2),
-        slice_of(device("b"), device("a"), name="1", count=2),
-    ]
-    assert given(node(*slices), ask(request(count=4))) == ["b", "a", "c", "x"]
-
-
-def test_a_match_needs_the_attribute_of_the_same_type_and_a_plain_name_is_the_drivers() -> None:
-    wanted = ask(request("x"), request("y"), constraints=[{"matchAttribute": "d.io/at"}])
-    for first, second, is_met in (
-        ({"d.io/at": {"int": 1}}, {"at": {"int": 1}}, True),
-        ({"at": {"int": 1}}, {"at": {"string": "1"}}, False),
-        ({"at": {"int": 1}}, {}, False),
-        ({"at": {"int": 1}}, {"e.io/at": {"int": 1}}, False),
-        ({"at": {"strings": ["a", "b"]}}, {"at": {"string": "b"}}, True),
-    ):
-        here = node(slice_of(device("a", first), device("b", second)))
-        assert (given(here, wanted) is not None) is is_met
-
-
-def test_parts_of_a_device_are_taken_until_nothing_is_left_and_count_takes_different_devices() -> None:
-    policy = {"default": "1", "validRange": {"min": "1", "step": "1"}}
-    here = node(slice_of(shared("s", "2", policy)))
-    assert given(here, ask(request(count=2))) is None
-    assert [given(here, ask(request()), f"c{n}") for n in range(3)] == [["s"], ["s"], None]
-    here.release("c0")
-    assert given(here, ask(request("x")), "again") == ["s"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])

@@ -6,12 +6,9 @@ import json
 from http.client import HTTPConnection
 from typing import Any
 
-from hypothesis import given
 from hypothesis import strategies as st
 
-from hack.sim.cluster import field_sets
 from hack.sim.cluster.apiserver import ApiServerStandIn, Counts
-from hack.sim.cluster.field_sets import Managed, fields
 
 TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/worker-1"
 APPLY = "application/apply-patch+yaml"
@@ -62,25 +59,5 @@ def test_apply_creates_then_changes_and_repeats_without_a_new_version() -> None:
         assert server.state.counts == Counts(reads=1, applies=3, changes=2, applied_bytes=size)
 
 
-def test_another_managers_object_is_a_conflict_without_force() -> None:
-    with ApiServerStandIn() as server:
-        apply(server, topology(), "?fieldManager=nfd")
-        assert apply(server, topology("restricted"))[0] == 409
-        status, taken = apply(server, topology("restricted"), "?fieldManager=nodefabric&force=true")
-        owned = {entry["manager"]: set(entry["fieldsV1"]) for entry in taken["metadata"]["managedFields"]}
-        assert status == 200
-        assert owned == {"nfd": {"f:zones"}, "nodefabric": {"f:attributes", "f:zones"}}
-
-
 values = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["x", "y"]), max_size=3)
 documents = st.builds(lambda labels, spec: {"metadata": {"labels": labels}, "spec": spec}, values, values)
-
-
-@given(st.lists(st.tuples(st.sampled_from(["one", "two", "three"]), documents), max_size=6))
-def test_after_any_applies_each_field_of_the_content_has_an_owner(applies: list[tuple[str, dict[str, Any]]]) -> None:
-    present: Managed | None = None
-    for manager, document in applies:
-        present = field_sets.apply(present, document, manager, force=True)
-        found, wanted = fields(present.content), fields(document)
-        assert {path: found[path] for path in wanted} == wanted
-        assert found.keys() == frozenset().union(*present.owners.values())

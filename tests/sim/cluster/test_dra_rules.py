@@ -8,7 +8,7 @@ import pytest
 
 from hack.sim.cluster.dra import Invalid, admitted, gates
 from hack.sim.cluster.kinds import CLAIM, SLICE, TEMPLATE, Kind
-from tests.sim.cluster.dra_documents import SHARE, allocated, claim, device, resource_slice
+from tests.sim.cluster.dra_documents import allocated, claim, device, resource_slice
 
 NOW = "2026-01-01T00:00:00Z"
 TAINT = {"key": "nodefabric.io/LinkDown", "effect": "NoSchedule"}
@@ -47,22 +47,6 @@ def told(**more: Any) -> dict[str, Any]:
     document = allocated(MINE)
     document["status"]["devices"] = [{**MINE, **more}]
     return document
-
-
-@pytest.mark.parametrize(
-    ("kind", "document"),
-    [
-        (SLICE, devices(128)),
-        (SLICE, devices(64, taints=[TAINT])),
-        (SLICE, devices(1, attributes={f"d{'o' * 58}.com/{'n' * 32}": {"bool": False}, "a": {"string": "x" * 64}})),
-        (SLICE, shared(default="1", validRange={"min": "1", "step": "1"})),
-        (CLAIM, wants(config=[{"requests": ["nic"], "opaque": OPAQUE}])),
-        (CLAIM, allocated({**MINE, "shareID": SHARE})),
-        (CLAIM, told(conditions=[READY], networkData={"ips": ["fd00::5/64"]}, data={"a": "x" * (10 * 1024 - 8)})),
-    ],
-)
-def test_what_keeps_to_the_rules_is_taken(kind: Kind, document: dict[str, Any]) -> None:
-    assert problems(kind, document) == ""
 
 
 @pytest.mark.parametrize(
