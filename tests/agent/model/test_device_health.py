@@ -128,17 +128,6 @@ def test_a_fatal_error_counts_until_the_gpu_was_found_anew() -> None:
     assert judge_gpu(replace(GPU, enumeration=1), again, NOW) == unhealthy("XidFatal")
 
 
-def test_a_transient_error_counts_for_some_quiet_time_or_until_a_reset() -> None:
-    troubles = NO_TROUBLES.noted(event(74)).noted(event(74, NOW + 100))
-    assert len(troubles.by_uuid["GPU-a"]) == 1
-    end = NOW + 100 + QUIET_SECONDS
-    assert judge_gpu(GPU, troubles, end - 1) == unhealthy("XidTransient")
-    assert judge_gpu(GPU, troubles, end) == HEALTHY
-    assert judge_gpu(replace(GPU, enumeration=1), troubles, NOW + 101) == HEALTHY
-    assert next_recovery(troubles, NOW + 101) == end
-    assert next_recovery(troubles, end) is None
-
-
 def test_a_transient_error_does_not_hide_a_fatal_one_until_a_reset_is_between_them() -> None:
     both = NO_TROUBLES.noted(event(79)).noted(event(74, NOW + 1))
     assert judge_gpu(GPU, both, NOW + 1) == unhealthy("XidFatal")
@@ -225,19 +214,3 @@ def test_another_policy_may_excuse_an_error_and_makes_nothing_graver_of_it(
     assert judge_gpu(GPU, troubles, NOW + 1, after).reason == reason
     assert (next_recovery(troubles, NOW + 1, after) is not None) == (reason == "XidTransient")
     assert judge_gpu(GPU, troubles, NOW + QUIET_SECONDS, after) == HEALTHY
-
-
-@pytest.mark.parametrize(
-    ("xids", "ignored", "reason"),
-    [
-        ((79, 119), 119, "XidFatal"),
-        ((119, 79), 119, "XidFatal"),
-        ((119, 74), 119, "XidTransient"),
-        ((74,), 79, "XidTransient"),
-    ],
-)
-def test_an_error_that_is_excused_leaves_the_others(xids: tuple[int, ...], ignored: int, reason: str) -> None:
-    troubles = NO_TROUBLES
-    for number, xid in enumerate(xids):
-        troubles = troubles.noted(event(xid, NOW + number))
-    assert judge_gpu(GPU, troubles, NOW + 2, GpuPolicy(ignored_xids=frozenset({ignored}))).reason == reason

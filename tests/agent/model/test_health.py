@@ -88,18 +88,3 @@ def test_where_links_are_ignored_a_vf_still_needs_its_pf() -> None:
     assert judged(down, VF_OF_IT, follow_link=False) == HEALTHY
     assert judged(down, follow_link=False).reason == "LinkDown"
     assert judged(replace(down, driver=None), VF_OF_IT, follow_link=False).reason == "ParentDown"
-
-
-def test_all_vfs_of_a_pf_share_one_view_of_its_link() -> None:
-    asked: list[tuple[str, str]] = []
-
-    def lasting(subject: str, raw: Health) -> Health:
-        asked.append((subject, raw.reason))
-        return HEALTHY
-
-    pf = function(PF, netdevs=(netdev(False),))
-    vfs = tuple(function(f"0000:3b:00.{n}", physfn=PF) for n in (1, 2))
-    snapshot = Snapshot(devices=(pf, *vfs))
-    terms = HealthPolicy(lasting)
-    assert [judge_nic(d, snapshot, quarantined=None, policy=terms) for d in snapshot.devices] == [HEALTHY] * 3
-    assert asked == [(PF, "LinkDown"), (f"{PF} uplink", "LinkDown"), (f"{PF} uplink", "LinkDown")]

@@ -60,9 +60,3 @@ def device(*path: str, numa_node: int = 0) -> PciDevice:
 def test_each_word_has_its_case(a: PciDevice, b: PciDevice, expected: Locality) -> None:
     assert locality(a, b) is expected
     assert locality(b, a) is expected
-
-
-def test_devices_without_a_numa_node_are_on_the_only_one() -> None:
-    a, b = device(*ROOT, numa_node=-1), device("pci0000:57", "0000:57:00.0", numa_node=-1)
-    assert locality(a, b) is Locality.SYS
-    assert locality(a, b, one_numa_node=True) is Locality.NODE

@@ -119,16 +119,6 @@ def test_vfs_are_named_by_pf_and_range_and_others_as_they_are_called(node_snapsh
     assert grouped([], snapshot) == ""
 
 
-def test_a_thousand_vfs_fit_one_line(node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot("dense-16x64")
-    vfs = [device.address for device in snapshot.devices if device.is_vf]
-    text = grouped(vfs, snapshot)
-    assert len(vfs) == 1024
-    assert text.endswith(" and 12 more: VFs 0–63 each")
-    uneven = grouped([vf for i, device in enumerate(snapshot.devices) for vf in device.vfs[: 1 + i % 64]], snapshot)
-    assert len(uneven) < 300
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
 
 from agent.config import HealthSettings, Resource
 from agent.health_history import HealthHistory
-from agent.model.health import Reason
 from agent.offer.offer import Offer
 from agent.offer.offers import Offers
 from agent.offer.units import Reading, plain_offer
@@ -21,15 +19,8 @@ PF, FIRST = "0000:12:00.0", "0000:12:00.1"
 GONE_SECONDS = 5.0
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def offers(clock: Clock) -> Offers:
-    return Offers(HealthHistory(HealthSettings(0, 0, GONE_SECONDS)), clock)
+def offers(clock: list[float]) -> Offers:
+    return Offers(HealthHistory(HealthSettings(0, 0, GONE_SECONDS)), lambda: clock[0])
 
 
 def test_claims_find_each_vf_and_kubelet_counts_none_of_them() -> None:
@@ -42,23 +33,8 @@ def test_claims_find_each_vf_and_kubelet_counts_none_of_them() -> None:
     assert set(offer.offered) == {"nvidia.com/gpu", "rdma/vf"}
 
 
-def test_what_claims_find_is_ours_for_cni_and_metrics_too() -> None:
-    offer = plain_offer([VF], node(rails=1, vfs=2))
-    assert offer.network_devices == {FIRST: "rdma/vf", "0000:12:00.2": "rdma/vf"}
-    assert offer.vfs == {FIRST, "0000:12:00.2"}
-    assert offer.adapters == {("rdma/vf", PF)}
-
-
-def test_no_device_is_for_claims_while_the_books_cannot_be_written() -> None:
-    book = HealthHistory(HealthSettings(0, 0, 0))
-    made = Offers(book, time.monotonic)
-    book.unavailable.set(Reason.BOOKS_UNWRITABLE)
-    offer = made.make((VF, HCA), node(rails=1, vfs=1), Reading())
-    assert {u.health.reason for units in offer.claimable.values() for u in units} == {"BooksUnwritable"}
-
-
 def test_shares_that_pods_were_granted_before_are_counted_as_they_end() -> None:
-    made, snapshot = offers(Clock()), node(rails=1)
+    made, snapshot = offers([0.0]), node(rails=1)
     counts = []
     for number in (2, 1, 0):
         granted = {PF: number} if number else {}
@@ -70,7 +46,7 @@ def test_shares_that_pods_were_granted_before_are_counted_as_they_end() -> None:
 
 @pytest.mark.parametrize("binding", ["early", "late"])
 def test_a_device_that_is_gone_is_told_for_a_while_and_as_long_as_a_pod_has_it(binding: str) -> None:
-    clock, resources = Clock(), (replace(VF, binding=binding),)
+    clock, resources = [0.0], (replace(VF, binding=binding),)
     made, before = offers(clock), node(rails=1, vfs=2)
     made.make(resources, before, Reading())
     used = Reading(holders={FIRST: "rdma/vf"})
@@ -82,13 +58,13 @@ def test_a_device_that_is_gone_is_told_for_a_while_and_as_long_as_a_pod_has_it(b
 
     after = without(before, FIRST, "0000:12:00.2")
     assert gone(made.make(resources, after, used)) == ([FIRST, "0000:12:00.2"], frozenset({FIRST}))
-    clock.now += GONE_SECONDS
+    clock[0] += GONE_SECONDS
     assert gone(made.make(resources, after, used)) == ([FIRST], frozenset({FIRST}))
     assert gone(made.make(resources, after, Reading())) == ([], frozenset())
 
 
 def test_as_many_shares_as_claims_have_are_held_when_kubelet_is_offered_the_adapter_again() -> None:
-    made, snapshot, resource = offers(Clock()), node(rails=1), replace(HCA, shares=4)
+    made, snapshot, resource = offers([0.0]), node(rails=1), replace(HCA, shares=4)
     back = (replace(resource, offer="devicePlugin"),)
     first = "hca-b83fd20300a00000-3"
 

@@ -181,17 +181,5 @@ def names(unit: object) -> tuple[str, ...]:
     return (*unit.devices, unit.gpu)  # type: ignore[attr-defined]
 
 
-def test_many_devices_with_one_reason_are_one_short_line(node_snapshot: Snapshots) -> None:
-    config = parse("resources: [{name: a/vf, kind: vf, select: {vendors: ['15b3']}}]", "test")
-    (found,) = [each for each in reasons(config, without_vfs(node_snapshot("h100-8gpu"))) if each.resource]
-    assert str(found) == (
-        "8 adapters (ens1f0np0, ens2f0np0, ens3f0np0, ens4f0np0 and 4 more): selected, but without VFs:"
-        " take kind nic or hca, or create VFs (sriov_numvfs)"
-    )
-    config = parse("resources: [{name: a/hca, kind: hca}]", "test")
-    large = [each for each in reasons(config, node_snapshot("dense-16x64")) if len(each.devices) == 1024]
-    assert len(str(large[0])) < 250
-
-
 def reasons(config: Config, snapshot: Snapshot) -> tuple[LeftOut, ...]:
     return left_out(config.resources, plain_offer(config.resources, snapshot))

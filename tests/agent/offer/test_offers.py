@@ -41,19 +41,6 @@ def test_a_vf_that_goes_into_a_pod_and_comes_back_leaves_the_lists_as_they_are()
     assert first.units == second.units == third.units
 
 
-def test_a_grant_leaves_the_units_themselves_as_they_are_until_health_is_asked_for_a_look() -> None:
-    health = HealthHistory(HealthSettings(0, 0, 0))
-    made = Offers(health, time.monotonic)
-    granted = Reading(holders={VF: "rdma/vf"}, forms={VF: ("rdma/vf", "itself")}, granted={VF: 1})
-    made.make(RESOURCES, SMALL, BOOKS)  # numbers the rails
-    before, after = (made.make(RESOURCES, SMALL, books) for books in (BOOKS, granted))
-    assert all(before.units[name][0] is after.units[name][0] for name in before.units)
-    health.settings.set(HealthSettings(0, 0, 1))
-    again = made.make(RESOURCES, SMALL, granted)
-    assert again.units == after.units
-    assert again.units["rdma/vf"][0] is not after.units["rdma/vf"][0]
-
-
 def test_vfs_of_an_adapter_that_a_pod_has_whole_are_for_no_other_pod() -> None:
     made, snapshot = offers(), node(rails=2, vfs=1)
     before = made.make(RESOURCES, snapshot, BOOKS)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +18,7 @@ from agent.offer.selection import offered_candidates
 from agent.offer.units import Reading, plain_offer
 from agent.placement import Distances
 from agent.report.chart import rails as nearest_nics
-from tests.node import change, netdev, node, open_books, pci, rdma, split, without
+from tests.node import change, netdev, node, pci, rdma, split, without
 
 PFS = ("0000:12:00.0", "0000:22:00.0", "0000:32:00.0", "0000:42:00.0")
 
@@ -81,15 +79,14 @@ def test_a_list_numbers_them_and_one_that_is_not_there_leaves_a_gap() -> None:
     assert numbers(numbered(snapshot, "rail3", "gone0", PFS[0])) == {PFS[3]: 0, PFS[0]: 2}
 
 
-@pytest.mark.parametrize("named", [(), ("rail0", "rail1", "rail2", "rail3")])
-def test_a_number_stays_while_adapters_are_away_and_when_they_come_back(named: tuple[str, ...]) -> None:
-    whole = node(vfs=1)
+@pytest.mark.parametrize("whole", [node(vfs=1), split(node(vfs=0))], ids=["one plane", "two planes"])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_number_stays_while_adapters_are_away_and_when_they_come_back(whole: Snapshot, is_named: bool) -> None:
+    named = [(d.netdevs[0].name,) for d in whole.devices if d.rdma_devices] if is_named else []
     known = numbered(whole, *named)
-    away = without(whole, PFS[1])
-    assert numbered(away, *named, known=known) == known
-    without_driver = change(whole, PFS[0], netdevs=(), rdma_devices=(), driver=None)
-    assert numbered(without_driver, *named, known=known) == known
-    assert numbered(whole, *named, known=numbered(away, *named, known=known)) == known
+    for away in (without(whole, PFS[1]), change(whole, PFS[0], netdevs=(), rdma_devices=(), driver=None)):
+        assert numbered(away, *named, known=known) == known
+        assert numbered(whole, *named, known=numbered(away, *named, known=known)) == known
 
 
 def test_a_card_that_takes_anothers_place_takes_its_number() -> None:
@@ -118,18 +115,6 @@ def test_one_more_card_gets_the_next_number_once_the_numbers_are_final(taken: tu
     is_final = bool(taken) and not is_new
     expected = {**numbers(known), PFS[1]: 3} if is_final else by_address
     assert numbers(numbered(whole, known=known, taken=taken, is_new=is_new)) == expected
-
-
-def test_offers_have_the_numbers_of_the_books(tmp_path: Path) -> None:
-    whole = node(vfs=1)
-    with open_books(tmp_path) as books:
-        books.keep_rails(numbered(whole))
-    with open_books(tmp_path) as books:
-        assert books.rails() == numbered(whole)
-        offers = Offers(HealthHistory(), time.monotonic, books.rails())
-    for snapshot in (without(whole, PFS[0]), without(whole, PFS[1]), whole):
-        offer = offers.make((), snapshot, Reading())
-        assert offer.rail_of[PFS[3]] == 3
 
 
 @pytest.mark.parametrize("silent", ["0000:03:00.0", "0009:03:00.0"])
@@ -242,15 +227,6 @@ def test_numbers_from_before_vital_product_data_was_read_go_when_it_is() -> None
     assert keys(numbered(unread, taken=PLANES)) == PLANES
 
 
-@pytest.mark.parametrize("named", [(), (("rail0p0", "rail0p1"), ("rail1p0", "rail1p1"), *PFS[2:])])
-def test_a_plane_keeps_its_number_while_it_is_away(named: tuple[str | tuple[str, ...], ...]) -> None:
-    known = numbered(SPLIT, *named)
-    assert {each.key for each in known} >= {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0)}
-    for away in (without(SPLIT, PFS[1]), change(SPLIT, function(PFS[0], 1), netdevs=(), rdma_devices=(), driver=None)):
-        assert numbered(away, *named, known=known) == known
-        assert numbered(SPLIT, *named, known=numbered(away, *named, known=known)) == known
-
-
 def test_a_list_of_lists_makes_planes_of_any_ports_and_a_plain_entry_is_one_plane() -> None:
     ports = split(node(vfs=0), device=0x1021)
     listed = numbered(ports, ("rail1p1", "rail0p0"), "rail2p0", ("gone0", function(PFS[3], 1)))
@@ -260,20 +236,6 @@ def test_a_list_of_lists_makes_planes_of_any_ports_and_a_plain_entry_is_one_plan
         PFS[2]: (1, 0),
         function(PFS[3], 1): (2, 1),
     }
-
-
-def test_ports_that_have_numbers_of_their_own_keep_them_until_the_adapters_are_listed_once(tmp_path: Path) -> None:
-    known = tuple(Rail(n, device, "", "") for device, (n, _) in APART.items())
-    assert keys(numbered(SPLIT, known=known)) == APART
-    away = without(SPLIT, PFS[3], function(PFS[3], 1))
-    other = moved(moved(away, PFS[2], "0000:36:00.0"), function(PFS[2], 1), "0000:36:00.1")
-    assert keys(numbered(other, known=numbered(away, known=known)))["0000:36:00.1"] == (5, 0)
-    listed = numbered(SPLIT, *((pf, function(pf, 1)) for pf in PFS), known=known)
-    assert keys(listed) == PLANES
-    with open_books(tmp_path) as books:
-        books.keep_rails(listed)
-        assert books.rails() == listed
-    assert keys(numbered(SPLIT, known=listed)) == PLANES
 
 
 def test_a_card_with_fewer_planes_takes_the_whole_number_of_one_that_is_away() -> None:

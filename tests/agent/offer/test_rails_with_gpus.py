@@ -62,20 +62,6 @@ def test_each_gpu_of_a_p5_has_the_four_adapters_beside_it(shares: int) -> None:
         assert own == sorted(distances.span(unit.gpu, nic) for nic in adapters)[:4]
 
 
-@pytest.mark.parametrize("name", ["h100-8gpu", "azure-nd-h100"])
-def test_with_half_the_adapters_half_the_gpus_have_two_each(name: str) -> None:
-    snapshot = scanned(name)
-    distances = Distances(snapshot)
-    nics = RailNic("hca", Select(vendors=(0x15B3,)), shares=1)
-    alone = {unit.gpu: unit.device for unit in rails(Resource("a.b/rail", "rail", nic=nics), snapshot)}
-    found = rails(Resource("a.b/rail", "rail", nic=replace(nics, count=2)), snapshot)
-    assert len(alone) == 8
-    assert [len(unit.devices) for unit in found] == [2] * 4
-    assert Counter(nic for unit in found for nic in unit.devices) == Counter(alone.values())
-    assert all(distances.nearest(unit.gpu, list(alone.values()))[0] in unit.devices for unit in found)
-    assert Counter(unit.numa_node for unit in found) == {0: 2, 1: 2}
-
-
 def test_shares_let_each_of_eight_gpus_have_two_of_eight_adapters_evenly() -> None:
     nics = RailNic("hca", Select(vendors=(0x15B3,)), count=2)
     found = rails(Resource("a.b/rail", "rail", nic=nics), scanned("h100-8gpu"))
@@ -198,41 +184,12 @@ def test_another_number_is_for_rails_that_nobody_has(tmp_path: Path) -> None:
         assert [len(u.devices) for u in made.units[PAIR.name]] == [2, 2]
 
 
-def test_a_rail_that_was_granted_while_another_list_was_made_keeps_its_set_at_the_next_look(tmp_path: Path) -> None:
-    snapshot, unit = node(rails=2, vfs=3), f"rail-{gpu_uuid(0)}"
-    maker = Offers(HealthHistory(), time.monotonic)
-    with open_books(tmp_path) as books:
-        held = rails(PAIR, without(snapshot, "0000:12:00.1"))[0].devices
-        made = listed(maker, PAIR, snapshot, books)
-        assert (sets(made.units[PAIR.name])[unit], held) == (
-            ("0000:12:00.1", "0000:12:00.2"),
-            ("0000:12:00.2", "0000:12:00.3"),
-        )
-        books.grant(granted(PAIR.name, {unit: held}))  # of the list before
-        made = listed(maker, PAIR, snapshot, books)
-        found = sets(made.units[PAIR.name])
-        assert found[unit] == held
-        assert len({nic for nics in found.values() for nic in nics}) == 4
-        assert listed(maker, PAIR, snapshot, books) == made
-
-
 RAIL = Resource("rdma/rail", "rail", nic=RailNic("vf"))
 SHARED = replace(RAIL, nic=RailNic("hca", shares=2))
 
 
 def pairs(resource: Resource, snapshot: Snapshot, **kept: str) -> dict[str, str]:
     return {unit.gpu: unit.device for unit in rails(resource, snapshot, {rail: (nic,) for rail, nic in kept.items()})}
-
-
-def test_a_nic_that_a_granted_rail_keeps_is_in_no_other_rail() -> None:
-    near = pairs(RAIL, node(rails=2, vfs=1))
-    kept = {f"rail-{gpu_uuid(0)}": near[gpu_uuid(1)]}
-    assert pairs(RAIL, node(rails=2, vfs=1), **kept) == {gpu_uuid(0): near[gpu_uuid(1)], gpu_uuid(1): near[gpu_uuid(0)]}
-    shared = pairs(SHARED, node(rails=2, vfs=0))
-    kept = {f"rail-{gpu_uuid(0)}": shared[gpu_uuid(1)]}
-    assert set(pairs(SHARED, node(rails=2, vfs=0), **kept).values()) == {
-        shared[gpu_uuid(1)]
-    }  # whose second share is left
 
 
 def test_a_granted_rail_keeps_its_nic_when_hardware_comes_or_goes() -> None:

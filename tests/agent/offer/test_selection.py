@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.config import PfSelector, RailNic, Resource, Select, SharedPool, SriovPool, parse_pf
+from agent.config import PfSelector, RailNic, Resource, Select, SriovPool, parse_pf
 from agent.model.device import CharDevice, LinkLayer, RdmaDevice, RdmaPort, Snapshot, VdpaDevice
 from agent.offer.selection import (
     ACCELERATOR_CLASS,
@@ -17,7 +17,6 @@ from agent.offer.selection import (
     alternative,
     assign,
     choosing,
-    errors,
     may_be_nic,
     offered_candidates,
 )
@@ -34,11 +33,8 @@ def ib(snapshot: Snapshot) -> Snapshot:
     return change(snapshot, VF, rdma_devices=(rdma,))
 
 
-MADE: Snapshot = change(
-    ib(node(rails=1, vfs=3)),
-    "0000:12:00.1",
-    vdpa=VdpaDevice("vdpa0", "vhost_vdpa", "/dev/vhost-vdpa-0"),
-)
+VHOST = VdpaDevice("vdpa0", "vhost_vdpa", "/dev/vhost-vdpa-0")
+MADE: Snapshot = change(change(ib(node(rails=1, vfs=3)), "0000:12:00.1", vdpa=VHOST), "0000:12:00.3", acpi_index="101")
 
 
 def candidates(kind: str, snapshot: Snapshot) -> list[Candidate]:
@@ -72,17 +68,12 @@ def chosen(select: Select, snapshot: Snapshot = MADE, kind: str = "vf") -> list[
         (Select(need_vhost_net=True), ["00.1", "00.2", "00.3"]),
         (Select(any_of=(Select(is_rdma=True), Select(vdpa_type="vhost"))), ["00.1", "00.2"]),
         (Select(vendors=(0x8086,), any_of=(Select(),)), []),
-        (Select(acpi_indexes=("101",)), []),
+        (Select(acpi_indexes=("101",)), ["00.3"]),
+        (Select(acpi_indexes=("102",)), []),
     ],
 )
 def test_a_selector_takes(select: Select, expected: list[str]) -> None:
     assert chosen(select) == expected
-
-
-def test_an_acpi_index_is_that_of_the_function_itself() -> None:
-    snapshot = change(node(rails=1, vfs=0), PF, acpi_index="101", sriov_totalvfs=8)
-    assert chosen(Select(acpi_indexes=("101",)), snapshot, "nic") == ["00.0"]
-    assert chosen(Select(acpi_indexes=("102",)), snapshot, "nic") == []
 
 
 @pytest.mark.parametrize(
@@ -136,13 +127,6 @@ def devices(found: Assignment, name: str) -> list[str]:
     return [taken.candidate.label for taken in found.taken[name]]
 
 
-def test_the_first_resource_has_the_device_and_the_second_is_told() -> None:
-    found = assign([vfs("a/all"), vfs("a/some", "rail0#1")], node(rails=1, vfs=3))
-    assert devices(found, "a/all") == ["0000:12:00.1", "0000:12:00.2", "0000:12:00.3"]
-    assert devices(found, "a/some") == []
-    assert [(o.device, o.owner, o.loser) for o in found.overlaps] == [("0000:12:00.2", "a/all", "a/some")]
-
-
 def test_an_hca_and_its_adapter_as_a_whole_are_one_device() -> None:
     snapshot = change(node(rails=1, vfs=0), "0000:12:00.0", vfs=())
     for kinds in (("hca", "nic"), ("nic", "hca")):
@@ -166,31 +150,6 @@ def test_vfs_that_carry_the_hosts_default_route_or_are_ports_of_its_bond_are_not
     snapshot = change(snapshot, "0000:12:00.2", netdevs=(port,))
     snapshot = replace(snapshot, only_ways=frozenset({snapshot.by_address["0000:12:00.3"].netdevs[0].name}))
     assert devices(assign([vfs("rdma/vf")], snapshot), "rdma/vf") == ["0000:12:00.1"]
-
-
-def test_pools_of_another_project_share_out_in_order_and_that_is_no_mistake() -> None:
-    resources = [vfs("intel.com/a", "rail0#0-1", compat=POOL), vfs("intel.com/b", "rail0", compat=POOL)]
-    found = assign(resources, node(rails=1, vfs=3))
-    assert devices(found, "intel.com/b") == ["0000:12:00.3"]
-    assert len(found.overlaps) == 2
-    assert errors(resources, found.overlaps) == ()
-
-
-def test_our_own_resource_and_a_pool_that_select_one_device_are_a_mistake() -> None:
-    resources = [vfs("rdma/vf"), vfs("intel.com/a", "rail0", compat=POOL)]
-    assert len(errors(resources, assign(resources, node(rails=1, vfs=3)).overlaps)) == 3
-
-
-def test_shared_pools_may_have_adapters_in_common() -> None:
-    resources = [Resource(f"rdma/{n}", "hca", compat=SharedPool(3)) for n in "ab"]
-    found = assign(resources, node(rails=2, vfs=0))
-    assert devices(found, "rdma/a") == devices(found, "rdma/b") == ["0000:12:00.0 (mlx5_0)", "0000:22:00.0 (mlx5_1)"]
-    assert found.overlaps == ()
-
-
-def test_a_device_without_a_driver_is_in_no_pool() -> None:
-    snapshot = change(node(rails=1, vfs=2), "0000:12:00.1", driver=None)
-    assert devices(assign([vfs("intel.com/a", compat=POOL)], snapshot), "intel.com/a") == ["0000:12:00.2"]
 
 
 def test_a_device_in_use_stays_with_the_resource_that_it_was_handed_out_under() -> None:

@@ -47,14 +47,6 @@ def test_an_hca_without_a_usable_guid_is_named_by_its_pci_address() -> None:
     assert units(HCA, snapshot)[0].unit_id == "hca-0000:12:00.0-0"
 
 
-def test_hcas_with_the_same_guid_are_named_by_their_pci_addresses() -> None:
-    twin = rdma(1, "b83f:d203:00a0:0000")
-    snapshot = change(node(rails=2), "0000:22:00.0", rdma_devices=(twin,))
-    assert {u.unit_id for u in units(HCA, snapshot)} == {
-        f"hca-0000:{bus}:00.0-{n}" for bus in ("12", "22") for n in range(3)
-    }
-
-
 def test_an_hca_cannot_be_shared_where_rdma_devices_belong_to_one_namespace_each() -> None:
     snapshot = replace(node(rails=1), rdma_exclusive=True)
     assert {u.health.reason for u in units(HCA, snapshot)} == {"ExclusiveRdma"}

@@ -59,20 +59,24 @@ def nodes(*rows: tuple[int, ...]) -> tuple[NumaNode, ...]:
     return tuple(NumaNode(n, (n,), 1, distances=row) for n, row in enumerate(rows))
 
 
-def test_unknown_numa_nodes_are_far_apart_where_there_are_several() -> None:
-    assert two_bridges((-1, -1), nodes((10, 21), (21, 10))) == (Locality.SYS, 255)
-    assert two_bridges((-1, 0), nodes((10, 21), (21, 10))) == (Locality.SYS, 255)
+TWO, THREE = nodes((10, 21), (21, 10)), nodes((10, 12, 32), (12, 10, 32), (32, 32, 10))
 
 
-def test_unknown_numa_nodes_are_the_one_that_there_is() -> None:
-    assert two_bridges((-1, -1), nodes((10,))) == (Locality.NODE, 0)
-    assert two_bridges((-1, -1), ()) == (Locality.NODE, 0)
-
-
-def test_nodes_of_one_socket_are_nearer_than_two_sockets() -> None:
-    table = nodes((10, 12, 32), (12, 10, 32), (32, 32, 10))
-    assert two_bridges((0, 1), table) == (Locality.SYS, 12)
-    assert two_bridges((0, 2), table) == (Locality.SYS, 32)
+@pytest.mark.parametrize(
+    ("numa", "there", "expected"),
+    [
+        ((-1, -1), TWO, (Locality.SYS, 255)),
+        ((-1, 0), TWO, (Locality.SYS, 255)),
+        ((-1, -1), nodes((10,)), (Locality.NODE, 0)),
+        ((-1, -1), (), (Locality.NODE, 0)),
+        ((0, 1), THREE, (Locality.SYS, 12)),
+        ((0, 2), THREE, (Locality.SYS, 32)),
+    ],
+)
+def test_between_host_bridges_numa_nodes_count(
+    numa: tuple[int, int], there: tuple[NumaNode, ...], expected: tuple[Locality, int]
+) -> None:
+    assert two_bridges(numa, there) == expected
 
 
 def test_an_nvlink_that_one_end_tells_of_is_one() -> None:
@@ -81,19 +85,6 @@ def test_an_nvlink_that_one_end_tells_of_is_one() -> None:
     host.gpu(SWITCH)
     distances = Distances(host.snapshot())
     assert distances.links(uuid(0), uuid(1)) == distances.links(uuid(1), uuid(0)) == 4
-
-
-def test_cpu_less_numa_nodes_change_nothing(node_snapshot: Callable[[str], Snapshot]) -> None:
-    snapshot = node_snapshot("gb200-4gpu")
-    distances = Distances(snapshot)
-    assert len(snapshot.numa_nodes) == 36
-    nics = [d.address for d in snapshot.devices if d.sriov_totalvfs]
-    assert [[distances.distance(gpu, nic).name for nic in nics] for gpu in distances.gpus] == [
-        ["NODE", "NODE", "SYS", "SYS"],
-        ["NODE", "NODE", "SYS", "SYS"],
-        ["SYS", "SYS", "NODE", "NODE"],
-        ["SYS", "SYS", "NODE", "NODE"],
-    ]
 
 
 def test_of_pairs_below_several_switches_that_with_fewer_bridges_is_nearer(

@@ -1,15 +1,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from itertools import product
 
-import pytest
-
-from agent.model.device import NumaNode, Snapshot
+from agent.model.device import NumaNode
 from agent.placement import Distances, choose_gpus, choose_pairs
-from agent.placement.distances import FINE
-from agent.placement.nics import spans
 from tests.agent.placement.hosts import Host, uuid
 
 
@@ -57,22 +51,6 @@ def test_slices_of_one_gpu_are_used_up_before_another_is_cut_into() -> None:
     free = ["MIG-0-0", "MIG-0-1", "MIG-0-2", "MIG-1-1", "MIG-1-2", "MIG-2-0", "MIG-2-1", "MIG-2-2"]
     assert choose_gpus(distances, free, (), 1) == ("MIG-1-1",)
     assert {distances.gpu(name) for name in choose_gpus(distances, free, (), 3)} <= {uuid(0), uuid(2)}
-
-
-@pytest.mark.parametrize("name", ["v100-16gpu", "a100-8gpu-4nic", "b200-8gpu-2nic", "efa", "one-numa-node"])
-def test_on_hosts_with_equal_nvlinks_pairs_are_the_best_that_can_be(
-    name: str, node_snapshot: Callable[[str], Snapshot]
-) -> None:
-    snapshot = node_snapshot(name)
-    distances = Distances(snapshot)
-    ports = [d.address for d in snapshot.devices if d.rdma_devices and not d.is_vf]
-    for taken, size in product(range(0, len(ports), 2), (1, 2, 4, 8)):
-        nics = ports[taken:]
-        found = choose_pairs(distances, distances.gpus, nics, size)
-        best = spans(distances, [(distances.gpus, min(size, len(nics)))], Counter(nics))
-        assert sorted(distances.distance(*p) for p in found) == sorted(
-            span // FINE for span in best if span is not None
-        )
 
 
 def test_gpus_and_their_nics_are_on_numa_nodes_that_the_firmware_calls_near() -> None:

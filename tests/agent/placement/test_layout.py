@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.config import Resource
 from agent.model.device import Snapshot
-from agent.model.locality import Locality
-from agent.offer.units import plain_offer, with_profiles
 from agent.placement import Distances, Layout, choose
 from tests.node import gpu_uuid, node
 
@@ -56,33 +52,10 @@ def test_vfs_that_are_joined_in_pairs_are_half_of_each_pf_at_most() -> None:
     assert [bonded.adapter[unit] for unit in with_it][1] != "0000:22:00.0"
 
 
-def test_shares_spread_over_the_hcas_by_load() -> None:
-    snapshot = node()
-    options = shares(snapshot)
-    free = list(options)
-    taken: Counter[str] = Counter()
-    for _ in range(10):
-        (unit,) = choose(Layout(Distances(snapshot), options), free, (), 1)
-        free.remove(unit)
-        taken[unit.rpartition("-")[0]] += 1
-    assert sorted(taken.values()) == [2, 2, 3, 3]
-
-
 def test_shares_are_taken_in_natural_order() -> None:
     snapshot = node(rails=1)
     free = [f"hca-0000:12:00.0-{n}" for n in (10, 9, 2, 11)]
     assert choose(Layout(Distances(snapshot), shares(snapshot)), free, (), 1) == ("hca-0000:12:00.0-2",)
-
-
-def test_on_an_h100_host_every_pair_of_gpu_and_nic_shares_a_switch(node_snapshot: Callable[[str], Snapshot]) -> None:
-    snapshot = node_snapshot("h100-8gpu")
-    nics, boards = Layout(Distances(snapshot), vfs(snapshot)), Layout(Distances(snapshot), gpus(snapshot))
-    free = list(vfs(snapshot))
-    for gpu in snapshot.gpus:
-        (vf,) = choose(nics, free, (), 1, (gpu.uuid,))
-        free.remove(vf)
-        assert nics.distances.distance(vf, gpu.uuid) is Locality.PIX
-        assert choose(boards, list(gpus(snapshot)), (), 1, (vf,)) == (gpu.uuid,)
 
 
 SNAPSHOT = node()
@@ -108,23 +81,3 @@ def test_an_answer_is_complete_valid_and_independent_of_order(data: st.DataObjec
     assert choose(LAYOUT, mixed, must_known, min(size, len(known)), near) == choose(
         LAYOUT, known, must_known, min(size, len(known)), near
     )
-
-
-NAME = "nvidia.com/gpu"
-
-
-def layout(snapshot: Snapshot, resource: Resource, name: str = NAME) -> Layout:
-    units = plain_offer(with_profiles([resource], snapshot, ()), snapshot).offered[name]
-    return Layout(Distances(snapshot), {unit.unit_id: unit.device for unit in units})
-
-
-def test_pods_that_come_one_by_one_are_spread_evenly() -> None:
-    snapshot = node(rails=4)
-    place = layout(snapshot, Resource(NAME, "gpu", replicas=4))
-    free = list(place.rank)
-    counts = dict.fromkeys((gpu.uuid for gpu in snapshot.gpus), 0)
-    for number in range(1, 17):
-        [unit] = choose(place, free, (), 1)
-        free.remove(unit)
-        counts[unit.partition("::")[0]] += 1
-        assert max(counts.values()) - min(counts.values()) <= 1, (number, counts)

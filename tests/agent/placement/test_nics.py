@@ -6,10 +6,6 @@ from agent.placement import Distances, for_pairs, match_nics
 from tests.agent.placement.hosts import Host
 
 
-def names(distances: Distances, gpus: list[str], nics: tuple[str, ...]) -> list[str]:
-    return [distances.distance(g, n).name for g, n in zip(gpus, nics, strict=True)]
-
-
 def test_a_nic_that_is_a_free_gpus_nearest_is_left_when_an_equal_one_is_there() -> None:
     host = Host()
     mine = host.gpu(("pci0000:00", "p"), 0)
@@ -20,35 +16,6 @@ def test_a_nic_that_is_a_free_gpus_nearest_is_left_when_an_equal_one_is_there() 
     assert match_nics(distances, [mine], [rail, lone], 1) == (lone,)
     # Nobody can get that GPU: no rail to keep whole.
     assert match_nics(distances, [mine], [rail, lone], 1, spare_gpus=[]) == (rail,)
-
-
-def test_several_nics_for_one_gpu_are_on_both_ports() -> None:
-    host = Host()
-    gpu = host.gpu(("pci0000:00", "p", "s", "g"), 0)
-    nics = [host.nic(("pci0000:00", "p", "s", f"n{i}"), 0, vfs=3) for i in range(2)]
-    snapshot = host.snapshot()
-    distances = Distances(snapshot)
-    vfs = [d.address for d in snapshot.devices if d.is_vf]
-    found = match_nics(distances, [gpu], vfs, 4)
-    assert Counter(map(distances.port, found)) == dict.fromkeys(nics, 2)
-
-
-def test_a_nic_is_found_without_any_gpu() -> None:
-    host = Host()
-    nics = [host.nic((f"pci0000:{b}0", "p"), 0, vfs=2) for b in range(3)]
-    snapshot = host.snapshot()
-    distances = Distances(snapshot)
-    vfs = [d.address for d in snapshot.devices if d.is_vf]
-    assert sorted(map(distances.port, match_nics(distances, (), vfs, 3))) == sorted(nics)
-
-
-def test_shares_are_spread_over_hcas() -> None:
-    host = Host()
-    gpus = [host.gpu(("pci0000:00", "p", "s", f"g{i}"), 0) for i in range(4)]
-    hcas = [host.nic(("pci0000:00", "p", "s", f"n{i}"), 0) for i in range(2)]
-    distances = Distances(host.snapshot())
-    found = match_nics(distances, gpus, [hca for hca in hcas for _ in range(8)], 4)
-    assert Counter(found) == dict.fromkeys(hcas, 2)
 
 
 def test_vfs_of_a_port_are_taken_in_the_order_of_their_index() -> None:

@@ -20,11 +20,20 @@ def nics_of(snapshot: Snapshot) -> list[str]:
     return [d.address for d in snapshot.devices if d.pci_class == 0x020000 and (d.is_vf or not d.sriov_totalvfs)]
 
 
-@settings(max_examples=200, deadline=None)
-@given(data=st.data(), snapshot=hosts(gpus=4))
-def test_no_other_choice_of_nics_is_better(data: st.DataObject, snapshot: Snapshot) -> None:
-    distances = Distances(snapshot)
-    free = data.draw(st.lists(st.sampled_from(nics_of(snapshot) or ["none"]), unique=True, max_size=6))
+@st.composite
+def situations(draw: st.DrawFn, *, gpus: int = 4) -> tuple[Distances, list[str]]:
+    """Draw a host with distances of a tree or any at all, and what can be taken there: at least a name of nothing."""
+    if draw(st.booleans()):
+        return draw(any_distances(gpus=gpus))
+    snapshot = draw(hosts(gpus=gpus))
+    return Distances(snapshot), nics_of(snapshot) or ["none"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), drawn=situations())
+def test_no_other_choice_of_nics_is_better(data: st.DataObject, drawn: tuple[Distances, list[str]]) -> None:
+    distances, nics = drawn
+    free = data.draw(st.lists(st.sampled_from(nics), unique=True, max_size=6))
     gpus = data.draw(st.lists(st.sampled_from(distances.gpus), unique=True, min_size=1))
     assume(len(free) >= len(gpus) and "none" not in free)
     load = {distances.port(n): data.draw(st.integers(0, 3)) for n in free}
@@ -50,15 +59,14 @@ def test_with_more_or_fewer_nics_than_gpus_the_pairs_are_the_best(data: st.DataO
         )
 
 
-@settings(max_examples=200, deadline=None)
-@given(data=st.data(), snapshot=hosts())
-def test_no_other_set_of_gpus_is_better(data: st.DataObject, snapshot: Snapshot) -> None:
-    distances = Distances(snapshot)
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), drawn=situations(gpus=6))
+def test_no_other_set_of_gpus_is_better(data: st.DataObject, drawn: tuple[Distances, list[str]]) -> None:
+    distances, every = drawn
     free = data.draw(st.lists(st.sampled_from(distances.gpus), unique=True, min_size=1))
     must = data.draw(st.lists(st.sampled_from(free), unique=True, max_size=2))
     size = data.draw(st.integers(max(len(must), 1), len(free)))
-    nics = data.draw(st.lists(st.sampled_from(nics_of(snapshot) or ["none"]), unique=True, max_size=5))
-    nics = [n for n in nics if n != "none"]
+    nics = [n for n in data.draw(st.lists(st.sampled_from(every), unique=True, max_size=5)) if n != "none"]
     found = choose_gpus(distances, free, must, size, nics)
     assert len(found) == len(set(found)) == size
     assert found[: len(must)] == tuple(must)
@@ -77,27 +85,6 @@ def test_no_other_choice_of_both_has_better_pairs(data: st.DataObject, snapshot:
     found = choose_pairs(distances, gpus, nics, size)
     best = min(pair_keys(distances, chosen, nics) for chosen in gpu_sets(gpus, (), size))
     assert pairs_key(distances, found) == best
-
-
-@settings(max_examples=200, deadline=None)
-@given(data=st.data(), drawn=any_distances(gpus=4))
-def test_nics_are_the_best_at_whatever_distances(data: st.DataObject, drawn: tuple[AnyDistances, list[str]]) -> None:
-    distances, free = drawn
-    gpus = data.draw(st.permutations(distances.gpus))[: min(len(free), data.draw(st.integers(2, 4)))]
-    found = match_nics(distances, gpus, free, len(gpus))
-    assert nic_key(distances, gpus, found, free, {}) == best_nics(distances, gpus, free, {})
-
-
-@settings(max_examples=300, deadline=None)
-@given(data=st.data(), drawn=any_distances(gpus=6))
-def test_gpus_are_the_best_at_whatever_distances(data: st.DataObject, drawn: tuple[AnyDistances, list[str]]) -> None:
-    distances, free = drawn
-    nics = free[: data.draw(st.integers(0, 4))]
-    must = data.draw(st.lists(st.sampled_from(distances.gpus), unique=True, max_size=1))
-    size = data.draw(st.integers(max(len(must), 1), len(distances.gpus)))
-    found = choose_gpus(distances, distances.gpus, must, size, nics)
-    best = min(gpu_key(distances, chosen, distances.gpus, nics) for chosen in gpu_sets(distances.gpus, must, size))
-    assert gpu_key(distances, found, distances.gpus, nics) == best
 
 
 @settings(max_examples=150, deadline=None)
