@@ -95,9 +95,14 @@ def hosts() -> dict[str, Snapshot]:
     """Return nodes of other kinds, some with less known of them."""
     names = ("one-nic", "one-numa-node", "ib-dual-port", "mi250-8gpu", "azure-nd-h100", "gb300-4gpu", "epyc-no-switch")
     found = {name: recorded_node(name) for name in names}
+    efa = recorded_node("efa")
+    unseen = tuple(d for d in efa.devices if d.pci_class >> 16 != 0x03)
+    gpus = tuple(replace(gpu, nvlinks=()) for gpu in efa.gpus)
     vpd = Problem("/sys/bus/pci/devices/0009:03:00.0/vpd", "cannot be read: Permission denied")
     ids = tuple(each for each in found["gb300-4gpu"].adapter_ids if each[0] != "0009:03:00.0")
     return found | {
+        "nothing": Snapshot(),
+        "GPUs that the scan does not show": replace(efa, devices=unseen, gpus=gpus),
         "a cloud that is not known": replace(found["azure-nd-h100"], places=Places()),
         "an adapter whose product data cannot be read": replace(found["gb300-4gpu"], adapter_ids=ids, problems=(vpd,)),
     }

@@ -81,7 +81,7 @@ def in_use(snapshot: Snapshot) -> NodeState:
         node_uid="6f9b1c4e-0000-4000-8000-000000000007",
         snapshot=snapshot,
         units={"rdma/vf": vfs},
-        kubelet=KubeletSettings("single-numa-node", "pod", cpu_manager="static"),
+        kubelet=KubeletSettings("single-numa-node", "pod", "36", cpu_manager="static"),
         pods=(pod, kubelet.PodDevices(PodRef("kube-system", "node-agent"))),
         allocatable=kubelet.Allocatable(
             (kubelet.DeviceAssignment("vendor.com/fpga", ("f0", "f1"), (0,)),), tuple(cpus), blocks

@@ -64,22 +64,12 @@ def test_zones_go_without_a_gap_up_to_the_last_with_cpus_or_devices(
         assert found[0]["costs"] == costs
 
 
-def test_parts_of_a_cpu_are_written_as_kubernetes_does() -> None:
+def test_parts_of_a_cpu_are_written_as_kubernetes_does_and_what_kubelet_leaves_open_is_left_out() -> None:
     state = NodeState("n", Snapshot(numa_nodes=(NumaNode(0, (0, 1), GIB),)), {})
     document = built(replace(state, kubelet=KubeletSettings(reserved_milli_cpu=250)))
     assert document["zones"][0]["resources"][0]["available"] == "1750m"
-
-
-def test_policy_and_scope_are_kubelets_words() -> None:
-    settings = KubeletSettings(policy="single-numa-node", scope="pod", max_numa_nodes="36")
-    document = built(replace(NODE, kubelet=settings))
-    found = attributes(document)
-    assert found["topologyManagerPolicy"] == "single-numa-node"
-    assert found["topologyManagerScope"] == "pod"
-    assert found["topologyManagerMaxNUMANodes"] == "36"
-    assert document["topologyPolicies"] == ["SingleNUMANodePodLevel"]
-    assert "topologyManagerMaxNUMANodes" not in attributes(built(NODE))
-    assert built(NODE)["topologyPolicies"] == ["None"]
+    assert document["topologyPolicies"] == ["None"]
+    assert "topologyManagerMaxNUMANodes" not in attributes(document)
 
 
 PODS = [("ns1", "n1"), ("ns1", "n2"), ("ns2", "n1"), ("ns3", "n1"), ("ns3", "n2")]

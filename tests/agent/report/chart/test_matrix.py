@@ -10,27 +10,11 @@ from agent.model.cloud_topology import Places
 from agent.model.device import Problem, Snapshot
 from agent.report.chart import (
     NEARNESS_UNKNOWN,
-    as_document,
     as_text,
-    rails,
     why_not_known,
 )
 
 Snapshots = Callable[[str], Snapshot]
-
-
-def test_a_gpu_that_the_scan_does_not_show_is_a_question_mark(node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot("efa")
-    gpus = tuple(replace(gpu, nvlinks=()) for gpu in snapshot.gpus)
-    blind = replace(snapshot, devices=tuple(d for d in snapshot.devices if d.pci_class >> 16 != 0x03), gpus=gpus)
-    assert rails(blind)[0][1] == ()
-    assert as_text(blind).splitlines()[1].split()[:4] == ["GPU0", "X", "?", "?"]
-    assert as_document(blind)["locality"]["GPU0"] == {}
-
-
-def test_a_node_with_nothing_says_so() -> None:
-    assert as_text(Snapshot()) == "This node has neither GPUs nor NICs."
-    assert as_document(Snapshot()) == {"devices": [], "locality": {}, "nvlinks": {}, "nearest_nics": {}}
 
 
 def test_the_name_of_an_interface_forges_no_line(node_snapshot: Snapshots) -> None:
