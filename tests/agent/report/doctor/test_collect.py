@@ -16,7 +16,7 @@ import pytest
 from agent.__main__ import main
 from agent.config import Config, Endpoints, Resource, Topology
 from agent.model.device import Snapshot
-from agent.report.doctor.collect import claims, collect, data_direct, listens, modules, networks, runtime
+from agent.report.doctor.collect import claims, collect, data_direct, modules, networks, runtime
 from agent.report.doctor.facts import UNLIMITED, DataDirectFacts, NetworkFile
 from agent.report.endpoints import Check, EndpointServer, Pages
 from agent.report.status import served
@@ -149,16 +149,6 @@ def test_networks_are_read_in_the_runtimes_order_and_damaged_ones_left_out(tmp_p
     )
 
 
-def test_a_socket_answers_or_says_why_not(short_folder: Path) -> None:
-    path = short_folder / "s"
-    assert listens(path) == "No such file or directory"
-    with closing(socket.socket(socket.AF_UNIX)) as server:
-        server.bind(str(path))
-        assert listens(path) == "Connection refused"
-        server.listen()
-        assert listens(path) is None
-
-
 def test_the_agent_is_asked_for_its_status_and_says_what_is_wrong_if_it_is_not_alive(short_folder: Path) -> None:
     config = Config(endpoints=Endpoints(port=1), kubelet_dir=short_folder)
 
@@ -176,7 +166,7 @@ def test_the_agent_is_asked_for_its_status_and_says_what_is_wrong_if_it_is_not_a
     assert collect(short_folder, Snapshot(), config, Path("c"), ask_agent=False).agent == {}
 
 
-def test_a_whole_root_is_collected(short_folder: Path, node_root: Callable[[str], Path]) -> None:
+def test_a_whole_root_is_collected(short_folder: Path) -> None:
     write(
         short_folder,
         {
