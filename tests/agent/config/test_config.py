@@ -16,7 +16,6 @@ from agent.config.files import Sources
 from agent.config.networks import FOREIGN, network_of_keys
 from agent.config.resources import RailNic
 from agent.config.sections import CLAIM_KEYS
-from agent.config.topology import LabelRule
 from agent.errors import RequestInvalid
 from agent.offer.units import plain_offer
 from tests.node import node
@@ -58,6 +57,10 @@ def test_json_is_read_as_the_yaml_that_it_is() -> None:
         f"resources: [{{name: a.example/{'x' * 55}, kind: vf}}]",
         "resources: [{name: a/b, kind: hca, network: n}]\nnetworks: [{name: n, mode: ipoib}]",
         "networks: [{name: n, rdma: true}]\nresources: [{name: a/b, kind: vf, network: n, select: {drivers: [x]}}]",
+        # What each of the rails or NUMA nodes can use, eight where no list says it.
+        "networks: [{name: n, vlan: '{rail*500}', mac: '02:00:00:00:{numa+10}:{vf+10}'}]",
+        "{networks: [{name: n, vlan: '{rail*1300}'}], topology: {rails: [a, b, c, d]}}",
+        "{networks: [{name: n, vlan: '{plane*4000}'}], topology: {rails: [[a, b], [c]]}}",
     ],
 )
 def test_what_may_be_said_is_read(text: str) -> None:
@@ -67,11 +70,6 @@ def test_what_may_be_said_is_read(text: str) -> None:
 def test_errors_of_gpus_are_ignored_or_fatal_by_number_or_all_at_once() -> None:
     health = config.parse("health: {ignoredXids: [all], fatalXids: [48, 79]}", "test").health
     assert [health.gpu_policy.classify(xid).value for xid in (48, 74, 13)] == ["fatal", "application", "application"]
-
-
-def test_a_bond_makes_its_resource_one_of_pairs() -> None:
-    text = "networks: [{name: n, bond: active-backup}]\nresources: [{name: a/b, kind: vf, network: n}]"
-    assert [resource.bonded for resource in config.parse(text, "test").resources] == [True]
 
 
 @pytest.mark.parametrize("name", ["rail1", "0000:22:00.0"])
@@ -103,31 +101,6 @@ def test_what_is_protected_is_so_for_other_plugins_files_too(tmp_path: Path) -> 
     assert set(first.rdma_devices) == set().union(*rdma.values()) - rdma["0000:22:00.0"]
 
 
-def test_labels_come_from_facts_by_name_or_with_what_they_need() -> None:
-    found = config.parse(
-        """topology:
-  labels:
-    keys:
-      example.com/rails: rails
-      volcano.sh/tor: leaf-switch
-      example.com/leaf.{nic}: leaf-switch
-      example.com/rack: {fact: node-name, pattern: "(r[0-9]+)-"}
-      example.com/row: {fact: file, path: /etc/row}
-      example.com/site: {fact: text, text: ams1}
-""",
-        "test",
-    ).topology
-    assert found.labels.keys == (
-        LabelRule("example.com/rails", "rails"),
-        LabelRule("volcano.sh/tor", "leaf-switch"),
-        LabelRule("example.com/leaf.{nic}", "leaf-switch"),
-        LabelRule("example.com/rack", "node-name", pattern="(r[0-9]+)-"),
-        LabelRule("example.com/row", "file", path=Path("/etc/row")),
-        LabelRule("example.com/site", "text", text="ams1"),
-    )
-    assert found.labels.need_lldp
-
-
 @pytest.mark.parametrize(
     ("text", "api", "of_topology", "watch"),
     [
@@ -149,20 +122,6 @@ def test_what_needs_the_api_server_or_a_watch_of_pods_follows_from_what_is_on(
     found = config.parse(text, "test")
     assert (found.needs_api, found.topology.needs_api, found.topology.watches_pods) == (api, of_topology, watch)
     assert [each.name for each in found.claimable] == [each.name for each in found.resources if each.name == "a/b"]
-
-
-def test_ids_and_a_file_are_read() -> None:
-    found = config.parse(
-        r"""placement: {topologyFile: /opt/microsoft/topo.xml, gpuIds: [
-        {resource: example.com/npu, pattern: 'npu-(?P<pci>.+)'},
-        {resource: 'example.com/*', pattern: '(?P<number>\d+)', gpu: 'accel{number}'}]}""",
-        "test",
-    ).placement
-    assert found.topology_file == Path("/opt/microsoft/topo.xml")
-    assert [(ids.resource, ids.pattern, ids.gpu) for ids in found.gpu_ids] == [
-        ("example.com/npu", "npu-(?P<pci>.+)", "{pci}"),
-        ("example.com/*", r"(?P<number>\d+)", "accel{number}"),
-    ]
 
 
 def test_a_claim_may_say_what_networks_can_say_and_nothing_else() -> None:

@@ -82,21 +82,3 @@ def test_a_pf_has_the_network_that_the_resource_names_for_it() -> None:
         RequestInvalid, match=r"no network is named for the adapter y: .* names ens4f0np0, 0000:5d:00.0"
     ):
         network.at(Place(pf="y", adapter="0000:1b:00.0"))
-
-
-@pytest.mark.parametrize(
-    ("keys", "rails"),
-    [
-        (
-            {"ipam": {"type": "host-local", "subnet": "10.{rail}.0.0/16", "gateway": "10.0.0.1"}, "ifName": "r{rail}"},
-            [],
-        ),
-        ({"ipam": {"type": "whereabouts", "range": "10.0.{rail}.5-10.0.{rail}.9/16"}}, []),
-        ({"ipam": {"type": "host-local", "subnet": "10.{numa}.0.0/16"}}, []),
-        ({"ipam": {"type": "host-local", "subnet": "10.0.{rail*64}.0/18"}}, list("abcd")),
-        ({"ipam": {"type": "host-local", "subnet": "10.{rail}.{plane*128}.0/17"}}, [["a", "b"], ["c"]]),
-    ],
-    ids=["its own gateway", "ranges side by side", "by NUMA node", "four rails", "two planes"],
-)
-def test_what_every_rail_can_use_is_read(keys: dict[str, Any], rails: list[Any]) -> None:
-    parse(document(keys, topology={"rails": rails}), "x")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -26,7 +25,7 @@ from hack.sim.machine import SimulatedMachine
 from tests.agent.reconcile.outside import Answers
 from tests.agent.reconcile.scene import reconciler_of
 from tests.cni import tiny_node
-from tests.cni.tiny_node import Rig, netdev, open_rig, vf
+from tests.cni.tiny_node import Rig, open_rig, vf
 from tests.waiting import until
 
 
@@ -44,21 +43,6 @@ def rig(own_network: None, tmp_path: Path) -> Iterator[Rig]:
     tiny_node.create(tmp_path)
     with open_rig(tmp_path) as rig:
         yield rig
-
-
-def test_a_device_of_a_live_pod_is_refused_until_forced(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    pod, before = rig.pod(), rig.found()
-    rig.add("c1", pod, trust="on", ipam=rig.ipam())
-    with pytest.raises(InUse, match="whose network namespace lives: delete the pod, or use --force"):
-        rig.attachments.release(wish(), gone)
-    assert rig.in_pod(pod) is not None
-    assert rig.attachments.release(wish(netdev(0), force=True), gone) == f"{vf(0)} is back, and free"
-    assert rig.found() == before
-    assert rig.leases() == []
-    assert rig.ledger.attachments() == ()
-    (said,) = [r for r in caplog.records if "by force of the operator" in r.getMessage()]
-    assert said.levelno == logging.ERROR
-    assert "a test" in said.getMessage()
 
 
 @pytest.mark.parametrize(("known", "text"), [(True, "the node still knows"), (None, "kubelet cannot be asked")])
