@@ -11,7 +11,7 @@ import pytest
 
 from agent.errors import AgentError
 from deviceplugin.registration import socket_name
-from hack.sim.demo import LONGEST_SOCKET, MAX_SOCKET_PATH, main, refuse_long
+from hack.sim.demo import LONGEST_SOCKET, MAX_SOCKET_PATH, refuse_long
 
 
 def demo(*options: str) -> subprocess.CompletedProcess[str]:
@@ -31,20 +31,8 @@ def test_no_socket_of_the_demo_has_a_longer_name_than_it_reckons_with() -> None:
     assert len(socket_name("nvidia.com/gpu")) == len(os.path.basename(LONGEST_SOCKET))
 
 
-def test_a_relay_that_is_no_program_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "relay").write_text("text")
-    assert main(["--relay", str(tmp_path / "relay")]) == 1
-    assert f"{tmp_path}/relay: is no program: " in capsys.readouterr().err
-
-
 def test_a_recorded_node_may_be_named_by_its_file(own_network: None) -> None:
     file = Path(__file__).parents[1] / "nodes/one-nic.json"
     played = demo("--node", str(file))
     assert played.stdout.startswith("A simulated node: one-nic\n")
     assert played.stderr.startswith("demo: one-nic is too small: ")
-
-
-def test_an_unknown_node_is_refused_before_anything_is_shown(own_network: None) -> None:
-    played = demo("--node", "nowhere")
-    assert (played.returncode, played.stdout) == (1, "")
-    assert "there are: " in played.stderr

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.config import PfSelector, RailNic, Resource, Select, SriovPool, parse_pf
+from agent.config import PfSelector, RailNic, Resource, Select, SharedPool, SriovPool, parse_pf
 from agent.model.device import CharDevice, LinkLayer, RdmaDevice, RdmaPort, Snapshot, VdpaDevice
 from agent.offer.selection import (
     ACCELERATOR_CLASS,
@@ -17,6 +17,7 @@ from agent.offer.selection import (
     alternative,
     assign,
     choosing,
+    errors,
     may_be_nic,
     offered_candidates,
 )
@@ -150,6 +151,23 @@ def test_vfs_that_carry_the_hosts_default_route_or_are_ports_of_its_bond_are_not
     snapshot = change(snapshot, "0000:12:00.2", netdevs=(port,))
     snapshot = replace(snapshot, only_ways=frozenset({snapshot.by_address["0000:12:00.3"].netdevs[0].name}))
     assert devices(assign([vfs("rdma/vf")], snapshot), "rdma/vf") == ["0000:12:00.1"]
+
+
+def test_our_own_resource_and_a_pool_that_select_one_device_are_a_mistake() -> None:
+    resources = [vfs("rdma/vf"), vfs("intel.com/a", "rail0", compat=POOL)]
+    assert len(errors(resources, assign(resources, node(rails=1, vfs=3)).overlaps)) == 3
+
+
+def test_shared_pools_may_have_adapters_in_common() -> None:
+    resources = [Resource(f"rdma/{n}", "hca", compat=SharedPool(3)) for n in "ab"]
+    found = assign(resources, node(rails=2, vfs=0))
+    assert devices(found, "rdma/a") == devices(found, "rdma/b") == ["0000:12:00.0 (mlx5_0)", "0000:22:00.0 (mlx5_1)"]
+    assert found.overlaps == ()
+
+
+def test_a_device_without_a_driver_is_in_no_pool() -> None:
+    snapshot = change(node(rails=1, vfs=2), "0000:12:00.1", driver=None)
+    assert devices(assign([vfs("intel.com/a", compat=POOL)], snapshot), "intel.com/a") == ["0000:12:00.2"]
 
 
 def test_a_device_in_use_stays_with_the_resource_that_it_was_handed_out_under() -> None:
