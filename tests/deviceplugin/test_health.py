@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from agent.config import HealthSettings, Resource, Select
+from agent.config import HealthSettings
 from agent.health_history import HealthHistory
 from agent.model.device import Snapshot
 from agent.model.device_health import GpuEvent
@@ -51,16 +51,6 @@ async def test_a_flap_is_not_told_though_other_things_are(short_folder: Path) ->
         assert reasons(r) == {"NoDriver": 1}
 
 
-async def test_vfs_and_shares_follow_a_pf_that_lost_its_driver(short_folder: Path) -> None:
-    async with rig(short_folder, health=book()) as r:
-        r.publish(change(node(), PF, driver=None, netdevs=(), rdma_devices=()))
-        await until(lambda: r.allocatable()["rdma/vf"] == 12 and r.allocatable()["rdma/hca"] == 12)
-        assert (reasons(r), reasons(r, "rdma/hca")) == ({"ParentDown": 4}, {"NoDriver": 4})
-        assert r.kubelet.devices.capacity()["rdma/hca"] == 16
-        r.publish(node())
-        await until(lambda: r.allocatable()["rdma/vf"] == 16 and r.allocatable()["rdma/hca"] == 16)
-
-
 async def test_vfs_that_vanish_stay_in_the_list_for_a_while_and_come_back(short_folder: Path) -> None:
     health = book()
     async with rig(short_folder, health=health) as r:
@@ -88,28 +78,6 @@ async def test_a_device_that_vanished_from_under_a_pod_is_listed_until_the_pod_h
         await until(lambda: reasons(r) == {} and r.kubelet.devices.capacity()["rdma/vf"] == 14)
 
 
-async def test_a_vf_bound_to_another_driver_than_its_resource_selects_says_so(short_folder: Path) -> None:
-    resources = (Resource("rdma/vf", "vf", select=Select(drivers=("mlx5_core",))),)
-    async with rig(short_folder, resources=resources, health=book()) as r:
-        r.publish(change(node(), VF, driver="vfio-pci"))
-        await until(lambda: reasons(r) == {"WrongDriver": 1})
-        r.publish(change(node(), VF, driver=None))
-        await until(lambda: reasons(r) == {"NoDriver": 1})
-        r.publish(node())
-        await until(lambda: r.allocatable()["rdma/vf"] == 16)
-
-
-async def test_a_vf_that_another_resource_selects_by_its_driver_goes_there(short_folder: Path) -> None:
-    resources = (
-        Resource("rdma/vf", "vf", select=Select(drivers=("mlx5_core",))),
-        Resource("vfio/vf", "vf", select=Select(drivers=("vfio-pci",))),
-    )
-    async with rig(short_folder, resources=resources, health=book()) as r:
-        r.publish(change(node(), VF, driver="vfio-pci", iommu_group=7))
-        await until(lambda: r.allocatable() == {"rdma/vf": 15, "vfio/vf": 1})
-        assert r.kubelet.devices.capacity() == {"rdma/vf": 15, "vfio/vf": 1}
-
-
 async def test_an_error_of_a_gpu_is_told_though_nothing_else_changed(short_folder: Path) -> None:
     health = HealthHistory(HealthSettings(xid_quiet_seconds=NEVER))
     async with rig(short_folder, health=health) as r:
@@ -120,16 +88,6 @@ async def test_an_error_of_a_gpu_is_told_though_nothing_else_changed(short_folde
         assert reasons(r, "nvidia.com/gpu") == {"XidTransient": 1}
         health.settings.set(HealthSettings(xid_quiet_seconds=0.5))
         await until(lambda: r.allocatable()["nvidia.com/gpu"] == 4)  # time alone
-
-
-async def test_a_gpu_that_left_the_bus_is_gone_and_comes_back(short_folder: Path) -> None:
-    async with rig(short_folder, health=book()) as r:
-        left = without(node(), "0000:14:00.0")
-        r.publish(replace(left, gpus=left.gpus[1:]))
-        await until(lambda: reasons(r, "nvidia.com/gpu") == {"DeviceGone": 1})
-        await until(lambda: r.allocatable()["nvidia.com/gpu"] == 3)
-        r.publish(node())
-        await until(lambda: r.allocatable()["nvidia.com/gpu"] == 4)
 
 
 async def test_books_that_cannot_be_written_keep_kubelet_from_sending_pods_here(short_folder: Path) -> None:

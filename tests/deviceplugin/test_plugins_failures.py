@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
@@ -84,33 +83,6 @@ async def test_a_failing_ledger_fails_the_request_and_nothing_else(
                 assert re.search(text, pod["message"])
             assert r.plugins.ready
             assert r.allocatable() == {"rdma/vf": 16}
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path, own_network: None) -> Iterator[Path]:
-    """A folder on a disk of a few pages."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "nodefabric-test", tmp_path], check=True)
-    yield tmp_path
-    subprocess.run(["umount", tmp_path], check=True)
-
-
-async def test_a_full_disk_under_the_ledger_refuses_grants_and_heals(short_folder: Path, tiny_disk: Path) -> None:
-    ledger = Ledger.open(tiny_disk / "ledger.db", "boot")
-    with contextlib.closing(ledger):
-        async with rig(short_folder, resources=VF_ONLY, book=ledger) as r:
-            filler = tiny_disk / "filler"
-            with contextlib.suppress(OSError), filler.open("wb") as file:
-                while True:
-                    file.write(b"x" * 4096)
-                    file.flush()
-            pods = [await r.run_pod(f"p{n}", Container("c", (("rdma/vf", 1),))) for n in range(16)]
-            failed = [p for p in pods if p["phase"] == "Failed"]
-            assert failed
-            assert "code = UNAVAILABLE desc = LedgerError" in failed[0]["message"]
-            assert r.plugins.ready
-            filler.unlink()
-            healed = await r.run_pod("healed", Container("c", (("rdma/vf", 1),)))
-            assert healed["phase"] == "Running"
 
 
 def test_each_call_is_timed_with_its_resource_and_error(short_folder: Path) -> None:

@@ -41,14 +41,6 @@ def turned(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, devices=tuple(devices))
 
 
-async def test_a_container_is_told_of_all_nics_and_the_row_has_them(short_folder: Path) -> None:
-    async with rig(short_folder, snapshot=node(rails=2), resources=(PAIR,)) as r:
-        pod = await r.run_pod("p", Container("main", (("rdma/rail", 2),)))
-        assert [len(hold.devices) for hold in r.ledger.holds()] == [2, 2]
-        assert pod["containers"][0]["envs"]["PCIDEVICE_RDMA_RAIL"].split(",") == nics(r.ledger)
-        assert len(set(nics(r.ledger))) == 4
-
-
 async def test_each_of_eight_pods_has_four_of_the_32_adapters_of_a_p5(short_folder: Path) -> None:
     async with rig(short_folder, snapshot=recorded_node("p5-8gpu-32efa"), resources=(P5,)) as r:
         assert r.allocatable() == {"rdma/rail": 8}

@@ -97,18 +97,6 @@ def test_status_and_release_work_with_and_without_the_agent(small: Stage) -> Non
     small.end_pods("a")
 
 
-def test_the_running_agent_releases_by_force(small: Stage) -> None:
-    small.run_pod("a", {"rdma/vf": 1})
-    (row,) = small.status()["attachments"]
-    status, shown, _ = nodefabric(small, "release", row["device"], "--reason", "a test", "--force", "-o", "json")
-    assert status == 0
-    assert json.loads(shown) == {"device": row["device"], "done": f"{row['device']} is back, and free"}
-    assert small.status()["attachments"] == []
-    assert 'nodefabric_reconcile_actions_total{action="release",reason="forced"} 1.0' in small.fetch("/metrics")
-    assert "by force of the operator: a test" in small.log("agent")
-    small.end_pods("a")
-
-
 def test_status_events_and_doctor_tell_of_a_running_agent(node: Stage) -> None:
     node.run_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
     status, shown, _ = nodefabric(node, "status")

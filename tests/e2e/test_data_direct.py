@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from hack.sim import uevents
-from hack.sim.scheduler import devices, play_claims
 from hack.sim.stage import CONFIG, Stage, wait
 
 GPU_BESIDE = {
@@ -97,36 +96,6 @@ def test_all_pairs_are_those_that_nvidia_documents(stage: Stage, way: str) -> No
         assert {locality for _, locality in told.values()} == {"PXB"}
         assert not [*(stage.folder / "cdi-specs").glob("*.nccl")], "NCCL would take the PFs' places from it"
     assert dict(pair_of(stage, f"p{number}") for number in range(4)) == GPU_BESIDE
-
-
-def test_claims_find_the_root_and_the_gpu_of_the_function(stage: Stage) -> None:
-    port = play_claims(stage, {**CONFIG, "resources": [VF]}, "gb300-4gpu")
-    gpus = {gpu.uuid: gpu.pci_address for gpu in stage.machine.gpus}
-
-    def told() -> dict[str, tuple[str, str, str]]:
-        found = [{name: next(iter(v.values())) for name, v in d["attributes"].items()} for d in devices(port)]
-        root = "resource.kubernetes.io/pcieRoot"
-        return {
-            each["resource.kubernetes.io/pciBusID"]: (
-                each["pf"],
-                each.get(root, ""),
-                gpus.get(each.get("nearGpu", ""), ""),
-            )
-            for each in found
-        }
-
-    found = wait(
-        "the near GPU of all VFs", lambda: ((seen := told()) and all(all(v) for v in seen.values()) and seen) or None
-    )
-    assert len(found) == 16
-    assert {pf: gpu for pf, _, gpu in found.values()} == GPU_BESIDE
-    assert {pf: root for pf, root, _ in found.values()} == {pf: f"pci{gpu[:4]}:00" for pf, gpu in GPU_BESIDE.items()}
-    own = {d["attributes"]["pf"]["string"]: d["attributes"]["pfPcieRoot"]["string"] for d in devices(port)}
-    assert own == {pf: f"pci{pf[:4]}:00" for pf in GPU_BESIDE}
-    numbers = {
-        pf: n for d in devices(port) for pf, n in [(d["attributes"]["pf"]["string"], d["attributes"]["rail"]["int"])]
-    }
-    assert numbers == {pf: number for number, pf in enumerate(GPU_BESIDE)}
 
 
 def test_a_function_that_answers_late_vanishes_and_comes_back_changes_nothing_for_a_pod_that_runs(stage: Stage) -> None:

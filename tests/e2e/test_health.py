@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from hack.sim import uevents
 from hack.sim.machine import SimulatedMachine
 from hack.sim.stage import CONFIG, Stage, wait
 
@@ -61,36 +58,3 @@ def test_a_lost_link_is_shown_with_its_reason_and_so_is_its_return(stage: Stage,
     peer(machine, PF, "up")
     is_shown(stage, {})
     is_shown(stage, {}, "rdma/hca")
-
-
-def test_an_unbound_driver_is_shown_and_so_is_a_pf_that_lost_its_own(stage: Stage, machine: SimulatedMachine) -> None:
-    vf = f"{PF[:-1]}3"
-    machine.unbind(vf)
-    is_shown(stage, {"NoDriver": 1})
-    machine.bind(vf, "mlx5_core")
-    is_shown(stage, {})
-    folder = machine.root / "sys/bus/pci/devices" / PF
-    target = os.readlink(folder / "driver")
-    (folder / "driver").unlink()
-    uevents.emit("unbind", uevents.devpath(machine.root, folder), "pci")
-    is_shown(stage, {"ParentDown": VFS})
-    (folder / "driver").symlink_to(target)
-    uevents.emit("bind", uevents.devpath(machine.root, folder), "pci")
-    is_shown(stage, {})
-
-
-def test_vfs_that_were_removed_are_shown_until_they_are_back(stage: Stage, machine: SimulatedMachine) -> None:
-    bus, pf = machine.root / "sys/bus/pci/devices", machine.root / "sys/bus/pci/devices" / PF
-    links: dict[Path, str] = {}
-    for index in (0, 1):
-        vf = os.path.basename(os.readlink(pf / f"virtfn{index}"))
-        path = uevents.devpath(machine.root, bus / vf)
-        for link in (pf / f"virtfn{index}", bus / vf):
-            links[link] = os.readlink(link)
-            link.unlink()
-        uevents.emit("remove", path, "pci")
-    is_shown(stage, {"DeviceGone": 2})
-    for link, target in links.items():
-        link.symlink_to(target)
-        uevents.emit("add", uevents.devpath(machine.root, link), "pci")
-    is_shown(stage, {})

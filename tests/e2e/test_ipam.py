@@ -67,14 +67,6 @@ def owed(stage: Stage) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_plugin_of_interfaces_is_refused_by_name_and_its_del_succeeds(stage: Stage, runtime: Runtime) -> None:
-    status, answer = runtime.call("ADD", "c1", {"type": "ptp"})
-    assert status == 1
-    assert answer["msg"].startswith("ipam.type must be the name of an IPAM plugin, is 'ptp', which leases no addresses")
-    assert runtime.call("DEL", "c1", {"type": "ptp"}) == (0, {})
-    assert runtime.call("ADD", "c2")[0] == 0
-
-
 def test_a_plugin_that_calls_itself_is_killed_with_all_it_started_and_the_agent_serves(
     stage: Stage, runtime: Runtime
 ) -> None:

@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from hack.sim.stage import Stage, settled, wait
+from hack.sim.stage import Stage, settled
 from tests.daemonset.promtool import PROMTOOL, documented
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -43,18 +43,3 @@ def test_a_scrape_is_sound_and_tells_what_a_pod_has(stage: Stage) -> None:
     done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     complaints = [line for line in (done.stdout + done.stderr).splitlines() if not line.endswith(ALLOWED)]
     assert complaints == []
-
-
-def test_what_keeps_an_agent_from_its_start_is_told(stage: Stage) -> None:
-    stage.build_node("one-nic")
-    stage.write_config()
-    (stage.folder / "state/ledger.db").mkdir(parents=True)
-    stage.start_agent()
-
-    def told() -> bool | None:
-        try:
-            return 'nodefabric_obstacle{check="ledger"} 1.0' in scrape(stage) or None
-        except OSError:  # it does not listen yet
-            return None
-
-    assert wait("the obstacle among the series", told)

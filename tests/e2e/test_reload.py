@@ -94,11 +94,3 @@ def test_a_wrong_file_changes_nothing_and_is_said_until_it_is_mended(configured:
     wait("the repair", lambda: capacity(stage) == {"rdma/hca": 504, "rdma/vf": 64} or None)
     wait("a word of it", lambda: "config" not in stage.status()["obstacles"] or None)
     wait("the success", lambda: metric(stage, "nodefabric_config_last_reload_success 1.0") or None)
-
-
-def test_two_resources_that_select_one_device_are_refused_while_the_agent_runs(configured: Stage) -> None:
-    stage = configured
-    mount(stage, {"resources": [VFS, {**VFS, "name": "rdma/some", "select": {"isRdma": True}}]})
-    said = wait("the problem", lambda: stage.status()["obstacles"].get("config"))
-    assert "rdma/some selects ens1f0np0, " in said
-    assert "VFs 0–7 each, which rdma/vf has already" in said

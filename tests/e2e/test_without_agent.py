@@ -78,14 +78,6 @@ def attached(stage: Stage) -> list[str]:
     return [f"{row['pod']} {row['state']}" for row in stage.status()["attachments"]]
 
 
-def test_the_file_names_pods_that_hold_a_vf_for_as_long_as_they_do(node: Stage) -> None:
-    wait("the file", lambda: holders(node) == [] or None)
-    node.run_pod("gpu", {"nvidia.com/gpu": 1, "rdma/hca": 1})
-    assert holders(node) == []
-    node.run_pod("a", {"rdma/vf": 1})
-    wait("the pod on file", lambda: holders(node) == ["default/a"] or None)
-
-
 def test_ordinary_pods_come_and_go_while_the_agent_hangs(node: Stage) -> None:
     wait("the file", lambda: holders(node) == [] or None)
     process = node.processes["agent"]
@@ -118,21 +110,6 @@ def test_a_pod_with_a_vf_waits_for_a_killed_agent_and_others_do_not(gated: Stage
     gated.start_agent()
     gated.await_ready()
     assert settled(lambda: still_attached(gated)) == []
-
-
-def test_ordinary_pods_come_and_go_while_the_agent_dies_again_and_again(gated: Stage) -> None:
-    start_trainer(gated)
-    gated.end("agent", signal.SIGKILL)
-    for number in range(4):
-        gated.start_agent()
-        begin(gated, f"plain-{number}")
-        gated.end("agent", signal.SIGKILL)
-        gated.end_pods(f"plain-{number}")
-    assert holders(gated) == ["default/trainer"]
-    gated.start_agent()
-    gated.await_ready()
-    (gated.folder / "closed").unlink()
-    assert interfaces(gated.await_pod("trainer")) == ["eth0", "net1"]
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["after an agent that was well", "after a reboot"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.config import Dra, Resource
+from agent.config import Dra
 from agent.model.device import Snapshot
 from agent.model.health import Reason
 from agent.offer.offer import Offer
@@ -57,12 +57,6 @@ def test_a_place_is_one_device_with_the_number_of_its_devices_as_capacity() -> N
     assert device.adapter == "0000:18:00.0"
 
 
-def test_capacities_are_qualified_with_the_drivers_domain() -> None:
-    for resource, name in ((HCA, "shares"), (late(VF), "units")):
-        [device] = Offered(node(rails=1, vfs=1), [resource], Dra(driver="fabric.example.com")).devices
-        assert list(device.capacity) == [f"fabric.example.com/{name}"]
-
-
 def test_a_place_is_a_gpu_or_a_numa_node_and_an_adapter_where_it_is_near_to_neither() -> None:
     snapshot = replace(node(rails=4, vfs=2), gpus=())
     assert places(snapshot) == {"numa-0", "numa-1"}
@@ -111,17 +105,6 @@ def test_a_place_has_no_more_parts_than_devices_so_that_each_of_a_request_s_is_a
     [shared] = Offered(node(rails=1), [late(HCA)]).devices
     assert shared.capacity["nodefabric.io/shares"]["value"] == "63"
     assert len(Offered(replace(node(rails=4), gpus=()), [late(HCA)]).devices) == 4
-
-
-def test_resources_whose_names_become_alike_have_places_of_different_names() -> None:
-    names = ("a.b/vf", "a-b/vf", "very-long-domain.of.an-organisation.example.com/sriov-vf-of-rail")
-    resources = [
-        late(Resource(name, "vf", offer="dra", select=replace(VF.select, pci_addresses=(vf,))))
-        for name, vf in zip(names, (FIRST, SECOND, "0000:22:00.1"), strict=True)
-    ]
-    found = by_name(Offered(node(rails=2, vfs=2), resources).devices)
-    assert len(found) == 3
-    assert all(len(name) <= 63 for name in found)
 
 
 @pytest.mark.parametrize("binding", ["early", "late"])

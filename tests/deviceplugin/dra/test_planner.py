@@ -73,18 +73,6 @@ def test_each_container_is_near_to_its_own_gpu(desk: Desk) -> None:
     assert prepare(desk, *results, owner=POD, extended=True) == [1, 3]
 
 
-def test_eight_of_each_find_each_other_without_any_constraint(desks: Desks) -> None:
-    desk = desks(LATE, snapshot=node(rails=8, vfs=2))
-    desk.others.held[POD.name] = {"main": {"nvidia.com/gpu": [gpu_uuid(n) for n in range(8)]}}
-    results = [result("nic", f"slots-{n}") for n in (7, 6, 5, 4, 3, 2, 1, 0)]
-    desk.preparer.prepare(desk.claimed(REF, claim(*results)))
-    (row,) = desk.ledger.claims()
-    snapshot = desk.offer.snapshot
-    near = {snapshot.by_address[found.device].physfn for found in row.devices}
-
-    assert len(near) == 8
-
-
 @pytest.mark.parametrize("attribute", ["uuid", "resource.kubernetes.io/pciBusID"])
 def test_a_gpu_of_another_driver_in_the_same_claim_is_found_by_uuid_or_address(desk: Desk, attribute: str) -> None:
     gpus = {f"gpu-{n}": desk.offer.snapshot.gpus[n] for n in (2, 0)}

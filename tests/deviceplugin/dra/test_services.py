@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -155,31 +154,6 @@ async def test_two_calls_for_one_claim_come_one_after_the_other() -> None:
     assert claims.most_working == 1
     assert claims.calls[0] == ("prepare", "u")
     assert sorted(claims.calls) == [("prepare", "u"), ("prepare", "u"), ("unprepare", "u")]
-
-
-async def test_two_calls_for_one_claim_that_waited_for_room_come_one_after_the_other_too() -> None:
-    gate = Gate()
-    twice: list[int] = []
-
-    def prepare(ref: ClaimRef) -> Sequence[Hold]:
-        if ref.uid != "late":
-            return gate.prepare(ref)
-        twice.append(1)
-        time.sleep(0.05)
-        assert twice.pop() == 1
-        assert twice == [], "two threads work on one claim"
-        return prepared(ref)
-
-    claims = FakeClaims(prepare)
-    calls = service(claims)
-    full = asyncio.ensure_future(calls.prepare(asked(*map(str, range(MOST_THREADS))), CONTEXT))
-    await until(lambda: claims.working == MOST_THREADS)
-    late = [asyncio.ensure_future(calls.prepare(asked("late"), CONTEXT)) for _ in range(4)]
-    await asyncio.sleep(0.02)
-    gate.open.set()
-    answers = [await call for call in late]
-    await full
-    assert [answer.claims["late"].error for answer in answers] == [""] * 4
 
 
 async def test_a_call_answers_within_its_budget_and_the_work_goes_on() -> None:
