@@ -99,6 +99,12 @@ class Pf:
         return shown
 
 
+MakeVfs = Callable[[Pf, int], tuple[str, ...]]
+"""Makes so many VFs of a PF, and returns their addresses."""
+MakePod = Callable[[], str]
+"""Makes a network namespace, and returns its name."""
+
+
 def find_pfs() -> tuple[Pf, ...]:
     """The igb adapters, in the order of their interfaces' names."""
     addresses = [p.name for p in Path("/sys/bus/pci/drivers/igb").glob("0000:*")]

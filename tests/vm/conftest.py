@@ -14,7 +14,7 @@ import pytest
 from tests.containerd import runtime
 from tests.containerd.cgroups import Cgroups
 from tests.containerd.runtime import Containerd
-from tests.vm.adapters import EXTRA, Pf, find_pfs, ip, run
+from tests.vm.adapters import EXTRA, MakePod, MakeVfs, Pf, find_pfs, ip, run
 
 IN_THE_MACHINE = Path("/run/vmrun/command").is_file()
 """hack/vm mounts this file. Anywhere else these tests would take somebody's adapters apart."""
@@ -39,7 +39,7 @@ def pfs() -> tuple[Pf, ...]:
 
 
 @pytest.fixture(scope="module")
-def vfs(pfs: tuple[Pf, ...]) -> Iterator[Callable[[Pf, int], tuple[str, ...]]]:
+def vfs(pfs: tuple[Pf, ...]) -> Iterator[MakeVfs]:
     """Make so many VFs on a PF and return their addresses. The module's last test leaves none."""
 
     def make(pf: Pf, count: int) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def vfs(pfs: tuple[Pf, ...]) -> Iterator[Callable[[Pf, int], tuple[str, ...]]]:
 
 
 @pytest.fixture
-def netns() -> Iterator[Callable[[], str]]:
+def netns() -> Iterator[MakePod]:
     """Make a named network namespace and return its name; it is removed at the end."""
     made: list[str] = []
     numbers = itertools.count()

@@ -9,7 +9,7 @@ import sqlite3
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from agent.errors import AttachmentError, DeviceBusy, NetlinkFailed
 from agent.hardware import netns as namespaces
 from cni.call import GrantedDevice
 from tests.cni.networks import network
-from tests.vm.adapters import Pf, cable, ip, link, run, wait_until
+from tests.vm.adapters import MakePod, MakeVfs, Pf, cable, ip, link, run, wait_until
 from tests.vm.direct import Direct, look, opened
 from tests.vm.node import ping
 from tests.vm.test_shared_adapters import CLUSTER
@@ -48,7 +48,7 @@ def bond(pfs: tuple[Pf, ...]) -> Iterator[str]:
 
 @pytest.mark.parametrize(("mode", "named"), [("macvlan", "share"), ("ipvlan", "share"), ("ipvlan", "master")])
 def test_pods_talk_upon_the_bond_that_an_adapter_is_a_port_of(
-    node: Direct, pfs: tuple[Pf, ...], bond: str, netns: Callable[[], str], mode: str, named: str
+    node: Direct, pfs: tuple[Pf, ...], bond: str, netns: MakePod, mode: str, named: str
 ) -> None:
     where = {"deviceID": pfs[0].address} if named == "share" else {"master": bond}
     pods = [netns(), netns()]
@@ -69,7 +69,7 @@ def test_pods_talk_upon_the_bond_that_an_adapter_is_a_port_of(
 
 @pytest.mark.parametrize("mode", ["l2", "l3", "l3s"])
 def test_an_ipvlan_has_its_mode_and_others_upon_it_too(
-    node: Direct, pfs: tuple[Pf, ...], netns: Callable[[], str], mode: str
+    node: Direct, pfs: tuple[Pf, ...], netns: MakePod, mode: str
 ) -> None:
     run("modprobe", "-a", "macvlan", "ipvlan")
     pod, other = netns(), netns()
@@ -86,7 +86,7 @@ def test_an_ipvlan_has_its_mode_and_others_upon_it_too(
     node.await_back()
 
 
-def test_what_others_have_made_upon_it_is_told(node: Direct, pfs: tuple[Pf, ...], netns: Callable[[], str]) -> None:
+def test_what_others_have_made_upon_it_is_told(node: Direct, pfs: tuple[Pf, ...], netns: MakePod) -> None:
     run("modprobe", "-a", "macvlan", "ipvlan")
     ip("link", "add", "theirs", "link", pfs[1].netdev, "type", "macvlan")
     try:
@@ -105,7 +105,7 @@ SIOCGIFFLAGS, IFF_RUNNING = 0x8913, 0x40
 
 
 @pytest.fixture
-def pairs(pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], ...]]:
+def pairs(pfs: tuple[Pf, ...], vfs: MakeVfs) -> Iterator[tuple[tuple[str, ...], ...]]:
     """Two VFs of each adapter, as they are again after the test."""
     run("modprobe", "bonding")
     made = tuple(vfs(pf, 2) for pf in pfs)
@@ -183,7 +183,7 @@ def test_a_bond_of_two_vfs_goes_on_over_the_other_when_one_loses_its_link(
     node: Direct,
     pfs: tuple[Pf, ...],
     pairs: tuple[tuple[str, ...], ...],
-    netns: Callable[[], str],
+    netns: MakePod,
     spoofchk: str,
     targets: list[str],
 ) -> None:
@@ -241,7 +241,7 @@ def test_a_bond_of_two_vfs_goes_on_over_the_other_when_one_loses_its_link(
 
 
 def test_a_bond_that_was_taken_apart_in_the_pod_is_told_and_goes_home(
-    node: Direct, pairs: tuple[tuple[str, ...], ...], netns: Callable[[], str]
+    node: Direct, pairs: tuple[tuple[str, ...], ...], netns: MakePod
 ) -> None:
     pod = netns()
     answer = bonded(node, pod, (pairs[0][0], pairs[1][0]), vlan=5, altNames=["storage"])
@@ -256,7 +256,7 @@ def test_a_bond_that_was_taken_apart_in_the_pod_is_told_and_goes_home(
 
 @pytest.mark.parametrize("namespace", ["lives", "ended"])
 def test_a_crash_brings_both_vfs_home(
-    pairs: tuple[tuple[str, ...], ...], netns: Callable[[], str], tmp_path: Path, namespace: str
+    pairs: tuple[tuple[str, ...], ...], netns: MakePod, tmp_path: Path, namespace: str
 ) -> None:
     """The rows alone are left of an ADD that did not end: as after SIGKILL between the bond and the answer."""
     pod = netns()

@@ -10,12 +10,10 @@ from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.sysfs import counters
 from agent.hardware.sysfs.scan import scan
 from agent.model.counters import Counters
-from tests.vm.adapters import Pf, ip, netdevs, wait_until
+from tests.vm.adapters import MakeVfs, Pf, ip, netdevs, wait_until
 
 
-def test_soft_roce_and_vfs_tell_what_passed(
-    pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]], rxe: Callable[[str], str]
-) -> None:
+def test_soft_roce_and_vfs_tell_what_passed(pfs: tuple[Pf, ...], vfs: MakeVfs, rxe: Callable[[str], str]) -> None:
     made = vfs(pfs[0], 2)
     hca = rxe(pfs[1].netdev)
     (sender,) = netdevs(made[0])

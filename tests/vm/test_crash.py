@@ -15,7 +15,7 @@ from tests.soak import observe
 from tests.soak.agent import Agent
 from tests.soak.points import Point, distinct
 from tests.soak.small_agent import Options
-from tests.vm.adapters import Pf, link, shows, wait_until
+from tests.vm.adapters import MakePod, MakeVfs, Pf, link, shows, wait_until
 from tests.vm.direct import look
 from tests.vm.node import RELAY, ROOT
 
@@ -120,7 +120,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Iterator[Bench]:
+def bench(pfs: tuple[Pf, ...], vfs: MakeVfs) -> Iterator[Bench]:
     made = Bench(pfs[0], vfs(pfs[0], 2)[0])
     try:
         yield made
@@ -134,7 +134,7 @@ def sample(points: tuple[Point, ...]) -> list[int]:
     return changes[:: max(1, len(changes) // SAMPLE)]
 
 
-def test_an_agent_killed_at_a_step_of_add_or_del_loses_no_real_vf(bench: Bench, netns: Callable[[], str]) -> None:
+def test_an_agent_killed_at_a_step_of_add_or_del_loses_no_real_vf(bench: Bench, netns: MakePod) -> None:
     pod = netns()
     adding = sample(bench.killed_at(None, "ADD", pod))
     bench.expect_attached(pod)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 from hack.sim.stage import files_of, manifest
 from tests.containerd.cri import sandbox_config
 from tests.containerd.runtime import Containerd
-from tests.vm.adapters import Pf, ip, link, netdevs, run, shows, wait_until
+from tests.vm.adapters import MakeVfs, Pf, ip, link, netdevs, run, shows, wait_until
 from tests.vm.direct import look
 from tests.vm.node import NETNS, Node, configuration, in_netns, ping
 
@@ -44,7 +44,7 @@ def on_interface(name: str, address: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def hardware(pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Iterator[Hardware]:
+def hardware(pfs: tuple[Pf, ...], vfs: MakeVfs) -> Iterator[Hardware]:
     made = (*vfs(pfs[0], 2), *vfs(pfs[1], 1))
     run("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", pfs[1].netdev)
     yield Hardware(pfs, made, look(*pfs))

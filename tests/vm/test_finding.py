@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from agent.model.vf_identity import name_by_place
 from tests.agent.reconcile.outside import Answers
 from tests.agent.reconcile.scene import reconcile_once, reconciler_of
 from tests.live import Live
-from tests.vm.adapters import Pf, ip, link, wait_until
+from tests.vm.adapters import MakePod, MakeVfs, Pf, ip, link, wait_until
 from tests.vm.direct import Direct, look, opened
 
 ASKED: dict[str, Any] = {
@@ -49,7 +48,7 @@ def without_own(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_vfs_in_pods_get_rows_again_and_are_clean_after_them(
-    pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]], netns: Callable[[], str], tmp_path: Path
+    pfs: tuple[Pf, ...], vfs: MakeVfs, netns: MakePod, tmp_path: Path
 ) -> None:
     pf = pfs[0]
     addresses = vfs(pf, 3)
@@ -83,7 +82,7 @@ def test_vfs_in_pods_get_rows_again_and_are_clean_after_them(
 
 
 def test_a_vf_that_came_back_while_nobody_remembered_it_is_put_back(
-    pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]], netns: Callable[[], str], tmp_path: Path
+    pfs: tuple[Pf, ...], vfs: MakeVfs, netns: MakePod, tmp_path: Path
 ) -> None:
     pf = pfs[0]
     addresses = vfs(pf, 3)
@@ -102,7 +101,7 @@ def test_a_vf_that_came_back_while_nobody_remembered_it_is_put_back(
 
 
 def test_a_remembered_vf_gets_its_own_mac_address_too(
-    pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]], netns: Callable[[], str], tmp_path: Path
+    pfs: tuple[Pf, ...], vfs: MakeVfs, netns: MakePod, tmp_path: Path
 ) -> None:
     """Its row is lost, with the last changes before a power cut say, but not what it was called."""
     pf = pfs[0]

@@ -23,7 +23,7 @@ from agent.state import Latest
 from deviceplugin.plugins import Ground
 from hack.sim.kubelet import Kubelet
 from tests.deviceplugin.rig import plugins_on
-from tests.vm.adapters import PCI_DEVICES, Pf, cable, wait_until
+from tests.vm.adapters import PCI_DEVICES, MakeVfs, Pf, cable, wait_until
 
 RESOURCES = (Resource("rdma/vf", "vf"), Resource("rdma/hca", "hca", shares=2))
 SETTINGS = HealthSettings(down_seconds=0.5, up_seconds=0.5, gone_seconds=3600)
@@ -83,7 +83,7 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Iterator[Node]:
+def node(pfs: tuple[Pf, ...], vfs: MakeVfs) -> Iterator[Node]:
     for pf in pfs:
         vfs(pf, 0)
     vfs(pfs[0], VFS)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from agent.hardware.machine import Machine
-from tests.vm.adapters import Pf, ip, netdevs
+from tests.vm.adapters import MakeVfs, Pf, ip, netdevs
 
 
-def test_the_interface_of_a_vf_is_found_under_whatever_name_it_has_by_now(
-    pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]
-) -> None:
+def test_the_interface_of_a_vf_is_found_under_whatever_name_it_has_by_now(pfs: tuple[Pf, ...], vfs: MakeVfs) -> None:
     first, second = vfs(pfs[0], 2)
     one, two = (*netdevs(first), *netdevs(second))
     machine = Machine.open()

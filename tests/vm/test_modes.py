@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.errors import AttachmentError, HardwareError, NetlinkFailed
-from tests.vm.adapters import PCI_DEVICES, Pf, ip, link, netdevs, wait_until
+from tests.vm.adapters import PCI_DEVICES, MakePod, MakeVfs, Pf, ip, link, netdevs, wait_until
 from tests.vm.direct import Direct, look, opened
 
 VFS = 7
@@ -31,7 +31,7 @@ def asked(pf_number: int, index: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def full(pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> tuple[Pf, ...]:
+def full(pfs: tuple[Pf, ...], vfs: MakeVfs) -> tuple[Pf, ...]:
     for pf in pfs:
         vfs(pf, VFS)
     return pfs
@@ -48,7 +48,7 @@ def direct(full: tuple[Pf, ...], tmp_path: Path) -> Iterator[Direct]:
 
 
 def test_seven_vfs_of_each_adapter_get_all_that_was_asked_and_give_it_back(
-    full: tuple[Pf, ...], direct: Direct, netns: Callable[[], str]
+    full: tuple[Pf, ...], direct: Direct, netns: MakePod
 ) -> None:
     pods: dict[tuple[int, int], str] = {}
     for number, pf in enumerate(full):
@@ -80,7 +80,7 @@ def test_seven_vfs_of_each_adapter_get_all_that_was_asked_and_give_it_back(
         direct.delete(f"c{number}-{index}", pods[number, index])
 
 
-def test_what_igb_refuses_is_undone_and_named(full: tuple[Pf, ...], direct: Direct, netns: Callable[[], str]) -> None:
+def test_what_igb_refuses_is_undone_and_named(full: tuple[Pf, ...], direct: Direct, netns: MakePod) -> None:
     pod, address = netns(), full[0].vfs()[0]
     for conf, number, words in (
         ({"link_state": "disable"}, errno.EOPNOTSUPP, "link state disable"),
@@ -94,7 +94,7 @@ def test_what_igb_refuses_is_undone_and_named(full: tuple[Pf, ...], direct: Dire
 
 
 def test_a_namespace_that_ends_without_a_del_gives_all_back(
-    full: tuple[Pf, ...], direct: Direct, netns: Callable[[], str]
+    full: tuple[Pf, ...], direct: Direct, netns: MakePod
 ) -> None:
     pod, address = netns(), full[0].vfs()[1]
     direct.add("c1", pod, address, **asked(0, 1))
@@ -103,9 +103,7 @@ def test_a_namespace_that_ends_without_a_del_gives_all_back(
     assert direct.heal(address) == "owner-gone"
 
 
-def test_a_driver_that_is_rebound_in_the_pod_heals(
-    full: tuple[Pf, ...], direct: Direct, netns: Callable[[], str]
-) -> None:
+def test_a_driver_that_is_rebound_in_the_pod_heals(full: tuple[Pf, ...], direct: Direct, netns: MakePod) -> None:
     """The interface ends in the pod and a new one comes in the host, under whatever name is free."""
     pod, address = netns(), full[0].vfs()[2]
     direct.add("c1", pod, address, **asked(0, 2))
@@ -115,9 +113,7 @@ def test_a_driver_that_is_rebound_in_the_pod_heals(
     direct.delete("c1", pod)
 
 
-def test_a_driver_that_is_unbound_in_the_pod_frees_the_vf(
-    full: tuple[Pf, ...], direct: Direct, netns: Callable[[], str]
-) -> None:
+def test_a_driver_that_is_unbound_in_the_pod_frees_the_vf(full: tuple[Pf, ...], direct: Direct, netns: MakePod) -> None:
     pod, address = netns(), full[0].vfs()[3]
     own = netdevs(address)[0]
     direct.add("c1", pod, address, **asked(0, 3))
@@ -131,9 +127,7 @@ def test_a_driver_that_is_unbound_in_the_pod_frees_the_vf(
         ip("link", "set", netdevs(address)[0], "name", own)
 
 
-def test_a_pod_that_changed_everything_leaves_nothing(
-    full: tuple[Pf, ...], direct: Direct, netns: Callable[[], str]
-) -> None:
+def test_a_pod_that_changed_everything_leaves_nothing(full: tuple[Pf, ...], direct: Direct, netns: MakePod) -> None:
     pod, address = netns(), full[0].vfs()[4]
     direct.add("c1", pod, address)
     flags = ("promisc on", "allmulticast on", "arp off", "multicast off")
@@ -143,9 +137,7 @@ def test_a_pod_that_changed_everything_leaves_nothing(
     direct.delete("c1", pod)
 
 
-def test_names_that_are_taken_stand_in_nobodys_way(
-    full: tuple[Pf, ...], direct: Direct, netns: Callable[[], str]
-) -> None:
+def test_names_that_are_taken_stand_in_nobodys_way(full: tuple[Pf, ...], direct: Direct, netns: MakePod) -> None:
     pod, address = netns(), full[0].vfs()[5]
     own = netdevs(address)[0]
     ip("link", "property", "add", "dev", own, "altname", "enp7s0v5")
@@ -161,7 +153,7 @@ def test_names_that_are_taken_stand_in_nobodys_way(
         ip("link", "property", "del", "dev", own, "altname", "enp7s0v5")
 
 
-def test_a_whole_adapter_goes_and_comes_back(full: tuple[Pf, ...], direct: Direct, netns: Callable[[], str]) -> None:
+def test_a_whole_adapter_goes_and_comes_back(full: tuple[Pf, ...], direct: Direct, netns: MakePod) -> None:
     """Its VFs stay in the host, and cannot be set up while their PF's interface is away."""
     pf, pod, other = full[1], netns(), netns()
     ip("address", "add", "192.0.2.5/24", "dev", pf.netdev)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.vm.adapters import Pf, ip, run
+from tests.vm.adapters import MakePod, Pf, ip, run
 from tests.vm.containers import Container
 from tests.vm.test_told import HCAS, Scene, packets
 from tests.vm.test_told import scene as scene
@@ -52,7 +51,7 @@ def secure_shell(container: Container, folder: Path) -> Path:
 
 
 def test_open_mpi_talks_over_the_adapters_that_its_pods_were_told(
-    scene: Scene, pfs: tuple[Pf, ...], netns: Callable[[], str], tmp_path: Path
+    scene: Scene, pfs: tuple[Pf, ...], netns: MakePod, tmp_path: Path
 ) -> None:
     pods = netns(), netns()
     first, second = (scene.start(pod, pf) for pod, pf in zip(pods, pfs, strict=True))

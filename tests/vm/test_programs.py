@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agent.hardware import tcx
 from tests.cni.modes.programs import BPF_PROG_TYPE_SCHED_CLS, BPF_PROG_TYPE_XDP, BPF_XDP, attach, attached, hold, loaded
-from tests.vm.adapters import Pf, ip, link, netdevs, run, wait_until
+from tests.vm.adapters import MakePod, MakeVfs, Pf, ip, link, netdevs, run, wait_until
 from tests.vm.direct import opened
 
 
 @pytest.mark.parametrize("by_del", [True, False], ids=["DEL", "the namespace's end"])
 def test_a_link_of_another_agent_comes_back_with_the_vf_and_stays_and_the_pods_program_goes(
-    pfs: tuple[Pf, ...],
-    vfs: Callable[[Pf, int], tuple[str, ...]],
-    netns: Callable[[], str],
-    tmp_path: Path,
-    by_del: bool,
+    pfs: tuple[Pf, ...], vfs: MakeVfs, netns: MakePod, tmp_path: Path, by_del: bool
 ) -> None:
     address, pod = vfs(pfs[0], 1)[0], netns()
     with opened(tmp_path) as direct, loaded(BPF_PROG_TYPE_SCHED_CLS) as mine, loaded(BPF_PROG_TYPE_SCHED_CLS) as its:
@@ -43,7 +38,7 @@ def test_a_link_of_another_agent_comes_back_with_the_vf_and_stays_and_the_pods_p
 
 
 def test_an_xdp_link_of_another_agent_comes_back_with_the_vf_and_stays(
-    pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]], netns: Callable[[], str], tmp_path: Path
+    pfs: tuple[Pf, ...], vfs: MakeVfs, netns: MakePod, tmp_path: Path
 ) -> None:
     address, pod = vfs(pfs[0], 1)[0], netns()
     with opened(tmp_path) as direct, loaded(BPF_PROG_TYPE_XDP) as program:

@@ -22,7 +22,7 @@ from agent.hardware.host import RdmaLink
 from agent.hardware.machine import Machine
 from agent.hardware.netlink.rdma_netlink import RdmaNetlink
 from agent.model.change import of_function
-from tests.vm.adapters import Pf, ip, netdevs, run, wait_until
+from tests.vm.adapters import MakePod, MakeVfs, Pf, ip, netdevs, run, wait_until
 from tests.vm.direct import Direct, opened
 
 RXE = "/sys/class/infiniband"
@@ -36,7 +36,7 @@ def rdma() -> Iterator[RdmaNetlink]:
 
 
 @pytest.fixture
-def node(tmp_path: Path, pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Iterator[Direct]:
+def node(tmp_path: Path, pfs: tuple[Pf, ...], vfs: MakeVfs) -> Iterator[Direct]:
     """What attaches, and VFs for an RDMA device each."""
     made = vfs(pfs[0], 2)
     for address in made:
@@ -101,7 +101,7 @@ def test_devices_and_their_char_devices_are_found(rdma: RdmaNetlink, pfs: tuple[
     rdma.rename(found, name)
 
 
-def test_soft_roce_that_a_pod_made_is_not_the_hosts(pfs: tuple[Pf, ...], rxe: Any, netns: Callable[[], str]) -> None:
+def test_soft_roce_that_a_pod_made_is_not_the_hosts(pfs: tuple[Pf, ...], rxe: Any, netns: MakePod) -> None:
     """All see it, with the name of the interface that it is over; and pods call theirs as they like."""
     own, pod, (pf, _) = rxe(pfs[0].netdev), netns(), pfs
     ip("-n", pod, "link", "add", pf.netdev, "type", "dummy")
@@ -120,7 +120,7 @@ def test_soft_roce_that_a_pod_made_is_not_the_hosts(pfs: tuple[Pf, ...], rxe: An
 
 
 def test_the_stock_driver_moves_nothing(
-    rdma: RdmaNetlink, exclusive: None, pfs: tuple[Pf, ...], rxe: Any, netns: Callable[[], str]
+    rdma: RdmaNetlink, exclusive: None, pfs: tuple[Pf, ...], rxe: Any, netns: MakePod
 ) -> None:
     rxe(pfs[1].netdev)
     (found,) = rdma.devices()
@@ -135,7 +135,7 @@ def test_the_stock_driver_moves_nothing(
 
 
 def test_a_vf_with_a_software_rdma_device_is_refused_with_what_to_do(
-    exclusive: None, node: Direct, rxe: Any, netns: Callable[[], str]
+    exclusive: None, node: Direct, rxe: Any, netns: MakePod
 ) -> None:
     (netdev,) = netdevs(node.vfs[0])
     ip("link", "set", netdev, "up")
@@ -148,7 +148,7 @@ def test_a_vf_with_a_software_rdma_device_is_refused_with_what_to_do(
 
 
 def test_the_rdma_device_moves_along_and_back(
-    exclusive: None, node: Direct, movable: Callable[[int], str], netns: Callable[[], str]
+    exclusive: None, node: Direct, movable: Callable[[int], str], netns: MakePod
 ) -> None:
     first, second = movable(0), movable(1)
     before = [netdevs(address) for address in node.vfs]
@@ -168,7 +168,7 @@ def test_the_rdma_device_moves_along_and_back(
 
 
 def test_a_device_renamed_in_the_pod_is_found_and_gets_its_name_again(
-    exclusive: None, node: Direct, movable: Callable[[int], str], netns: Callable[[], str]
+    exclusive: None, node: Direct, movable: Callable[[int], str], netns: MakePod
 ) -> None:
     first, pod = movable(0), netns()
     node.do("add", "c1", pod, deviceID=node.vfs[0])
@@ -181,7 +181,7 @@ def test_a_device_renamed_in_the_pod_is_found_and_gets_its_name_again(
 
 
 def test_a_namespace_that_is_killed_gives_both_back(
-    exclusive: None, node: Direct, movable: Callable[[int], str], netns: Callable[[], str]
+    exclusive: None, node: Direct, movable: Callable[[int], str], netns: MakePod
 ) -> None:
     first, pod = movable(0), netns()
     before = netdevs(node.vfs[0])
@@ -194,7 +194,7 @@ def test_a_namespace_that_is_killed_gives_both_back(
 
 
 def test_a_device_that_was_taken_out_is_missed_by_check(
-    exclusive: None, node: Direct, movable: Callable[[int], str], netns: Callable[[], str]
+    exclusive: None, node: Direct, movable: Callable[[int], str], netns: MakePod
 ) -> None:
     movable(0)
     pod = netns()
@@ -209,7 +209,7 @@ def test_a_device_that_was_taken_out_is_missed_by_check(
 
 
 def test_a_char_device_that_gets_another_number_on_the_way_is_no_success(
-    exclusive: None, node: Direct, movable: Callable[[int], str], netns: Callable[[], str]
+    exclusive: None, node: Direct, movable: Callable[[int], str], netns: MakePod
 ) -> None:
     first, second = movable(0), movable(1)
     run("rdma", "link", "delete", first)  # now uverbs0 is free, and a device that moves takes the lowest

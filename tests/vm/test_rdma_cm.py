@@ -7,7 +7,7 @@ from collections.abc import Callable
 from agent.config import parse
 from agent.edits.build import edits_by_device
 from agent.offer.units import plain_offer
-from tests.vm.adapters import Pf, ip
+from tests.vm.adapters import MakePod, Pf, ip
 from tests.vm.containers import Container, ended
 from tests.vm.direct import Direct
 from tests.vm.test_rdma import exclusive as exclusive
@@ -39,7 +39,7 @@ def talk(server: Container, client: Container, listens_on: str) -> None:
 
 
 def test_rping_connects_two_pods_by_the_address_and_the_files_that_they_were_told(
-    scene: Scene, pfs: tuple[Pf, ...], netns: Callable[[], str]
+    scene: Scene, pfs: tuple[Pf, ...], netns: MakePod
 ) -> None:
     first, second = (scene.start(netns(), pf) for pf in pfs)
     assert [files(pod) for pod in (first, second)] == [{"uverbs0", "rdma_cm"}, {"uverbs1", "rdma_cm"}]
@@ -49,13 +49,13 @@ def test_rping_connects_two_pods_by_the_address_and_the_files_that_they_were_tol
         assert all(now > then + ROUNDS for now, then in zip(packets(hca), earlier, strict=True))
 
 
-def test_rping_connects_two_pods_of_one_adapter(scene: Scene, pfs: tuple[Pf, ...], netns: Callable[[], str]) -> None:
+def test_rping_connects_two_pods_of_one_adapter(scene: Scene, pfs: tuple[Pf, ...], netns: MakePod) -> None:
     first, second = (scene.start(netns(), pfs[0]) for _ in range(2))
     talk(first, second, address(first))
 
 
 def test_rping_connects_two_pods_that_have_the_rdma_device_of_their_vf_to_themselves(
-    exclusive: None, node: Direct, movable: Callable[[int], str], netns: Callable[[], str]
+    exclusive: None, node: Direct, movable: Callable[[int], str], netns: MakePod
 ) -> None:
     names = [movable(index) for index in range(2)]
     snapshot = node.machine.scan()

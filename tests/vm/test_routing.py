@@ -12,7 +12,7 @@ import pytest
 
 from agent.hardware import netns as namespaces
 from tests import asking
-from tests.vm.adapters import Pf, ip, link, netdevs
+from tests.vm.adapters import MakePod, MakeVfs, Pf, ip, link, netdevs
 from tests.vm.direct import Direct, look, opened
 
 IFNAMES = ("net1", "net2", "net3", "net4")
@@ -24,7 +24,7 @@ QUIET = 1.0
 
 
 @pytest.fixture(scope="module")
-def full(pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> tuple[Pf, ...]:
+def full(pfs: tuple[Pf, ...], vfs: MakeVfs) -> tuple[Pf, ...]:
     for pf in pfs:
         vfs(pf, 3)
     return pfs
@@ -60,7 +60,7 @@ def within(pod: str, work: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("given", [ONE, FOUR], ids=["one subnet", "four subnets"])
 def test_every_address_answers_on_its_own_interface_and_mac(
-    full: tuple[Pf, ...], direct: Direct, netns: Callable[[], str], given: Mapping[str, tuple[str, str]]
+    full: tuple[Pf, ...], direct: Direct, netns: MakePod, given: Mapping[str, tuple[str, str]]
 ) -> None:
     devices = [address for index in range(2) for address in (pf.vfs()[index] for pf in full)]
     before = look(*full), [settings(address) for address in devices]

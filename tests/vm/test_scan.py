@@ -8,11 +8,11 @@ from pathlib import Path
 from agent.hardware.sysfs.scan import scan
 from agent.model.device import LinkLayer
 from agent.model.locality import Locality, locality
-from tests.vm.adapters import Pf, netdevs
+from tests.vm.adapters import MakeVfs, Pf, netdevs
 
 
 def test_the_scan_finds_pfs_vfs_indices_nodes_and_the_hca_of_a_netdev(
-    pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]], rxe: Callable[[str], str]
+    pfs: tuple[Pf, ...], vfs: MakeVfs, rxe: Callable[[str], str]
 ) -> None:
     made = {pf.address: vfs(pf, 3) for pf in pfs}
     hca = rxe(pfs[1].netdev)

@@ -14,7 +14,7 @@ from agent.errors import AttachmentError, NetlinkFailed
 from agent.hardware.host import Child
 from cni.call import GrantedDevice
 from tests.cni.networks import network
-from tests.vm.adapters import Pf, ip, link, run, wait_until
+from tests.vm.adapters import MakePod, Pf, ip, link, run, wait_until
 from tests.vm.direct import Direct, opened
 from tests.vm.node import ping
 
@@ -28,7 +28,7 @@ def node(tmp_path: Path) -> Iterator[Direct]:
 
 
 def test_pods_with_shares_of_one_adapter_talk_and_its_rdma_device_knows_their_addresses(
-    node: Direct, pfs: tuple[Pf, ...], rxe: Callable[[str], str], netns: Callable[[], str]
+    node: Direct, pfs: tuple[Pf, ...], rxe: Callable[[str], str], netns: MakePod
 ) -> None:
     name, parent = rxe(pfs[1].netdev), pfs[1].netdev
     pods = [netns(), netns()]
@@ -62,7 +62,7 @@ def test_pods_with_shares_of_one_adapter_talk_and_its_rdma_device_knows_their_ad
 
 
 def test_one_that_was_renamed_and_taken_down_is_told_and_removed(
-    node: Direct, pfs: tuple[Pf, ...], netns: Callable[[], str]
+    node: Direct, pfs: tuple[Pf, ...], netns: MakePod
 ) -> None:
     pod = netns()
     node.do("add", pod, pod, mode="macvlan", master=pfs[0].netdev, mac="02:00:00:00:00:31", macvlanMode="private")
@@ -76,7 +76,7 @@ def test_one_that_was_renamed_and_taken_down_is_told_and_removed(
     assert "mine" not in ip("-n", pod, "-brief", "link")
 
 
-def test_a_killed_namespace_takes_it_along(node: Direct, pfs: tuple[Pf, ...], netns: Callable[[], str]) -> None:
+def test_a_killed_namespace_takes_it_along(node: Direct, pfs: tuple[Pf, ...], netns: MakePod) -> None:
     pod = netns()
     node.do("add", pod, pod, mode="macvlan", deviceID=pfs[0].address)
     row = node.ledger.attachment_on(f"{pfs[0].address}/{pod}/net1")
@@ -86,9 +86,7 @@ def test_a_killed_namespace_takes_it_along(node: Direct, pfs: tuple[Pf, ...], ne
     assert (node.ledger.attachments(), node.ledger.quarantines()) == ((), ())
 
 
-def test_a_passthru_takes_the_parent_alone_and_gives_it_back(
-    node: Direct, pfs: tuple[Pf, ...], netns: Callable[[], str]
-) -> None:
+def test_a_passthru_takes_the_parent_alone_and_gives_it_back(node: Direct, pfs: tuple[Pf, ...], netns: MakePod) -> None:
     first, second, parent = netns(), netns(), pfs[0].netdev
     mac = link(parent)["address"]
     node.do("add", first, first, mode="macvlan", master=parent, macvlanMode="passthru")
@@ -104,7 +102,7 @@ def test_a_passthru_takes_the_parent_alone_and_gives_it_back(
 
 
 def test_an_ipoib_child_upon_ethernet_is_refused_by_the_kernel_too(
-    node: Direct, pfs: tuple[Pf, ...], netns: Callable[[], str]
+    node: Direct, pfs: tuple[Pf, ...], netns: MakePod
 ) -> None:
     """No emulated adapter has an InfiniBand port: this is as far as the request can be tried here."""
     run("modprobe", "ib_ipoib")

@@ -28,7 +28,7 @@ from cni.call import GrantedDevice, Node
 from tests.cni.networks import network
 from tests.cni.stand_ins import FixedDevices, attachments_of
 from tests.node import claimed
-from tests.vm.adapters import Pf
+from tests.vm.adapters import MakePod, Pf
 from tests.vm.containers import Container, ended
 from tests.vm.direct import Direct
 
@@ -108,7 +108,7 @@ def packets(hca: str) -> tuple[int, int]:
 
 
 def test_ten_pods_of_one_adapter_each_know_their_own_gid_and_talk_with_it(
-    scene: Scene, pfs: tuple[Pf, ...], netns: Callable[[], str]
+    scene: Scene, pfs: tuple[Pf, ...], netns: MakePod
 ) -> None:
     pods = [scene.start(netns(), pfs[1]) for _ in range(PODS)]
     indexes = [int(pod.env["UCX_IB_GID_INDEX"]) for pod in pods]
@@ -124,7 +124,7 @@ def test_ten_pods_of_one_adapter_each_know_their_own_gid_and_talk_with_it(
     assert packets(HCAS[1])[0] > before + 400
 
 
-def test_what_was_told_goes_with_the_pod(scene: Scene, pfs: tuple[Pf, ...], netns: Callable[[], str]) -> None:
+def test_what_was_told_goes_with_the_pod(scene: Scene, pfs: tuple[Pf, ...], netns: MakePod) -> None:
     pod = netns()
     scene.start(pod, pfs[1])
     assert list((scene.folder / "cdi").glob("*.rails"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from agent.config import parse
 from agent.edits.build import edits_by_device
 from agent.errors import DeviceBusy
 from agent.offer.units import plain_offer
-from tests.vm.adapters import PCI_DEVICES, Pf, ip, link, netdevs, run, wait_until
+from tests.vm.adapters import PCI_DEVICES, MakePod, MakeVfs, Pf, ip, link, netdevs, run, wait_until
 from tests.vm.containers import Container, ended
 from tests.vm.direct import Direct, look, opened
 
@@ -39,7 +39,7 @@ def bind(address: str, driver: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def bound(pfs: tuple[Pf, ...], vfs: Callable[[Pf, int], tuple[str, ...]]) -> Iterator[tuple[Pf, str]]:
+def bound(pfs: tuple[Pf, ...], vfs: MakeVfs) -> Iterator[tuple[Pf, str]]:
     if not any(Path("/sys/kernel/iommu_groups").glob("*")):
         pytest.skip("this machine has no IOMMU: hack/vm/vmrun --iommu")
     run("modprobe", "vfio_iommu_type1")
@@ -61,7 +61,7 @@ def direct(bound: tuple[Pf, str], tmp_path: Path) -> Iterator[Direct]:
 
 
 def test_the_pf_enforces_what_was_asked_and_the_function_is_reset(
-    bound: tuple[Pf, str], direct: Direct, netns: Callable[[], str]
+    bound: tuple[Pf, str], direct: Direct, netns: MakePod
 ) -> None:
     pf, address = bound
     pod = netns()
@@ -79,7 +79,7 @@ def test_the_pf_enforces_what_was_asked_and_the_function_is_reset(
 
 
 def test_a_program_that_has_the_group_open_does_not_keep_its_settings(
-    bound: tuple[Pf, str], direct: Direct, netns: Callable[[], str]
+    bound: tuple[Pf, str], direct: Direct, netns: MakePod
 ) -> None:
     pod, address = netns(), bound[1]
     direct.add("c1", pod, address, **ASKED)
@@ -95,7 +95,7 @@ def test_a_program_that_has_the_group_open_does_not_keep_its_settings(
 
 
 def test_a_vf_that_was_bound_to_the_kernel_meanwhile_heals(
-    bound: tuple[Pf, str], direct: Direct, netns: Callable[[], str]
+    bound: tuple[Pf, str], direct: Direct, netns: MakePod
 ) -> None:
     pod, address = netns(), bound[1]
     direct.add("c1", pod, address, **ASKED)
@@ -108,7 +108,7 @@ def test_a_vf_that_was_bound_to_the_kernel_meanwhile_heals(
 
 
 def test_a_kernel_vf_that_was_bound_to_vfio_meanwhile_heals(
-    bound: tuple[Pf, str], direct: Direct, netns: Callable[[], str], tmp_path: Path
+    bound: tuple[Pf, str], direct: Direct, netns: MakePod, tmp_path: Path
 ) -> None:
     address = bound[1]
     bind(address, "igbvf")
@@ -158,7 +158,7 @@ def sender(more: str, stop: Path) -> str:
 
 
 def test_testpmd_sends_by_what_its_pod_was_told_and_the_pf_tags_and_counts_it(
-    bound: tuple[Pf, str], direct: Direct, netns: Callable[[], str], huge_pages: None, tagged: Path, tmp_path: Path
+    bound: tuple[Pf, str], direct: Direct, netns: MakePod, huge_pages: None, tagged: Path, tmp_path: Path
 ) -> None:
     pf, address = bound
     (resource,), snapshot = parse(DPDK, "config-dpdk.yaml").resources, direct.machine.scan()
