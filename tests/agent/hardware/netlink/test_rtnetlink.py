@@ -6,7 +6,6 @@ import errno
 import socket
 import struct
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,8 @@ from agent.hardware.netlink.rtnetlink import (
     creation,
     link_events,
 )
-from agent.model.change import of_function, of_netdev
+from agent.model.change import Change, of_function, of_netdev
+from tests.agent.hardware.attributes import attribute
 from tests.agent.hardware.many_names import NAMES, give_all_names
 
 
@@ -65,10 +65,6 @@ def test_what_a_process_sends_is_no_answer(own_network: None) -> None:
         assert [link.ifindex for link in links.chosen(lambda link: link)] == [found.ifindex]
 
 
-def attribute(kind: int, value: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
-
-
 def message(kind: int, *parts: bytes) -> bytes:
     body = b"\0" * 16 + b"".join(parts)
     return struct.pack("=IHHII", 16 + len(body), kind, 0, 0, 0) + body
@@ -95,21 +91,13 @@ def test_links_with_hardware_behind_them_are_events(packet: bytes, events: list[
     assert [what for what, _ in link_events(packet)] == events
 
 
-def test_software_links_are_events_when_asked_for() -> None:
-    packet = message(RTM_NEWLINK, NAME, VETH)
-    assert list(link_events(packet, virtual_links=True)) == [("link eth0 changed", of_netdev("eth0"))]
-
-
-def test_a_link_names_the_function_below_it() -> None:
-    device = attribute(IFLA_PARENT_DEV_NAME, b"0000:3b:00.1\0")
-    ((_, change),) = link_events(message(RTM_NEWLINK, NAME, PCI, device))
-    assert change == of_function("0000:3b:00.1") | of_netdev("eth0")
-
-
-def test_what_is_below_may_be_no_function() -> None:
-    device = attribute(IFLA_PARENT_DEV_NAME, b"virtio0\0")
-    ((_, change),) = link_events(message(RTM_NEWLINK, NAME, device))
-    assert change == of_netdev("eth0")
+@pytest.mark.parametrize(
+    ("device", "change"),
+    [(b"0000:3b:00.1\0", of_function("0000:3b:00.1") | of_netdev("eth0")), (b"virtio0\0", of_netdev("eth0"))],
+)
+def test_a_link_names_the_function_below_it_if_it_is_one(device: bytes, change: Change) -> None:
+    packet = message(RTM_NEWLINK, NAME, VETH, attribute(IFLA_PARENT_DEV_NAME, device))
+    assert list(link_events(packet, virtual_links=True)) == [("link eth0 changed", change)]
 
 
 @given(st.binary(max_size=200), st.booleans())
@@ -118,7 +106,6 @@ def test_no_packet_is_too_strange(packet: bytes, virtual_links: bool) -> None:
 
 
 MACVLAN = Child("macvlan", "net1", "bridge", "02:00:00:00:00:07", 1400)
-IPOIB = Child("ipoib", "net1", "connected", pkey=0x8001)
 SOFT = Child("bridge", "net1", "", "02:00:00:00:00:07", 1400)
 """Any kind of interface that this kernel has."""
 
@@ -138,44 +125,33 @@ def test_a_macvlan_is_asked_for_complete() -> None:
     assert creation(MACVLAN, 9, 17).hex() == golden.replace(" ", "")
 
 
-@pytest.mark.parametrize(("mode", "number"), [("private", 1), ("vepa", 2), ("bridge", 4), ("passthru", 8)])
-def test_each_macvlan_mode_has_its_number(mode: str, number: int) -> None:
-    assert creation(replace(MACVLAN, mode=mode), 9, 17)[-4:] == number.to_bytes(4, "little")
+HEAD = "00000000 00000000 01000000 01000000 09000300 6e65743100 000000 08000500 09000000 08001c00 11000000"
+"""Any family, no index, up; net1 upon 9 in the namespace 17."""
+OF_MACVLAN = "1c001200 0b000100 6d6163766c616e 00 0c000200 08000100"  # IFLA_LINKINFO, its kind, IFLA_MACVLAN_MODE
+OF_IPVLAN = "1c001200 0a000100 6970766c616e 0000 0c000200 06000100"
+WITH_KEY, OF_IPOIB = "1c000200 06000100 0180 0000", "09000100 69706f6962 000000"
+DATAGRAMS = "06000200 0100 0000 06000300 0100 0000"  # IFLA_IPOIB_MODE connected, IFLA_IPOIB_UMCAST
 
 
-@pytest.mark.parametrize(("mode", "number"), [("l2", 0), ("l3", 1), ("l3s", 2)])
-def test_an_ipvlan_is_asked_for_with_its_mode_and_no_mac(mode: str, number: int) -> None:
-    golden = (
-        "00000000 00000000 01000000 01000000"
-        "09000300 6e65743100 000000"
-        "08000500 09000000"
-        "08001c00 11000000"
-        "08000400 78050000"
-        "1c001200"
-        "0a000100 6970766c616e 0000"  # IFLA_INFO_KIND ipvlan
-        f"0c000200 06000100 0{number}00 0000"  # IFLA_INFO_DATA: IFLA_IPVLAN_MODE
-    )
-    assert creation(Child("ipvlan", "net1", mode, None, 1400), 9, 17).hex() == golden.replace(" ", "")
-
-
-def test_an_ipoib_child_is_asked_for_with_its_partition() -> None:
-    golden = (
-        "00000000 00000000 01000000 01000000"
-        "09000300 6e65743100 000000"
-        "08000500 09000000"
-        "08001c00 11000000"
-        "2c001200"
-        "09000100 69706f6962 000000"  # IFLA_INFO_KIND ipoib
-        "1c000200"
-        "06000100 0180 0000"  # IFLA_IPOIB_PKEY 0x8001
-        "06000200 0100 0000"  # IFLA_IPOIB_MODE connected
-        "06000300 0100 0000"  # IFLA_IPOIB_UMCAST
-    )
-    assert creation(IPOIB, 9, 17).hex() == golden.replace(" ", "")
-
-
-def test_without_a_partition_the_kernel_takes_the_parents() -> None:
-    assert b"\x06\x00\x01\x00" not in creation(replace(IPOIB, pkey=None), 9, 17)
+@pytest.mark.parametrize(
+    ("child", "rest"),
+    [
+        (Child("macvlan", "net1", "private"), f"{OF_MACVLAN} 01000000"),
+        (Child("macvlan", "net1", "vepa"), f"{OF_MACVLAN} 02000000"),
+        (Child("macvlan", "net1", "bridge"), f"{OF_MACVLAN} 04000000"),
+        (Child("macvlan", "net1", "passthru"), f"{OF_MACVLAN} 08000000"),
+        (Child("ipvlan", "net1", "l2"), f"{OF_IPVLAN} 00000000"),
+        (Child("ipvlan", "net1", "l3"), f"{OF_IPVLAN} 01000000"),
+        (Child("ipvlan", "net1", "l3s"), f"{OF_IPVLAN} 02000000"),
+        (
+            Child("ipoib", "net1", "connected", pkey=0x8001),
+            f"2c001200 {OF_IPOIB} {WITH_KEY} {DATAGRAMS}",
+        ),
+        (Child("ipoib", "net1", "connected"), f"24001200 {OF_IPOIB} 14000200 {DATAGRAMS}"),
+    ],
+)
+def test_each_kind_is_asked_for_with_its_mode(child: Child, rest: str) -> None:
+    assert creation(child, 9, 17).hex() == (HEAD + rest).replace(" ", "")
 
 
 @pytest.fixture

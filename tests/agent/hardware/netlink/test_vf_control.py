@@ -177,13 +177,19 @@ def test_each_request_is_what_the_kernel_reads(settings: VfSettings, words: str,
     assert all(getattr(settings, name) is not None for name in names)
 
 
-def test_what_the_kernel_sets_together_is_completed_from_before() -> None:
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (VfSettings(vlan=8), VfSettings(vlan=8, vlan_qos=3, vlan_proto="802.1ad")),
+        (VfSettings(max_tx_rate=9), VfSettings(min_tx_rate=10, max_tx_rate=9)),
+        (VfSettings(trust=False), VfSettings(trust=False)),
+        (VfSettings(min_tx_rate=0, max_tx_rate=5), VfSettings(min_tx_rate=0, max_tx_rate=5)),
+    ],
+)
+def test_what_the_kernel_sets_together_is_completed_from_before(settings: VfSettings, expected: VfSettings) -> None:
     before = VfSettings(vlan=7, vlan_qos=3, vlan_proto="802.1ad", min_tx_rate=10, max_tx_rate=20, trust=True)
-    assert vf_control.completed(VfSettings(vlan=8), before) == VfSettings(vlan=8, vlan_qos=3, vlan_proto="802.1ad")
-    assert vf_control.completed(VfSettings(max_tx_rate=9), before) == VfSettings(min_tx_rate=10, max_tx_rate=9)
-    assert vf_control.completed(VfSettings(trust=False), before) == VfSettings(trust=False)
-    assert not vf_control.is_complete(VfSettings(vlan=8))
-    assert vf_control.is_complete(VfSettings(trust=False, min_tx_rate=0, max_tx_rate=5))
+    assert vf_control.completed(settings, before) == expected
+    assert vf_control.is_complete(settings) == (settings == expected)
 
 
 def settings_of(index: int) -> VfSettings:
@@ -216,7 +222,7 @@ def entry(index: int, guids: bool) -> bytes:
         attribute(5, struct.pack("=II", index, vf_control.LINK_STATES.index(str(of.link_state)))),
         attribute(7, struct.pack("=II", index, 0xFFFFFFFF)),
         attribute(9, struct.pack("=II", index, bool(of.trust))),
-        *(attribute(kind, struct.pack("=IxxxxQ", index, index)) for kind in (10, 11) if guids),
+        *(attribute(kind, struct.pack("=IxxxxQ", index, (kind - 8 << 56) + index)) for kind in (10, 11) if guids),
         attribute(12, attribute(1, vlan + proto)),
     ]
     return attribute(1, b"".join(parts))
@@ -276,23 +282,11 @@ def test_a_guid_is_set_as_the_kernel_wants_it() -> None:
     assert vf_control.encode_guid(vf_control.IFLA_VF_IB_PORT_GUID, 5, GUID)[8:12].hex() == "14000b00"
 
 
-def vf(index: int, node: int, port: int) -> bytes:
-    guids = attribute(10, struct.pack("=IxxxxQ", index, node)) + attribute(11, struct.pack("=IxxxxQ", index, port))
-    return attribute(1, attribute(1, struct.pack("=I", index) + bytes(32)) + guids)
-
-
 def test_the_guids_of_one_vf_among_many_are_read() -> None:
-    vfs = b"".join(vf(n, 0x0200_0000_0000_0000 + n, 0x0300_0000_0000_0000 + n) for n in range(16))
-    body = attribute(21, struct.pack("=I", 16)) + attribute(22, vfs)
-    content = vf_control.vf_content(body, 11)
+    content = vf_control.vf_content(message(range(16), 16, guids=True), 11)
     assert content is not None
     assert vf_control.decode_guids(dict(attributes(content))) == ("02:00:00:00:00:00:00:0b", "03:00:00:00:00:00:00:0b")
-    assert vf_control.vf_content(body, 16) is None
-
-
-def test_a_kernel_that_does_not_tell_tells_nothing() -> None:
-    assert vf_control.decode_guids({}) is None
-    assert vf_control.decode_guids({10: bytes(4), 11: bytes(4)}) is None
+    assert vf_control.decode_guids({10: bytes(4), 11: bytes(4)}) is None, "a kernel may not tell"
 
 
 @pytest.fixture

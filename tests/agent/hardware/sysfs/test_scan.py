@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from uuid import UUID
 
@@ -15,13 +16,14 @@ from agent.errors import HardwareError
 from agent.hardware import recorded
 from agent.hardware.sysfs.scan import rescan, scan
 from agent.model.change import of_function
-from agent.model.device import CharDevice, LinkLayer, Netdev, NumaNode, RdmaPort, Snapshot
+from agent.model.device import Snapshot
 from hack.node_tree import Ids, NodeTree
 from tests import descriptors
 
 Root = Callable[[str], Path]
 Snapshots = Callable[[str], Snapshot]
 NIC = Ids("020000", "8086", "10d3", driver="e1000e")
+FACTS = Path(__file__).with_name("facts.json")
 
 
 def laid_out(name: str, folder: Path) -> Path:
@@ -60,68 +62,13 @@ def test_a_modelled_node_is_scanned_without_a_problem(name: str, node_snapshot: 
     assert UUID(node_snapshot(name).boot_id)
 
 
-def test_a_pf_is_read_with_all_its_facts(node_snapshot: Snapshots) -> None:
-    pf = node_snapshot("h100-8gpu").by_address["0000:18:00.0"]
-    assert pf.path == ("pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:18:00.0")
-    assert (pf.pci_class, pf.vendor, pf.device) == (0x020000, 0x15B3, 0x1021)
-    assert (pf.driver, pf.numa_node) == ("mlx5_core", 0)
-    assert isinstance(pf.iommu_group, int)
-    assert (pf.is_pf, pf.is_vf, pf.sriov_totalvfs) == (True, False, 16)
-    assert pf.vfs == (*(f"0000:18:00.{i}" for i in range(1, 8)), "0000:18:01.0")
-    assert pf.netdevs == (
-        Netdev(
-            name="ens1f0np0",
-            ifindex=4,
-            mac="94:6d:ae:01:00:00",
-            mtu=9000,
-            operstate="up",
-            carrier=True,
-            link_layer=LinkLayer.ETHERNET,
-            speed_mbps=400000,
-            phys_port_name="p0",
-        ),
-    )
-    (rdma,) = pf.rdma_devices
-    assert (rdma.name, rdma.node_type, rdma.node_guid) == ("mlx5_0", "CA", "946d:ae03:0000:0000")
-    assert rdma.fw_version == "28.39.3004"
-    assert rdma.ports == (RdmaPort(1, "ACTIVE", LinkLayer.ETHERNET, 400.0),)
-    assert rdma.char_devices == (
-        CharDevice("uverbs", "/dev/infiniband/uverbs0"),
-        CharDevice("umad", "/dev/infiniband/umad0", 1),
-    )
-
-
-def test_numa_nodes_have_cpus_memory_hugepages_and_distances(node_snapshot: Snapshots) -> None:
-    first, second = node_snapshot("h100-8gpu").numa_nodes
-    assert first == NumaNode(
-        number=0,
-        cpus=(*range(56), *range(112, 168)),
-        memory_bytes=1 << 40,
-        hugepages=((2 << 20, 4096), (1 << 30, 16)),
-        distances=(10, 21),
-    )
-    assert (second.number, second.distances) == (1, (21, 10))
-
-
-def test_both_ports_of_one_infiniband_function_are_read(node_snapshot: Snapshots) -> None:
-    snapshot = node_snapshot("ib-dual-port")
-    (hca,) = [d for d in snapshot.devices if d.rdma_devices]
-    (rdma,) = hca.rdma_devices
-    assert rdma.ports == (
-        RdmaPort(1, "ACTIVE", LinkLayer.INFINIBAND, 56.0),
-        RdmaPort(2, "DOWN", LinkLayer.INFINIBAND, 10.0),
-    )
-    assert [(c.kind, c.path, c.port) for c in rdma.char_devices] == [
-        ("uverbs", "/dev/infiniband/uverbs0", None),
-        ("umad", "/dev/infiniband/umad0", 1),
-        ("umad", "/dev/infiniband/umad1", 2),
-        ("issm", "/dev/infiniband/issm0", 1),
-        ("issm", "/dev/infiniband/issm1", 2),
-    ]
-    assert [(n.name, n.carrier, n.link_layer) for n in hca.netdevs] == [
-        ("ib0", True, LinkLayer.INFINIBAND),
-        ("ib1", False, LinkLayer.INFINIBAND),
-    ]
+@pytest.mark.parametrize(("name", "address"), [("h100-8gpu", "0000:18:00.0"), ("ib-dual-port", "0000:03:00.0")])
+def test_a_function_and_a_numa_node_are_read_with_all_their_facts(
+    node_snapshot: Snapshots, name: str, address: str
+) -> None:
+    snapshot = node_snapshot(name)
+    found = {"function": asdict(snapshot.by_address[address]), "numa_node": asdict(snapshot.numa_nodes[0])}
+    assert json.loads(json.dumps(found, default=str)) == json.loads(FACTS.read_text())[name]
 
 
 def test_an_interface_below_a_virtio_device_belongs_to_the_pci_function(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agent.hardware import recorded
 from agent.hardware.machine import Machine
@@ -160,7 +161,7 @@ FOUR_COLUMNS = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t
 FOUR = "{}\t00000000\t0100A8C0\t0003\t0\t0\t{}\t00000000\t0\t0\t0\n"
 SIX = f"{'0' * 32} 00 {'0' * 32} 00 20010db8{'0' * 24} {{:08x}} 00000001 00000000 {{}} {{:>8}}\n"
 OTHERS = f"{'20010db8':0<32} 40 {'0' * 32} 00 {'0' * 32} 00000400 00000001 00000000 00000001 eno1\n"
-RAILS = tuple(f"rdma{number}" for number in range(8))
+ROUTES = yaml.safe_load(Path(__file__).with_name("default_routes.yaml").read_text())
 
 
 def with_metric(text: str, usual: int) -> tuple[str, int]:
@@ -168,48 +169,22 @@ def with_metric(text: str, usual: int) -> tuple[str, int]:
     return name, int(metric or usual)
 
 
-@pytest.mark.parametrize(
-    ("four", "six", "advertised", "only"),  # interfaces, with a metric that is not the usual one
-    [
-        ((), (), (), set()),
-        ((), ("lo",), (), set()),
-        (("eno1",), ("lo",), (), {"eno1"}),
-        (("eno1", "eno2"), (), (), set()),
-        (("eno1.7",), (), (), {"eno1.7", "eno1"}),
-        (("eno1.7", "eno1"), (), (), {"eno1"}),
-        (("eno1.7", "eno2"), (), (), set()),
-        (("br0",), (), (), {"br0", "bond0", "eno1", "eno2"}),
-        (("br0", "eno1.7"), (), (), {"eno1"}),
-        (("eno1",), ("eno2",), (), {"eno1", "eno2"}),
-        (("eno1",), ("eno1", "eno2"), (), {"eno1"}),
-        (("eno1",), (), RAILS, {"eno1"}),  # as on OCI
-        (("eno1",), (), RAILS[:1], {"eno1"}),  # the others are in pods
-        ((), ("eno1",), RAILS, {"eno1"}),
-        ((), (), ("eno1", *RAILS), set()),
-        ((), (), ("eno1",), {"eno1"}),
-        (("eno1", "rdma0 20101"), (), (), {"eno1"}),  # the kernel uses the lowest metric only
-        (("rdma0 20101", "eno1.7", "eno2"), (), (), set()),
-        (("eno1",), ("eno2", "rdma0 2048"), (), {"eno1", "eno2"}),
-        ((), (), ("eno1", "rdma0 1025", "rdma1 1026"), {"eno1"}),
-    ],
-)
-def test_what_alone_carries_the_default_route_is_known(
-    tmp_path: Path, four: tuple[str, ...], six: tuple[str, ...], advertised: tuple[str, ...], only: set[str]
-) -> None:
+@pytest.mark.parametrize("row", ROUTES["shown"])
+def test_what_alone_carries_the_default_route_is_known(tmp_path: Path, row: dict[str, list[str]]) -> None:
     (tmp_path / "proc/net").mkdir(parents=True, exist_ok=True)
     (tmp_path / "proc/net/route").write_text(
-        FOUR_COLUMNS + "".join(FOUR.format(*with_metric(each, 100)) for each in four)
+        FOUR_COLUMNS + "".join(FOUR.format(*with_metric(each, 100)) for each in row["four"])
     )
     rows = [OTHERS]
-    for flags, routes in (("00000003", six), ("00450003", advertised)):  # net/ipv6/route.c, rt6_add_dflt_router
-        rows += [SIX.format(metric, flags, name) for name, metric in (with_metric(each, 1024) for each in routes)]
+    for flags, kind in (("00000003", "six"), ("00450003", "advertised")):  # net/ipv6/route.c, rt6_add_dflt_router
+        rows += [SIX.format(metric, flags, name) for name, metric in (with_metric(each, 1024) for each in row[kind])]
     (tmp_path / "proc/net/ipv6_route").write_text("".join(rows))
     for upper, lower in (("eno1.7", "eno1"), ("br0", "bond0"), ("bond0", "eno1"), ("bond0", "eno2"), ("bond0", "br0")):
         folder = tmp_path / "sys/class/net" / upper
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"lower_{lower}").symlink_to(f"../{lower}")
     found = scan(tmp_path)
-    assert found.only_ways == only
+    assert found.only_ways == set(row["only"])
     assert rescan(tmp_path, replace(found, only_ways=frozenset(), default_routes=()), of_netdev("eno1")) == found
 
 
@@ -234,50 +209,12 @@ def test_a_default_route_of_ipv6_is_known_behind_many_others(nics: Machine) -> N
     assert [route.netdev for route in scan(Path("/")).default_routes] == ["nic0"]
 
 
-@pytest.mark.parametrize(
-    ("routes", "only"),
-    [
-        ((), {"nic1"}),  # the way to the API server
-        (("default via 10.0.0.1",), {"nic0", "nic1"}),
-        (("default nexthop via 10.0.0.1 dev nic0 nexthop via 10.0.2.1 dev nic2",), {"nic1"}),
-        (("default nexthop via 10.0.0.1 dev nic0", "-6 default via 2001:db8:2::1 dev nic2"), {"nic0", "nic1", "nic2"}),
-        (("unreachable default metric 0",), {"nic1"}),
-        (
-            ("-6 default via 2001:db8:0::1 dev nic0", "-6 default via 2001:db8:2::1 dev nic2 table 100"),
-            {"nic0", "nic1"},
-        ),
-        (("-6 default via 2001:db8:2::1 dev nic2 table 100",), {"nic1"}),
-        (("default via 10.0.0.1", "-6 default via 2001:db8:2::1 dev nic2 proto ra"), {"nic0", "nic1"}),
-        (("-6 default via 2001:db8:2::1 dev nic2 proto ra",), {"nic1", "nic2"}),
-        (
-            (
-                "-6 default via 2001:db8:0::1 dev nic0 proto ra metric 100",
-                "-6 default via 2001:db8:2::1 dev nic2 proto ra metric 101",
-            ),
-            {"nic0", "nic1"},
-        ),
-        (("default via 10.0.0.1 metric 100", "default via 10.0.2.1 metric 20101"), {"nic0", "nic1"}),
-        (
-            (
-                "default metric 100 nexthop via 10.0.2.1 dev nic2 nexthop via 10.0.0.1 dev nic0",
-                "default via 10.0.0.1 metric 300",
-            ),
-            {"nic1"},
-        ),
-        (("default via 10.0.0.1 metric 100", "0.0.0.0/1 via 10.0.2.1", "128.0.0.0/1 via 10.0.2.1"), {"nic0", "nic1"}),
-        (
-            (
-                "-6 default via 2001:db8:0::1 dev nic0 metric 100",
-                "-6 default via 2001:db8:2::1 dev nic2 proto ra metric 101",
-            ),
-            {"nic0", "nic1"},
-        ),
-    ],
-)
+@pytest.mark.parametrize("row", ROUTES["real"])
 def test_the_offer_and_add_keep_the_same_interfaces_of_real_routes_back(
-    nics: Machine, routes: tuple[str, ...], only: set[str]
+    nics: Machine, row: dict[str, list[str]]
 ) -> None:
-    for route in routes:
+    only = set(row["only"])
+    for route in row["routes"]:
         six = route.startswith("-6 ")
         run("ip", *["-6"][:six], "route", "add", *route.removeprefix("-6 ").split())
     snapshot = nics.scan()
