@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import AttachmentError, HardwareError
+from agent.errors import HardwareError
 from agent.hardware.sysfs import trunk
 from agent.model.allocation import VfSettings
 from cni.call import GrantedDevice
@@ -53,18 +53,6 @@ def test_a_trunk_is_set_for_the_pod_and_put_back_after_it(rig: Rig, chained: boo
     rig.delete("c1", pod)
     rig.await_back()
     assert (shown(rig.folder), rig.found(), rig.ledger.quarantines()) == ("5", before, ())
-
-
-def test_check_tells_of_a_trunk_that_was_changed(rig: Rig, driver: TrunkDriver) -> None:
-    pod = rig.pod()
-    rig.add("c1", pod, trunk=TRUNK)
-    driver.write(trunk.path_of(rig.folder / "root", PF_NETDEV, 0), "rem 205 206")
-    with pytest.raises(AttachmentError) as caught:
-        rig.check("c1", pod)
-    assert str(caught.value) == "the PF ens1f0 has trunk '100,200-204,207-210', not '100,200-210'"
-    rig.delete("c1", pod)
-    rig.await_back()
-    assert shown(rig.folder) == "5"
 
 
 def test_a_sysfs_that_is_read_only_is_told_before_anything_is_changed(rig: Rig) -> None:

@@ -116,12 +116,3 @@ def test_the_daemon_keeps_no_vf_in_a_namespace_whose_pod_has_gone(rig: Rig, dhcp
     rig.await_healed()
     assert (rig.found()[1:], rig.ledger.quarantines(), rig.ledger.owed_leases()) == (before[1:], (), ())
     assert rig.machine.find_netdev(vf(0)) is not None
-
-
-def test_a_daemon_that_is_away_keeps_no_vf(rig: Rig, dhcp: Dhcp) -> None:
-    pod, before = rig.pod(), rig.found()
-    rig.add("c1", pod, ipam=dhcp.ipam)
-    dhcp.close()
-    rig.delete("c1", pod)
-    rig.await_back()
-    assert (rig.found(), len(rig.ledger.owed_leases())) == (before, 1)

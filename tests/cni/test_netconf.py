@@ -189,13 +189,6 @@ def test_whatever_is_configured_only_a_request_error_is_raised(
         json.dumps([conf.ipam, conf.for_ipam, conf.prev_result, list(conf.altnames)])
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.dictionaries(KEYS, VALUES, max_size=6))
-def test_a_replaced_type_refuses_no_key(document: dict[str, object]) -> None:
-    unknown = {f"x{key}": value for key, value in document.items()}
-    netconf.from_document({"type": "sriov", **unknown})
-
-
 def test_what_came_before_is_each_calls_own_and_all_else_is_read_once() -> None:
     def call(name: str) -> netconf.NetConf:
         before = {"cniVersion": "1.0.0", "interfaces": [{"name": name}]}

@@ -184,17 +184,6 @@ def test_the_file_says_so_before_the_books_do(books: Ledger, path: Path, give: C
     assert seen == [["?"]]
 
 
-def test_what_comes_into_no_network_changes_nothing(books: Ledger, path: Path) -> None:
-    open_holders(path, books)
-    before = path.stat()
-    books.grant(granted("nvidia.com/gpu", {GPU: GPU}))
-    books.grant(granted("rdma/hca", {SHARE: HCA}))
-    books.bind([GPU, SHARE], TRAINER)
-    after = path.stat()
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
-    assert named(path) == []
-
-
 @of_both
 def test_a_grant_that_the_books_refuse_leaves_nobody_behind(
     own_network: None, tmp_path: Path, path: Path, give: Callable[[Ledger], None]

@@ -45,11 +45,6 @@ def read_everywhere(content: bytes) -> None:
         protocol.receive_request(there, seconds=20)
 
 
-@pytest.mark.parametrize("path", CORPUS, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_no_input_of_the_relays_corpus_raises_anything_but_a_frame_error(path: Path) -> None:
-    read_everywhere(path.read_bytes())
-
-
 @settings(max_examples=500)
 @given(damaged())
 def test_no_bytes_raise_anything_but_a_frame_error(content: bytes) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agent.errors import RequestInvalid
 from agent.hardware.host import Route
@@ -178,31 +175,3 @@ def test_what_go_writes_for_nothing_in_a_result_is_taken_for_nothing() -> None:
 def test_what_is_no_object_is_refused() -> None:
     with pytest.raises(RequestInvalid, match="the result must be an object"):
         result.check_result([])
-
-
-KEYS = st.sampled_from(
-    [*FULL, "name", "mac", "mtu", "pciID", "address", "gateway", "interface", "version", "dst", "gw", "scope", "x"]
-)
-VALUES = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(),
-        st.floats(),
-        st.text(max_size=8),
-        st.sampled_from(["10.0.0.2/24", "fd00::2/64", "10.0.0.1", "4", 0]),
-    ),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=5)),
-    max_leaves=20,
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.dictionaries(KEYS, VALUES, max_size=5), st.sampled_from(SUPPORTED_VERSIONS))
-def test_what_passes_the_check_can_be_told_in_any_version_and_built_upon(
-    document: dict[str, object], version: str
-) -> None:
-    with suppress(RequestInvalid):
-        result.check_result(document)
-        made = result.build(version, document, [({"name": "net1"}, ROUTED_LEASES)])
-        result.check_result(made)

@@ -281,13 +281,6 @@ def test_in_one_subnet_each_interface_answers_for_its_own_addresses_alone(rails:
     rails.check("c1", pod, "net1")
 
 
-def test_what_the_network_says_goes_before_what_is_usual_for_several_in_one_subnet(rails: Rig) -> None:
-    """And shows what would be so without it: all four answer."""
-    pod, other = four(rails, ONE, sysctls={"arp_ignore": 0}), outside(rails, ONE)
-    assert asked_for(other, "10.9.0.1") == {"10.9.0.1": {mac_of(n - 1) for n in NUMBERS}}
-    rails.check("c1", pod, "net1")
-
-
 @pytest.mark.parametrize("given", [ONE, FOUR], ids=["one subnet", "four subnets"])
 def test_with_source_routing_each_address_answers_through_its_own_interface(rails: Rig, given: Given) -> None:
     pod, other = four(rails, given, routing="source"), outside(rails, given)

@@ -6,7 +6,6 @@ import json
 import os
 import select
 import socket
-import struct
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -254,13 +253,6 @@ def test_a_configuration_that_is_too_long_to_be_kept_is_refused_and_does_not_sto
 def test_arguments_that_cannot_be_read_do_not_stop_a_del(door: Door) -> None:
     assert door.ask("DEL", CNI_ARGS="nothing;MAC=x;K8S_POD_NAME=p") == (0, None)
     assert [call.pod.name for _, call in door.attachments.calls] == ["p"]
-
-
-def test_bytes_that_are_not_text_harm_nobody(door: Door) -> None:
-    body = b"\0".join([b"CNI_COMMAND=DEL", b"CNI_CONTAINERID=c\xff", b"CNI_IFNAME=\xfe", b"", b"{}"])
-    answer = frames.decode_answer(door.knock(b"NFC1" + struct.pack(">I", len(body)) + body))
-    assert json.loads(answer.stdout)["code"] == 4
-    assert door.ask("ADD")[0] == 0
 
 
 @pytest.mark.parametrize("name", ["CNI_NETNS", "CNI_ARGS", "CNI_PATH"])
