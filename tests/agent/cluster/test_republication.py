@@ -3,86 +3,57 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agent.cluster.publications import Publications, Republication
-from agent.config import Config, Topology
-from agent.model.device import Snapshot
+from agent.cluster.publications import Republication
+from agent.config import Config
+from agent.config.topology import Fingerprint
+from agent.kubelet.podresources import PodDevices
 from agent.process.conditions import Conditions
 from agent.report.metrics import Metrics
 from agent.state import Latest
-from tests.agent.cluster.publications import node_of
+from tests.agent.cluster.publications import QUICK, FakeKubelet, Rig
 from tests.awaiting import until
 
-ON, OFF = Topology(publish=True), Topology()
 
-
-@dataclass
-class Press:
-    """Stands for `Publications`: notes what becomes of it."""
-
-    topology: Topology
-    notes: list[str]
-    failure: Exception | None = None
-
-    def changed(self) -> None:
-        self.notes.append(f"told {self.topology.publish}")
-
-    async def run(self) -> None:
-        self.notes.append(f"begun {self.topology.publish}")
-        try:
-            if self.failure is not None:
-                raise self.failure
-            await asyncio.Event().wait()
-        finally:
-            self.notes.append(f"ended {self.topology.publish}")
-
-
-class Shop(Republication):
-    """Makes no publications, but what stands for them."""
-
-    def __init__(self, topology: Topology, failure: Exception | None = None) -> None:
-        self.notes: list[str] = []
-        self.failure = failure
-        self.config = Latest(Config(topology=topology))
-        self.conditions = Conditions()
-        super().__init__(self.config, node_of(Latest(Snapshot())), None, Metrics(CollectorRegistry()), self.conditions)
-
-    def make(self, topology: Topology) -> Publications:
-        return cast(Publications, Press(topology, self.notes, self.failure))
-
-    def reconfigure(self, topology: Topology) -> None:
-        self.config.set(Config(topology=topology))
-
-
-async def test_another_configuration_ends_one_and_begins_the_next() -> None:
-    shop = Shop(ON)
-    shop.changed()
-    shop.reconfigure(OFF)
-    running = asyncio.create_task(shop.run())
-    await until(lambda: shop.notes == ["begun False"])
-    shop.reconfigure(Topology())
-    shop.reconfigure(ON)
-    await until(lambda: shop.notes[1:] == ["ended False", "begun True"])
-    shop.changed()
-    assert shop.notes.pop() == "told True"
+async def test_another_configuration_ends_one_and_begins_the_next(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, QUICK)
+    rig.server.state.add_node("worker-1")
+    topology = replace(QUICK, kubelet_config=tmp_path / "config.yaml")
+    config, registry = Latest(Config(topology=topology)), CollectorRegistry()
+    publishing = Republication(config, rig.node, rig.client, Metrics(registry), Conditions())
+    running = asyncio.create_task(publishing.run())
+    await until(rig.stored)
+    config.set(Config(topology=replace(topology, publish=False, volcano=True)))
+    await until(lambda: rig.stored("Numatopology"))
+    asked = rig.kubelet.lists
+    publishing.changed()
+    await until(lambda: rig.kubelet.lists > asked)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert shop.notes == ["begun False", "ended False", "begun True", "ended True"]
+    assert not any(family.name.startswith("nodefabric_port_") for family in registry.collect())
+    rig.client.close()
+    rig.server.close()
 
 
-async def test_an_error_that_nobody_expected_ends_them_and_they_may_be_run_again() -> None:
-    shop = Shop(ON, ZeroDivisionError("a bug"))
-    with pytest.raises(ExceptionGroup):
-        await shop.run()
-    shop.failure = None
-    running = asyncio.create_task(shop.run())
-    await until(lambda: shop.notes == ["begun True", "ended True", "begun True"])
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+async def test_an_error_that_nobody_expected_ends_them_and_they_may_be_run_again(tmp_path: Path) -> None:
+    class Broken(FakeKubelet):
+        async def list(self) -> tuple[PodDevices, ...]:
+            raise ZeroDivisionError("a bug")
+
+    rig = Rig(tmp_path, QUICK)
+    rig.node = replace(rig.node, kubelet=Broken())
+    topology = replace(QUICK, fingerprint=Fingerprint("podresources"))
+    publishing = Republication(
+        Latest(Config(topology=topology)), rig.node, rig.client, Metrics(CollectorRegistry()), Conditions()
+    )
+    for _ in range(2):
+        with pytest.raises(ExceptionGroup):
+            await publishing.run()
+    rig.client.close()
+    rig.server.close()
