@@ -1,9 +1,10 @@
-"""A publisher of slices at a stand-in for the API server: what it is handed, and what is there."""
+"""Slices as they are handed to a publisher, and one at a stand-in for the API server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import copy
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +16,38 @@ from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.kinds import SLICE, Target
 from tests.awaiting import until
 from tests.node import new_report
+
+DOWN: Mapping[str, str] = {"key": "nodefabric.io/LinkDown", "effect": "NoSchedule"}
+
+
+def pool_slice(number: int, count: int, devices: Sequence[str], resource: str = "rdma/vf") -> dict[str, Any]:
+    """One slice of so many."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{number}"},
+        "spec": {
+            "driver": "nodefabric.io",
+            "nodeName": "n",
+            "pool": {"name": "n", "resourceSliceCount": count},
+            "devices": [{"name": name, "attributes": {"resource": {"string": resource}}} for name in devices],
+        },
+    }
+
+
+def pool(count: int, resource: str = "rdma/vf") -> tuple[dict[str, Any], ...]:
+    """A whole pool: slice i has the device vf-i."""
+    return tuple(pool_slice(number, count, [f"vf-{number}"], resource) for number in range(count))
+
+
+def tainted(document: dict[str, Any], device: str, taint: Mapping[str, str]) -> dict[str, Any]:
+    """The slice with one more taint."""
+    found = copy.deepcopy(document)
+    for one in found["spec"]["devices"]:
+        if one["name"] == device:
+            one.setdefault("taints", []).append(dict(taint))
+    return found
+
 
 OURS = Pool("nodefabric.io", "n")
 QUICK = SliceTimes(

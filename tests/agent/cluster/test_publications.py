@@ -8,17 +8,25 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.cluster.publications import Republication
 from agent.cluster.topology.node_view import FORGETFUL_SECONDS
 from agent.cluster.topology.noderesourcetopology import fingerprint
+from agent.config import Config
 from agent.config.topology import Bandwidth, Fingerprint
 from agent.hardware import recorded
 from agent.kubelet.podresources import ContainerDevices, DeviceAssignment, PodDevices
 from agent.model.allocation import PodRef
 from agent.model.counters import VfCounters
 from agent.offer.offer import Offer
+from agent.process.conditions import Conditions
+from agent.report.metrics import Metrics
+from agent.state import Latest
 from hack.sim.cluster import definitions
 from hack.sim.cluster.apiserver import Fault
-from tests.agent.cluster.publications import BRISK, QUICK, Rig
+from tests.agent.cluster.publications import BRISK, QUICK, FakeKubelet, Rig
 from tests.awaiting import until
 
 SAMPLED = replace(BRISK, sample=0.05, annotation=0.3)
@@ -208,3 +216,42 @@ async def test_what_has_ended_tells_nothing_any_more(tmp_path: Path) -> None:
         assert any(family.name.startswith("nodefabric_port_") for family in rig.registry.collect())
     assert rig.complaints[-1] is None
     assert not any(family.name.startswith("nodefabric_port_") for family in rig.registry.collect())
+
+
+async def test_another_configuration_ends_one_and_begins_the_next(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, QUICK)
+    rig.server.state.add_node("worker-1")
+    topology = replace(QUICK, kubelet_config=tmp_path / "config.yaml")
+    config, registry = Latest(Config(topology=topology)), CollectorRegistry()
+    publishing = Republication(config, rig.node, rig.client, Metrics(registry), Conditions())
+    running = asyncio.create_task(publishing.run())
+    await until(rig.stored)
+    config.set(Config(topology=replace(topology, publish=False, volcano=True)))
+    await until(lambda: rig.stored("Numatopology"))
+    asked = rig.kubelet.lists
+    publishing.changed()
+    await until(lambda: rig.kubelet.lists > asked)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not any(family.name.startswith("nodefabric_port_") for family in registry.collect())
+    rig.client.close()
+    rig.server.close()
+
+
+async def test_an_error_that_nobody_expected_ends_them_and_they_may_be_run_again(tmp_path: Path) -> None:
+    class Broken(FakeKubelet):
+        async def list(self) -> tuple[PodDevices, ...]:
+            raise ZeroDivisionError("a bug")
+
+    rig = Rig(tmp_path, QUICK)
+    rig.node = replace(rig.node, kubelet=Broken())
+    topology = replace(QUICK, fingerprint=Fingerprint("podresources"))
+    publishing = Republication(
+        Latest(Config(topology=topology)), rig.node, rig.client, Metrics(CollectorRegistry()), Conditions()
+    )
+    for _ in range(2):
+        with pytest.raises(ExceptionGroup):
+            await publishing.run()
+    rig.client.close()
+    rig.server.close()

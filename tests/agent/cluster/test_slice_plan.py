@@ -21,7 +21,7 @@ from agent.cluster.slice_plan import (
     stored_of,
     wanted_of,
 )
-from tests.agent.cluster.slice_documents import DOWN, pool, pool_slice, tainted
+from tests.agent.cluster.slice_publishing import DOWN, pool, pool_slice, tainted
 
 NOTHING_SAME: dict[str, str] = {}
 

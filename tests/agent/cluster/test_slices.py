@@ -13,8 +13,7 @@ from agent.cluster.slices import FEATURES, PUBLISHING, remove_all
 from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
 from hack.sim.cluster.dra import gates
 from hack.sim.cluster.kinds import SLICE, Target
-from tests.agent.cluster.slice_documents import DOWN, pool, pool_slice, tainted
-from tests.agent.cluster.slice_publishing import OURS, QUICK, Rig
+from tests.agent.cluster.slice_publishing import DOWN, OURS, QUICK, Rig, pool, pool_slice, tainted
 from tests.awaiting import until
 
 
