@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,9 @@ from tests.soak.state_machine import Counted, life_on
 CHECKOUT = Path(__file__).resolve().parents[2]
 FUZZER = CHECKOUT / "hack/fuzz-shim"
 EXAMPLES_AT_ONCE = 5
-PARTS = ("crash", "state-machine", "churn", "fuzz")
-PR_SET_PDEATHSIG = 1
 Figures = dict[str, Any]
+Found = tuple[Figures, Sequence[str]]
+"""Figures, and problems."""
 Note = Callable[[Figures, Sequence[str]], None]
 """Takes the figures and problems so far."""
 
@@ -39,59 +37,37 @@ Note = Callable[[Figures, Sequence[str]], None]
 def main(arguments: Sequence[str]) -> int:
     """Run the parts one after the other, and keep the report up to date. Returns 1 if anything was wrong."""
     options = _parser().parse_args(arguments)
-    if options.part is not None:
-        return _one_part(options)
     if not any((folder / "host-local").is_file() for folder in CNI_FOLDERS):
         print("the CNI plugin host-local is missing: install containernetworking-plugins", file=sys.stderr)
         return 2
-    ours = [sys.executable, "-m", "tests.soak", *arguments, "--seed", str(options.seed)]
+    sandbox.seal()
     parts = options.only or list(PARTS)
     figures: Figures = {"seed": options.seed}
     problems: list[str] = []
+
+    def tell(now: Figures, wrong: Sequence[str]) -> None:
+        document = {**figures, **now, "unfinished": unfinished, "problems": [*problems, *wrong]}
+        fresh = options.report.with_name(f"{options.report.name}.new")
+        fresh.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(document, indent=1) + "\n")
+        fresh.rename(options.report)
+
     for number, name in enumerate(parts):
-        _write(options.report, {**figures, "unfinished": parts[number:], "problems": problems})
+        unfinished = parts[number:]
+        tell({}, [])
         say(f"== {name}")
         began = time.monotonic()
-        found, status = _run([*ours, "--part", name], options.report.with_name(f".{options.report.name}.{name}"))
-        figures |= found.get("figures", {}) | {f"{name.replace('-', '_')}_seconds": round(time.monotonic() - began)}
-        problems += found.get("problems", [])
-        problems += [] if found.get("is_over") else [f"{name} ended with status {status} before it was over"]
-    _write(options.report, {**figures, "unfinished": [], "problems": problems})
+        try:
+            found, wrong = PARTS[name](options, tell)
+        except Exception as error:  # whatever it is, the other parts are played
+            found, wrong = {}, [f"{name} ended before it was over: {error!r}"]
+            traceback.print_exc()
+        figures |= {**found, f"{name.replace('-', '_')}_seconds": round(time.monotonic() - began)}
+        problems += wrong
+    unfinished = []
+    tell({}, [])
     say("\n".join(f"{name:24} {value}" for name, value in figures.items()))
     say("\n".join([f"\nThe figures are in {options.report}", *(f"WRONG: {problem}" for problem in problems)]))
-    return 1 if problems else 0
-
-
-def _run(command: Sequence[str], file: Path) -> tuple[dict[str, Any], int]:
-    """Run a part, end what it has left of its process group, and return what it found and its status."""
-    process = subprocess.Popen([*command, "--figures", str(file)], start_new_session=True)
-    status = process.wait()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    file.unlink(missing_ok=True)
-    return found, status
-
-
-def _write(file: Path, document: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f"{file.name}.new")
-    fresh.write_text(json.dumps(document, indent=1) + "\n")
-    fresh.rename(file)
-
-
-def _one_part(options: argparse.Namespace) -> int:
-    """Be one of the parts, for the process that runs them all."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(f"ended by {signal.Signals(number).name}"))
-    sandbox.seal()
-    run = {"crash": _crash, "state-machine": _state_machine, "churn": _churn, "fuzz": _fuzz}[options.part]
-
-    def tell(figures: Figures, problems: Sequence[str], is_over: bool = False) -> None:
-        _write(options.figures, {"figures": figures, "problems": [*problems], "is_over": is_over})
-
-    figures, problems = run(options, tell)
-    tell(figures, problems, is_over=True)
     return 1 if problems else 0
 
 
@@ -105,15 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", action="append", choices=PARTS, help="may be repeated")
     add("--seed", type=int, default=int(time.time()), help="to repeat a run (default: another one each time)")
     add("--report", type=Path, default=CHECKOUT / "build/reports/soak.json", help="default: %(default)s")
-    add("--part", choices=PARTS, help=argparse.SUPPRESS)
-    add("--figures", type=Path, help=argparse.SUPPRESS)
     add("--scenario", help="of the crash test, this one alone")
-    add(
-        "--crash-seconds",
-        type=float,
-        default=3600.0,
-        help="what is left of the points then counts as wrong (%(default)s)",
-    )
+    add("--crash-seconds", type=float, default=3600.0, help="points left then count as wrong (default: %(default)s)")
     add("--lines", type=int, default=60, help="points beside those after a change, in each scenario (%(default)s)")
     add("--machine-seconds", type=float, default=600.0, help="of the state machine (default: %(default)s)")
     add("--pods", type=int, default=1000, help="of the churn (default: %(default)s)")
@@ -121,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _crash(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[str]]:
+def _crash(options: argparse.Namespace, tell: Note) -> Found:
     def figures(outcome: Outcome) -> Figures:
         return {
             "crash_points_chosen": outcome.chosen,
@@ -139,7 +108,7 @@ def _crash(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[s
     return figures(outcome), problems if outcome.chosen else [*problems, "there is no fault point to try"]
 
 
-def _state_machine(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[str]]:
+def _state_machine(options: argparse.Namespace, tell: Note) -> Found:
     """Play as many examples as time allows; after a failure, begin anew with another seed."""
     nodes = Counted()
     failures: list[str] = []
@@ -178,7 +147,7 @@ def _state_machine(options: argparse.Namespace, tell: Note) -> tuple[Figures, Se
     return figures(), failures
 
 
-def _churn(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[str]]:
+def _churn(options: argparse.Namespace, tell: Note) -> Found:
     def figures(found: churn.Figures) -> Figures:
         return {
             "churn_pods": found.pods,
@@ -202,7 +171,7 @@ def _churn(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[s
     return figures(found) | {"churn_leaks": len(found.leaks)}, found.failures + found.leaks
 
 
-def _fuzz(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[str]]:
+def _fuzz(options: argparse.Namespace, tell: Note) -> Found:
     if not os.access(FUZZER, os.X_OK):
         return {}, [f"{FUZZER} is missing, so nothing was fuzzed"]
     with tempfile.TemporaryDirectory(prefix="nf-fuzz-") as folder:
@@ -214,6 +183,14 @@ def _fuzz(options: argparse.Namespace, tell: Note) -> tuple[Figures, Sequence[st
     problems += [f"{crashes} inputs break the relay"] if crashes else []
     problems += ["the fuzzer has executed nothing"] if not executions else []
     return {"fuzz_executions": executions, "fuzz_crashes": crashes}, problems
+
+
+PARTS: Mapping[str, Callable[[argparse.Namespace, Note], Found]] = {
+    "crash": _crash,
+    "state-machine": _state_machine,
+    "churn": _churn,
+    "fuzz": _fuzz,
+}
 
 
 def say(text: str) -> None:
