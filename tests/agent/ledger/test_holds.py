@@ -19,20 +19,6 @@ BOUND = bound_slot(SLOT, "rdma/vf", "vf", VF, "worker", "c1", "eth0", POD, {"env
 UNBOUND = {SLOT: ()}
 
 
-def test_a_device_is_bound_to_one_slot_only(books: Ledger) -> None:
-    (made,) = books.bind_slots([BOUND])
-    with pytest.raises(DeviceBusy, match=rf"{VF} is not free: it is granted to default/trainer \({SLOT} of rdma/vf\)"):
-        books.bind_slots([replace(BOUND, key=SECOND)])
-    assert books.bound_slots() == (made,)
-    books.bind_slots([replace(BOUND, devices=(OTHER_VF,)), replace(BOUND, key="slot-rdma:vf-0-2", devices=("x",))])
-    books.bind_slots([replace(BOUND, key=SECOND)])
-    assert {slot.key: slot.device for slot in books.bound_slots()} == {
-        SLOT: OTHER_VF,
-        SECOND: VF,
-        "slot-rdma:vf-0-2": "x",
-    }
-
-
 def test_a_slot_bound_anew_is_not_unbound_by_its_former_owner(books: Ledger) -> None:
     books.grant(granted("rdma/vf", UNBOUND))
     (old,) = books.bind_slots([BOUND])
