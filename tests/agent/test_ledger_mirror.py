@@ -8,7 +8,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,14 +112,3 @@ def test_a_ledger_tells_the_same_before_and_after_it_is_opened_anew(boots: list[
                 assert [{hold.key: hold for hold in books.holds_on(device)} for device in DEVICES] == held
             everything = [*told[0], *(hold for claim in told[4] for hold in claim.devices)]
             assert held == [{hold.key: hold for hold in everything if device in hold.devices} for device in DEVICES]
-
-
-def test_what_could_not_be_written_is_not_told(books: Ledger) -> None:
-    begin(books, DEVICES[0])
-    with pytest.raises(DeviceBusy):
-        begin(books, DEVICES[0])
-    (row,) = books.attachments()
-    books.finish_attach([row.attachment_id], {})
-    with pytest.raises(LedgerError, match="not in state attaching"):
-        books.finish_attach([row.attachment_id], {"twice": True})
-    assert books.attachments()[0].result == {}

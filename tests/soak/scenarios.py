@@ -37,7 +37,7 @@ class Play:
 @dataclass(frozen=True)
 class Scenario:
     name: str
-    prepare: Callable[[Play], None]
+    prepare: Callable[[Play], object]
     act: Callable[[Play], Call | None] | None
     """None: the points are those of an agent's start."""
 
@@ -73,17 +73,36 @@ def _add(play: Play, conf: Mapping[str, Any]) -> Call:
     return play.node.call("ADD", pod, conf)
 
 
-def _attach(play: Play, conf: Mapping[str, Any]) -> Pod:
+def _then(*steps: Callable[[Play], object]) -> Callable[[Play], object]:
+    """Take steps one after the other."""
+    return lambda play: [step(play) for step in steps]
+
+
+def _reboot(play: Play) -> None:
+    """No process, no namespace and no setting is left then; the leases are, and kubelet has claims prepared again."""
+    play.node.reboot()
+
+
+def _reconcile(play: Play) -> None:
+    play.node.running().order("reconcile")
+
+
+def _prepare_last(play: Play) -> None:
+    play.node.claims.prepare(play.node.running(), list(play.claims)[-1])
+
+
+def _end_first(play: Play) -> None:
+    play.node.end_pod(play.pods[0][0])
+
+
+def _attach(play: Play, conf: Mapping[str, Any] | None = None) -> Pod:
+    conf = conf or everything(play.node)
     play.node.running()
     pod = play.node.make_pod()
     play.pods.append((pod, conf))
     answer = play.node.add(pod, conf)
     assert answer.succeeded, answer
     return pod
-
-
-def _nothing(play: Play) -> None:
-    return None
 
 
 def _grant_two(play: Play) -> None:
@@ -179,19 +198,9 @@ def allocate(play: Play, early: int = 1, late: int = 1) -> str:
     return uid
 
 
-def _allocated(play: Play) -> None:
-    allocate(play)
-
-
 def _prepared(play: Play) -> None:
     uid = allocate(play)
     assert play.node.claims.prepare(play.node.running(), uid)
-
-
-def _prepared_and_rebooted(play: Play) -> None:
-    """A claim that kubelet has prepared again for the next sandbox, when nothing else has outlived the boot."""
-    _prepared(play)
-    play.node.reboot()
 
 
 def _attached_by_claim(play: Play) -> None:
@@ -235,20 +244,11 @@ def _claims_left_behind(play: Play) -> None:
     (folder / ".nodefabric-claim-99999998.json.1").write_text("{")
 
 
-def _books_lost(play: Play) -> None:
-    _prepared(play)
-    play.node.lose_books()
-
-
 def _reboot_with_claims(play: Play) -> None:
     """Two pods with claims, and then their devices are at other addresses."""
     _attached_by_claim(play)
     play.node.claims.prepare(play.node.running(), allocate(play, early=0))
     play.node.reboot(renumbers=True)
-
-
-def _prepare_last(play: Play) -> None:
-    play.node.claims.prepare(play.node.running(), list(play.claims)[-1])
 
 
 def _unprepare_first(play: Play) -> None:
@@ -258,24 +258,20 @@ def _unprepare_first(play: Play) -> None:
         pass
 
 
-def _ipam_fails(play: Play) -> None:
-    (play.node.folder / "ipam-fails-ADD").touch()
+def _add_plain(play: Play) -> Call:
+    return _add(play, plain(play.node))
 
 
-def _dead_owner(play: Play) -> None:
-    play.node.end_pod(_attach(play, everything(play.node)))
-
-
-def _attached(play: Play) -> None:
-    _attach(play, everything(play.node))
-
-
-def _delete_first(play: Play) -> Call:
-    return play.node.begin_delete(*play.pods[0])
+def _add_everything(play: Play) -> Call:
+    return _add(play, everything(play.node))
 
 
 def _delete_first_without_namespace(play: Play) -> Call:
     return play.node.begin_delete(*play.pods[0], netns=False)
+
+
+def _delete_first(play: Play) -> Call:
+    return play.node.begin_delete(*play.pods[0])
 
 
 def _three_attached(play: Play) -> None:
@@ -288,14 +284,10 @@ def _collect(play: Play) -> Call:
     return play.node.collect([(play.pods[0][0].container_id, "net1")])
 
 
-def _reconcile(play: Play) -> None:
-    play.node.running().order("reconcile")
-
-
 def _left_behind(play: Play) -> None:
     """A half ADD, a pod that ended without DEL, and a DEL that waits in the spool."""
     node = play.node
-    _attach(play, everything(node))
+    _attach(play)
     _attach(play, {**everything(node, 1), "mac": "02:00:00:00:00:78"})
     half = node.make_pod()
     conf = {**everything(node, 2), "mac": "02:00:00:00:00:79"}
@@ -313,16 +305,10 @@ def _left_behind(play: Play) -> None:
     node.delete(*play.pods[1])
 
 
-def _reboot(play: Play) -> None:
-    """Everything attached, and then no process, no namespace and no setting is left; the leases are."""
-    _three_attached(play)
-    play.node.reboot()
-
-
 def _owed(play: Play) -> None:
     """One lease is owed, and a pod has ended."""
     node = play.node
-    _attach(play, everything(node))
+    _attach(play)
     fails = node.folder / "ipam-fails-DEL"
     fails.touch()
     node.delete(*play.pods[0])
@@ -332,18 +318,18 @@ def _owed(play: Play) -> None:
 
 
 SCENARIOS: tuple[Scenario, ...] = (
-    Scenario("first start", _nothing, None),
-    Scenario("ADD", _nothing, lambda play: _add(play, plain(play.node))),
-    Scenario("ADD with settings and addresses", _nothing, lambda play: _add(play, everything(play.node))),
+    Scenario("first start", lambda play: None, None),
+    Scenario("ADD", lambda play: None, _add_plain),
+    Scenario("ADD with settings and addresses", lambda play: None, _add_everything),
     Scenario("ADD of two granted VFs", _grant_two, _add_granted),
     Scenario("grant of a VF that another pod had, then ADD", _had_by_another, _grant_and_add),
     Scenario("reconcile that learns whose a VF is, then ADD", _granted_to_somebody, _learn_and_add),
     Scenario("ADD of two slots", _grant_slots, _add_granted),
     Scenario("DEL of two slots", _slots_attached, _delete_first),
     Scenario("start with slots whose specs are gone", _slots_left_behind, None),
-    Scenario("Prepare of a claim", _allocated, _prepare_last),
+    Scenario("Prepare of a claim", allocate, _prepare_last),
     Scenario("Prepare once more", _prepared, _prepare_last),
-    Scenario("Prepare after a reboot", _prepared_and_rebooted, _prepare_last),
+    Scenario("Prepare after a reboot", _then(_prepared, _reboot), _prepare_last),
     Scenario("Prepare of what another claim had", _handed_out_again, _prepare_last),
     Scenario("ADD by claim", _prepared, _add_granted),
     Scenario("DEL by claim", _attached_by_claim, _delete_first),
@@ -352,13 +338,13 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("reconcile that ends a claim of nobody", _orphan, _reconcile),
     Scenario("start with claims whose specs are gone", _claims_left_behind, None),
     Scenario("start after a reboot that moves the devices of claims", _reboot_with_claims, None),
-    Scenario("start after the books were lost", _books_lost, None),
-    Scenario("ADD whose addresses fail", _ipam_fails, lambda play: _add(play, everything(play.node))),
-    Scenario("ADD after an owner that ended", _dead_owner, lambda play: _add(play, plain(play.node))),
-    Scenario("DEL", _attached, _delete_first),
-    Scenario("DEL without a namespace", _dead_owner, _delete_first_without_namespace),
+    Scenario("start after the books were lost", _then(_prepared, lambda play: play.node.lose_books()), None),
+    Scenario("ADD whose addresses fail", lambda play: (play.node.folder / "ipam-fails-ADD").touch(), _add_everything),
+    Scenario("ADD after an owner that ended", _then(_attach, _end_first), _add_plain),
+    Scenario("DEL", _attach, _delete_first),
+    Scenario("DEL without a namespace", _then(_attach, _end_first), _delete_first_without_namespace),
     Scenario("GC", _three_attached, _collect),
     Scenario("start after a crash", _left_behind, None),
-    Scenario("start after a reboot", _reboot, None),
+    Scenario("start after a reboot", _then(_three_attached, _reboot), None),
     Scenario("reconcile", _owed, _reconcile),
 )

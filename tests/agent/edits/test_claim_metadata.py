@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,6 @@ from tests.node import claimed, open_books, prepare
 EDITS = {"env": ["A=1"], "deviceNodes": [{"path": "/dev/infiniband/uverbs3"}]}
 UID = "uid-nics"
 NIC = claimed("nic", "node", "vf-1", "rdma/vf", "vf", "0000:3b:00.2", f"{UID}-0-vf-1", edits=EDITS)
-
-
-@pytest.fixture
-def books(tmp_path: Path) -> Iterator[Ledger]:
-    with open_books(tmp_path) as ledger:
-        yield ledger
 
 
 @pytest.fixture

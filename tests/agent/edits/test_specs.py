@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from agent.errors import Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import ClaimState, Hold, Spec
 from agent.state import Latest
-from tests.node import bound_slot, claimed, open_books, prepare, unit_hold
+from tests.node import bound_slot, claimed, prepare, unit_hold
 
 EDITS = {"env": ["PCIDEVICE_RDMA_VF=0000:3b:00.2"], "deviceNodes": [{"path": "/dev/infiniband/uverbs3"}]}
 OTHER_EDITS = {"env": ["PCIDEVICE_RDMA_VF=0000:3b:00.3"]}
@@ -77,10 +76,9 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
+def rig(books: Ledger, tmp_path: Path) -> Rig:
     (tmp_path / "cdi").mkdir()
-    with open_books(tmp_path) as ledger:
-        yield Rig(ledger, Specs(ledger, tmp_path / "cdi"), tmp_path / "cdi")
+    return Rig(books, Specs(books, tmp_path / "cdi"), tmp_path / "cdi")
 
 
 @of_each

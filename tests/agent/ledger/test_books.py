@@ -84,19 +84,6 @@ def test_row_numbers_are_not_used_again(books: Ledger) -> None:
     assert attach(books, VF, owner("c2")).attachment_id > first.attachment_id
 
 
-def test_owed_leases_outlive_their_device_until_they_are_settled(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        row = attach(books, VF, owner("c1"))
-        books.finish_detach(row, lease_owed=True)
-    with open_books(tmp_path) as books:
-        (lease,) = books.owed_leases()
-        assert (lease.container_id, lease.ifname, lease.request) == ("c1", row.ifname, row.request)
-        books.note_lease_problem(lease.lease_id, "the plugin hangs")
-        assert [(owed.problem, owed.tried_at > 0) for owed in books.owed_leases()] == [("the plugin hangs", True)]
-        books.settle_lease(lease.lease_id)
-        assert books.owed_leases() == ()
-
-
 def test_what_is_owed_takes_no_more_than_so_much_room(books: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     """All of it is read each minute, and after each start."""
     long = {"network": {"ipam": {"type": "stub", "x": "y" * 65_000}}}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import ClaimConflict, DeviceBusy, LedgerError
+from agent.errors import ClaimConflict, DeviceBusy
 from agent.ledger import Ledger
 from agent.ledger.database import read_books
 from agent.model.allocation import Claim, ClaimRef, ClaimState, Hold, PodRef
@@ -56,32 +56,6 @@ def alone(books: Ledger) -> dict[str, str]:
     """Tell which devices claims have alone, and which claims."""
     held = ((d, books.claim_on(d)) for d in (VF, OTHER_VF, HCA))
     return {device: found.ref.name for device, found in held if found is not None}
-
-
-def test_a_claim_is_kept_with_all_it_says(tmp_path: Path) -> None:
-    with open_books(tmp_path, clock=lambda: 5.0) as books:
-        wanted = claim("c", of_vf(), replace(of_share("s1"), shares=3), replace(of_share("s2"), admin=True))
-        made = books.prepare_claim(wanted)
-        assert made == replace(wanted, boot_id="boot", since=5.0)
-        assert books.claims() == books.claims_for(POD) == (made,)
-        assert books.claim("uid-c") == made
-        assert alone(books) == {VF: "c"}
-    with open_books(tmp_path, "another boot") as books:
-        assert books.claims() == (made,)
-        assert books.claims()[0].devices[0].edits == {"env": ["A=1"]}
-        assert books.claim_on(VF) == made
-        assert books.claim_on(HCA) is None
-    assert read_books(tmp_path / "ledger.db").claims == (made,)
-
-
-def test_of_a_claim_that_is_not_in_the_books_nothing_can_be_changed(books: Ledger) -> None:
-    changes: list[Callable[[], None]] = [
-        lambda: books.set_claim_state("uid-c", ClaimState.PREPARED),
-        lambda: books.set_claim_pods("uid-c", [POD]),
-    ]
-    for change in changes:
-        with pytest.raises(LedgerError, match="claim uid-c is not in the books"):
-            change()
 
 
 def test_claims_are_found_by_the_uid_of_a_pod_and_by_its_name_if_there_is_none(books: Ledger) -> None:

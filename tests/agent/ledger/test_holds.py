@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import ClaimConflict, DeviceBusy
-from agent.ledger import Ledger, database
+from agent.ledger import Ledger
 from agent.model.allocation import Claim, ClaimRef, ClaimState, Spec
 from tests.node import POD, VF, attach, bound_slot, claimed, granted, open_books, owner
 
@@ -59,21 +59,6 @@ def test_a_slot_that_is_bound_stays_though_kubelet_counts_it_to_no_pod(books: Le
     books.unbind([made])
     books.release([SLOT])
     assert books.holds() == ()
-
-
-def test_a_reboot_voids_what_slots_were_bound_to_and_keeps_the_slots(tmp_path: Path) -> None:
-    with open_books(tmp_path) as books:
-        books.grant(granted("rdma/vf", UNBOUND))
-        books.bind_slots([BOUND])
-    for _ in range(2):
-        with open_books(tmp_path, "another boot") as books:
-            assert books.bound_slots() == ()
-            assert [(hold.key, hold.devices) for hold in books.holds()] == [(SLOT, ())]
-            books.bind([SLOT], POD)
-    with open_books(tmp_path, "another boot") as books:
-        (made,) = books.bind_slots([replace(BOUND, key=SECOND)])  # the device is free again
-    found = database.read_books(tmp_path / "ledger.db").holds
-    assert [hold for hold in found if hold.devices] == [made]
 
 
 def test_a_slot_bound_in_another_boot_leaves_its_device_though_nobody_wrote_that(tmp_path: Path) -> None:

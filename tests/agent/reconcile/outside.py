@@ -36,17 +36,9 @@ class Answers(Outside):
         self.failures: str | None = None
         self.complaints: list[str | None] = []
         self.says_noted: Callable[[], Sequence[Entry] | None] = tuple
-        self._units = units
-        self._ours = ours
-        self._held_units = held_units
-        self._replay = replay
-        self._pods = pods
-
-    async def held_units(self) -> Sequence[HeldUnit]:
-        return await self._held_units()
-
-    def pods(self) -> Collection[tuple[str, str]]:
-        return self._pods()
+        said = {"devices_of_units": units, "our_vfs": ours, "held_units": held_units, "replay": replay, "pods": pods}
+        for name, answer in said.items():
+            setattr(self, name, answer)
 
     async def sandboxes(self) -> Sequence[Sandbox]:
         return ()
@@ -54,17 +46,8 @@ class Answers(Outside):
     def offer(self) -> Offer:
         return Offer()
 
-    def devices_of_units(self) -> Mapping[str, tuple[str, ...]] | None:
-        return self._units()
-
     def noted(self) -> Sequence[Entry] | None:
         return self.says_noted()
-
-    def our_vfs(self) -> Collection[str]:
-        return self._ours()
-
-    def replay(self) -> int:
-        return self._replay()
 
     def count(self, action: str, reason: str) -> None:
         self.counted.append((action, reason))

@@ -55,21 +55,6 @@ def test_a_vf_that_an_old_program_took_after_the_start_is_adopted_before_it_is_l
     assert adopted == [("adopt", "replaced-plugin"), ("adopt", "found-in-pod")]
 
 
-def test_a_vf_of_nobody_under_a_pods_name_is_put_back(scene: Scene) -> None:
-    scene.snapshot = tiny_snapshot(2)
-    scene.run_once()
-    scene.snapshot = tiny_snapshot(2, names={0: "net1"})
-    scene.run_once()
-    ((device, known),) = scene.hands.strange
-    assert device == VF
-    assert known is not None
-    assert known.netdev == "ens1f0v0"
-    assert scene.hands.healed == [VF]
-    assert ("restore", "strange-name") in scene.counted
-    # And its strange name is not taken for its own.
-    assert [k.netdev for k in scene.books.known_devices()] == ["ens1f0v0", "ens1f0v1"]
-
-
 def test_vfs_that_no_resource_offers_are_left_to_whoever_has_them(scene: Scene) -> None:
     scene.ours = set()
     scene.snapshot = tiny_snapshot(2, in_pods=[0], names={1: "net1"})

@@ -58,13 +58,6 @@ def test_a_vf_without_an_interface_is_missing_unless_its_driver_gives_none() -> 
         assert survey(changed, (), KNOWN).missing == ()
 
 
-def test_what_is_not_ours_is_neither_sought_nor_put_back() -> None:
-    found = survey(tiny_snapshot(3, in_pods=[0], names={1: "net1"}), (), KNOWN)
-    assert found == Survey(strange=(vf(1),), missing=(vf(0),))
-    assert found.of({vf(2)}) == Survey()
-    assert found.of({vf(0), vf(1)}) == found
-
-
 def test_what_is_gone_or_of_an_earlier_boot_is_forgotten() -> None:
     assert forgotten(tiny_snapshot(1), [known(0), known(1), known(2, boot_id="old")]) == (vf(1), vf(2))
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from agent.kubelet.checkpoint import Held
 from agent.model.health import HEALTHY
-from agent.model.locality import Locality
 from agent.offer.offer import Unit
 from agent.placement import Distances
 from cni.slots.choice import Choice, Wish, choose, wishes
@@ -62,22 +61,6 @@ def test_without_gpus_a_slot_gets_a_device_of_its_own_numa_node() -> None:
     assert choice.devices == (vf(3).device,)
     (choice,) = chosen([wish("a", "1-0")], [vf(0)])
     assert choice.devices == (vf(0).device,)
-
-
-def test_what_a_container_of_the_pod_has_taken_loads_its_port_for_the_next_one() -> None:
-    free = [vf(rail, index) for rail in range(2) for index in range(2)]
-    for gpus in ((), (2, 3)):  # none, or two that are equally far from both ports
-        found = chosen([wish("a", "0-0", gpus=gpus), wish("b", "0-1", gpus=gpus)], free)
-        assert {DISTANCES.port(choice.devices[0]) for choice in found} == {
-            DISTANCES.port(vf(n).device) for n in range(2)
-        }
-
-
-def test_more_slots_than_gpus_are_shared_out_among_the_gpus() -> None:
-    free = [vf(rail, index) for rail in range(4) for index in range(2)]
-    (choice,) = chosen([wish("a", "0-0", "0-1", "0-2", "0-3", gpus=(0, 1))], free)
-    nearest = [min(DISTANCES.distance(gpu_uuid(gpu), device) for gpu in (0, 1)) for device in choice.devices]
-    assert nearest == [Locality.PIX] * 4
 
 
 @settings(max_examples=60, deadline=None)
