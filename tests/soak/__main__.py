@@ -11,6 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -90,22 +91,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _crash(options: argparse.Namespace, tell: Note) -> Found:
-    def figures(outcome: Outcome) -> Figures:
-        return {
-            "crash_points_chosen": outcome.chosen,
-            "crash_points": outcome.points,
-            "crash_points_missed": outcome.missed,
-            "crash_violations": len(outcome.violations),
-        }
+def _figures(part: str, found: Outcome | churn.Figures) -> Figures:
+    return {f"{part}_{name}": len(seen) if isinstance(seen, list) else seen for name, seen in asdict(found).items()}
 
+
+def _crash(options: argparse.Namespace, tell: Note) -> Found:
     limits = Limits(options.lines, seconds=options.crash_seconds)
     chosen = [each for each in SCENARIOS if options.scenario in (None, each.name)]
-    outcome = crash.run(options.seed, limits, say, chosen, lambda now: tell(figures(now), now.violations))
+    outcome = crash.run(options.seed, limits, say, chosen, lambda now: tell(_figures("crash", now), now.violations))
     say(f"crash test: {outcome}")
     left = outcome.chosen - outcome.points
     problems = [*outcome.violations, *([f"{left} fault points were not tried"] if left else [])]
-    return figures(outcome), problems if outcome.chosen else [*problems, "there is no fault point to try"]
+    return _figures("crash", outcome), problems if outcome.chosen else [*problems, "there is no fault point to try"]
 
 
 def _state_machine(options: argparse.Namespace, tell: Note) -> Found:
@@ -148,15 +145,6 @@ def _state_machine(options: argparse.Namespace, tell: Note) -> Found:
 
 
 def _churn(options: argparse.Namespace, tell: Note) -> Found:
-    def figures(found: churn.Figures) -> Figures:
-        return {
-            "churn_pods": found.pods,
-            "churn_by_claim": found.by_claim,
-            "churn_attached": found.attached,
-            "churn_crashes": found.crashes,
-            "churn_failures": len(found.failures),
-        }
-
     with sandbox.network():
         found = churn.run(
             options.pods,
@@ -165,10 +153,10 @@ def _churn(options: argparse.Namespace, tell: Note) -> Found:
             crash_every=50,
             seed=options.seed,
             say=say,
-            tell=lambda now: tell(figures(now), now.failures),
+            tell=lambda now: tell(_figures("churn", now), now.failures),
         )
     say(f"churn: {found}")
-    return figures(found) | {"churn_leaks": len(found.leaks)}, found.failures + found.leaks
+    return _figures("churn", found), found.failures + found.leaks
 
 
 def _fuzz(options: argparse.Namespace, tell: Note) -> Found:

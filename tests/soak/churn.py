@@ -49,17 +49,10 @@ class Figures:
     crashes: int = 0
     told_to_try_again: int = 0
     seconds: float = 0.0
-    failures: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list, repr=False)
     """What a pod met that it should not have."""
-    leaks: list[str] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list, repr=False)
     """What was left when all was over."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.pods} pods ({self.by_claim} by claim), {self.attached} attached, {self.crashes} crashes,"
-            f" {self.told_to_try_again} times error 11, {len(self.failures)} failures, {len(self.leaks)} leaks,"
-            f" {self.seconds:.0f} s"
-        )
 
 
 @dataclass(frozen=True)

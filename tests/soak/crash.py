@@ -39,13 +39,7 @@ class Outcome:
     """Points tried."""
     missed: int = 0
     """Points that did not come up again, as threads went another way; the invariants were checked all the same."""
-    violations: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.points} of {self.chosen} points tried, {self.missed} of them not met again;"
-            f" {len(self.violations)} violations"
-        )
+    violations: list[str] = field(default_factory=list, repr=False)
 
 
 class CrashTest:

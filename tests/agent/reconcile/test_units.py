@@ -136,17 +136,6 @@ def test_units_of_containers_that_are_no_more_are_offered_though_kubelet_still_n
     assert said(rig) == (frozenset(), None)
 
 
-def test_numbers_that_changed_places_within_a_container_mislead_nobody(rig: Rig) -> None:
-    rig.note(("uid-a", HCA.name, ["hca-b83fd20300a00000-0", SHARE], paths(f"{VERBS}0", f"{VERBS}1")))
-    swapped = {"0000:12:00.0": "0000:22:00.0", "0000:22:00.0": "0000:12:00.0"}
-    before = node()
-    for address, other in swapped.items():
-        rig.outside.snapshot = change(rig.outside.snapshot, address, rdma_devices=())
-        assert before.by_address[other].rdma_devices
-    rig.heal()
-    assert rig.outside.renumbered_text is None  # a file of nobody opens nothing
-
-
 @pytest.mark.parametrize(
     ("resource", "unit", "path", "changes"),
     [
@@ -191,12 +180,3 @@ def test_paths_are_answered_where_runtime_or_kubelet_know_no_names(rig: Rig) -> 
     rig.note(("uid-a", HCA.name, [SHARE], api_pb2.ContainerAllocateResponse()))
     rig.heal()
     assert not rig.by_cdi.value
-
-
-def test_what_a_killed_agent_has_left_half_done_is_gone_after_the_start(rig: Rig) -> None:
-    folder = rig.folder / "cdi"
-    folder.mkdir()
-    (folder / f"nodefabric-unit-{OTHER}.json").write_text("{}")  # the unit is given back, and its spec is there
-    (folder / f".nodefabric-unit-{SHARE}.json.1").write_text("{")
-    rig.heal()
-    assert list(folder.iterdir()) == []

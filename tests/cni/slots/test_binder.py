@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import random
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -294,17 +293,6 @@ def bound_near(rig: Rig, resource: str, gpus: tuple[str, ...], count: int) -> li
     rig.pods[POD] = PodDevices(POD, (ContainerDevices("worker", devices),))
     found = rig.bind(call("c1"))
     return [found[each] for each in slots]
-
-
-def test_eight_of_eight_vfs_come_beside_the_gpus_that_amds_plugin_gave(amd: Rig) -> None:
-    distances = amd.stock.distances
-    gpus = [gpu.pci_address for gpu in amd.stock.snapshot.all_gpus]
-    assert len(gpus) == 8
-    assert amd.stock.snapshot.gpus == ()
-    given = tuple(random.Random(7).sample(gpus, 8))
-    vfs = bound_near(amd, AMD_GPU, given, 8)
-    beside = {gpu: [vf for vf in vfs if distances.distance(gpu, vf) is Locality.PXB] for gpu in gpus}
-    assert {gpu: len(near) for gpu, near in beside.items()} == dict.fromkeys(gpus, 1)
 
 
 def response(*paths: str) -> str:
