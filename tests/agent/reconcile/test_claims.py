@@ -170,36 +170,29 @@ def test_without_the_api_servers_word_no_claim_is_ended(room: Room, error: Excep
     assert len(room.books.claims()) == 1
 
 
-def test_an_api_server_that_is_silent_about_one_claim_is_not_asked_about_the_next(room: Room) -> None:
-    for n in range(3):
-        room.prepare(f"c-{n}", claimed_vf(vf(n)))
-    room.reader.says = Unavailable("no answer within 15 s")
-    room.reader.meanwhile = lambda: room.wait(15)
-    for _ in range(3):
-        assert room.heal() == []
-    assert len(room.reader.asked) == 1
-    room.now += ASK_SECONDS
-    room.reader.says, room.reader.meanwhile = None, int
-    assert room.heal() == [("claim-unprepare", "orphan")] * 3
-
-
-def test_a_claim_whose_answer_is_not_understood_keeps_no_other_from_being_asked_about(room: Room) -> None:
-    for n in range(3):
-        room.prepare(f"c-{n}", claimed_vf(vf(n)))
-    room.reader.says = Unavailable("the answer is nested more than 64 levels deep")
-    room.heal()
-    assert len(room.reader.asked) == 3
-
-
-@pytest.mark.parametrize("says", [Refused(403, "may not read claims"), None])
-def test_slow_answers_are_waited_for_one_in_each_round(room: Room, says: Exception | None) -> None:
+@pytest.mark.parametrize(
+    ("says", "seconds", "asked"),
+    [
+        (Unavailable("no answer within 15 s"), 15, [1, 1, 1]),  # silent about one claim, it is so about the next
+        (Unavailable("the answer is nested more than 64 levels deep"), 0, [3, 3, 3]),
+        (Refused(403, "may not read claims"), SLOW_SECONDS + 1, [1, 2, 3]),
+        (None, SLOW_SECONDS + 1, [1, 2, 3]),
+    ],
+)
+def test_what_an_api_server_answers_slowly_or_not_holds_up_no_round(
+    room: Room, says: Exception | None, seconds: float, asked: list[int]
+) -> None:
     for n in range(3):
         room.prepare(f"c-{n}", claimed_vf(vf(n)))
     room.reader.says = says
-    room.reader.meanwhile = lambda: room.wait(SLOW_SECONDS + 1)
-    for count in (1, 2, 3, 3):
+    room.reader.meanwhile = lambda: room.wait(seconds)
+    for count in asked:
         room.heal()
         assert len(room.reader.asked) == count
+    room.now += ASK_SECONDS
+    room.reader.says, room.reader.meanwhile = None, int
+    room.heal()
+    assert room.books.claims() == ()
 
 
 def test_a_claim_that_is_reserved_stays_and_is_asked_about_seldom(room: Room) -> None:

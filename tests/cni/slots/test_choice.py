@@ -42,18 +42,11 @@ def test_a_slot_stands_for_a_device_of_its_own_numa_node_if_there_is_one() -> No
 
 def test_without_spread_the_port_with_most_in_use_is_filled_first() -> None:
     free = [vf(rail, index) for rail in range(2) for index in range(3)]
-    load = {DISTANCES.port(vf(1).device): 1}
-    for spread, ports in ((False, [1, 1, 1]), (True, [0, 0, 1])):
-        found = choose(DISTANCES, [wish("a", "0-0", "0-1", "0-2")], free, load, spread=spread)
+    first, second = (DISTANCES.port(vf(rail).device) for rail in range(2))
+    for spread, ports in ((False, [second] * 3), (True, [first, first, second])):
+        found = choose(DISTANCES, [wish("a", "0-0", "0-1", "0-2")], free, {second: 1}, spread=spread)
         assert found is not None
-        assert (
-            sorted(
-                int(unit.device in {vf(1, n).device for n in range(3)})
-                for unit in free
-                if unit.device in found[0].devices
-            )
-            == ports
-        )
+        assert sorted(map(DISTANCES.port, found[0].devices)) == ports
 
 
 def test_without_gpus_a_slot_gets_a_device_of_its_own_numa_node() -> None:
