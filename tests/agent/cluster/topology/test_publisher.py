@@ -345,6 +345,7 @@ def test_labels_of_another_writer_are_left_out_and_tried_again_later() -> None:
     api.owner = None
     rig.pass_time(16, 620)
     assert api.applied[-1]["metadata"]["labels"] == labels
+    assert not any(api.forced)
     assert rig.problem is None
 
 
