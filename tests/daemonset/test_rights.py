@@ -11,7 +11,7 @@ import pytest
 
 from agent.cluster.apiserver import CLAIM, DAEMONSET, NODE, NUMATOPOLOGY, POD, SLICE, TOPOLOGY, ApiServer
 from agent.cluster.object_watch import read_pod
-from tests.daemonset.manifests import Document, Kube, container, host_paths, named, pod
+from tests.daemonset.manifests import Document, Kube, named, pod
 from tests.hostile.answering import Asked as Request
 from tests.hostile.answering import asking
 
@@ -165,31 +165,3 @@ def test_the_role_allows_what_the_client_calls_and_policies_look_at_what_it_writ
         assert policy["spec"]["failurePolicy"] == "Fail"
         account = policy["spec"]["matchConditions"][0]["expression"]
         assert account == 'request.userInfo.username == "system:serviceaccount:nodefabric:nodefabric"'
-
-
-def test_a_packet_socket_is_had_only_for_what_switches_say(kube: Kube) -> None:
-    def capabilities(topology: Document) -> list[str]:
-        agent = container(pod(kube.template({"config": {"topology": topology}})), "agent")
-        return list(agent["securityContext"]["capabilities"]["add"])
-
-    for fact in ("leaf-switch", "leaf-chassis", {"fact": "leaf-port"}):
-        key = "example.com/leaf.{nic}" if isinstance(fact, dict) else "example.com/leaf"
-        assert capabilities({"labels": {"keys": {key: fact}}})[-1] == "NET_RAW"
-    assert "NET_RAW" not in capabilities({"labels": {"keys": {"example.com/rails": "rails"}}})
-
-
-def test_files_that_labels_are_read_from_are_shown_to_the_agent(kube: Kube) -> None:
-    keys = {
-        "a.example/rack": {"fact": "file", "path": "/etc/rack"},
-        "a.example/row": {"fact": "file", "path": "/etc/row"},
-        "a.example/hall": {"fact": "file", "path": "/etc/row", "pattern": "(.)"},
-    }
-    spec = pod(kube.template({"config": {"topology": {"labels": {"keys": keys}}}}))
-    agent, shown = container(spec, "agent"), host_paths(spec)
-    mounts = {mount["mountPath"]: mount for mount in agent["volumeMounts"]}
-    for list_, key in ((agent["volumeMounts"], "mountPath"), (spec["volumes"], "name")):
-        told = [item[key] for item in list_]
-        assert len(told) == len(set(told)), "the API server takes none twice"
-    for path in ("/etc/rack", "/etc/row"):
-        assert shown[mounts[path]["name"]] == path
-        assert mounts[path]["readOnly"] is True

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.__main__ import main
 from agent.ledger.database import lock_folder
 from agent.operator.uninstall import CDI_SPEC
 from hack.sim.cluster.apiserver import ApiServerStandIn
@@ -172,21 +171,6 @@ def test_running_pods_can_be_ended_by_what_their_runtime_remembers(host: Host) -
         assert found == {**remembered, "config": base64.b64encode(CONFLIST.encode()).decode()}
     assert {path.name: path.read_text() for path in results.iterdir() if path.name in others} == others
     assert len(list(results.iterdir())) == 4
-
-
-@pytest.mark.parametrize("path", ["var/lib/nodefabric", "/var/lib/../../etc"])
-def test_a_path_that_leads_elsewhere_is_refused(host: Host, path: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        host.uninstall("--state-dir", path)
-    assert ended.value.code == 2
-
-
-def test_a_host_that_is_not_there_is_not_called_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    missing = tmp_path / "hots"
-    assert main(["uninstall", "--root", str(missing)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"{missing}: is no folder")
 
 
 def test_only_the_agents_own_specs_are_removed() -> None:
