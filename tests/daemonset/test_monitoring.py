@@ -94,14 +94,10 @@ def test_traffic_of_vfs_is_told_by_pod_though_pods_have_shares_of_one_hca_too(tm
     evaluate(f"sum by (namespace, pod) ({expression})", series, '{namespace="team", pod="p"}', 2, tmp_path)
 
 
-def test_prometheus_keeps_the_names_of_pods_that_series_tell_of() -> None:
-    assert [endpoint["honorLabels"] for endpoint in podmonitor()["podMetricsEndpoints"]] == [True]
-
-
-def test_an_update_of_the_agent_makes_no_other_series() -> None:
+def test_prometheus_keeps_the_names_of_pods_that_series_tell_of_and_an_update_makes_no_other_series() -> None:
     (endpoint,) = podmonitor()["podMetricsEndpoints"]
-    dropped = [rule["regex"] for rule in endpoint["relabelings"] if rule.get("action") == "labeldrop"]
-    assert dropped == ["pod"]
+    assert endpoint["honorLabels"] is True
+    assert [rule["regex"] for rule in endpoint["relabelings"] if rule.get("action") == "labeldrop"] == ["pod"]
     assert "node" in [rule.get("targetLabel") for rule in endpoint["relabelings"]]
 
 

@@ -90,24 +90,19 @@ def _told(done: threading.Event, go: threading.Event) -> None:
     go.wait(60)
 
 
-def test_what_is_there_is_out_of_the_collectors_sight_afterwards() -> None:
+def test_the_collector_waits_during_the_start_and_does_not_see_what_is_there_afterwards() -> None:
     def is_seen(kept: object) -> bool:
         return any(each is kept for each in gc.get_objects())
 
-    early: list[object] = []
+    usual, early = gc.get_threshold(), list[object]()
+    collect_seldom()
+    assert gc.isenabled()
+    assert gc.get_threshold()[0] > 100 * usual[0]
     assert is_seen(early)
     with set_aside():
+        assert gc.get_threshold() == usual
         late: list[object] = []
         assert (is_seen(early), is_seen(late)) == (False, True)
         asyncio.run(set_aside_later(0))
         assert not is_seen(late)
     assert is_seen(early)
-
-
-def test_the_collector_waits_during_the_start_alone() -> None:
-    usual = gc.get_threshold()
-    collect_seldom()
-    assert gc.isenabled()
-    assert gc.get_threshold()[0] > 100 * usual[0]
-    with set_aside():
-        assert gc.get_threshold() == usual

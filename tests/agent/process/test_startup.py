@@ -166,27 +166,10 @@ def test_being_stopped_ends_the_wait_for_a_missing_file(
     assert asyncio.run(run()) is None
 
 
-def test_what_is_wrong_for_this_node_is_listed_with_all_else() -> None:
-    text = (
-        "resources:\n"
-        "  - {name: a/one, kind: vf, select: {pf: [rail0]}}\n"
-        "  - {name: a/two, kind: vf, select: {pf: ['rail0#0-1']}}\n"
-        "networks:\n"
-        "  - {name: n1, vlan: 9999}\n"
-        "  - {name: n2, mtu: 1500}\n"
-        "  - {name: n3, deviceID: '0000:12:00.1'}\n"
-        "  - {name: n4, pf: [rail0]}\n"
-        "  - {name: n5, ipam: {type: nodefabric}}\n"
-    )
+def test_resources_that_select_one_device_are_wrong_for_this_node() -> None:
+    text = "resources: [{name: a/one, kind: vf, select: {pf: [rail0]}}, {name: a/two, kind: vf}]"
     with pytest.raises(ConfigError) as caught:
-        config.parse(text, "test.yaml")
-    problems = caught.value.problems
-    assert problems[0].startswith("networks[0].vlan: must be a whole number from 0 to 4094")
-    assert problems[1] == "networks[2].deviceID: is chosen for each pod, so leave it out"
-    assert problems[2] == "networks[3].pf: is chosen for each pod, so leave it out"
-    assert problems[3].startswith("networks[4].ipam.type: must be the name of an IPAM plugin, is 'nodefabric', which")
-    with pytest.raises(ConfigError) as caught:
-        startup.check(config.parse(text.partition("networks:")[0], "test.yaml"), node())
+        startup.check(config.parse(text, "test.yaml"), node())
     assert any("a/one" in p and "a/two" in p for p in caught.value.problems)
 
 
