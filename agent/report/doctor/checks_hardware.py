@@ -18,10 +18,12 @@ from agent.offer.selection import Why
 from agent.offer.units import plain_offer
 from agent.report.chart import is_nic, why_not_known
 from agent.report.doctor.facts import (
+    REQUEST_REDIRECT,
     DataDirectFacts,
     Facts,
     Result,
     Severity,
+    SwitchPort,
     error,
     fine,
     functions,
@@ -332,11 +334,12 @@ def data_direct(facts: Facts) -> Iterator[Result]:
     known = facts.data_direct
     if known is None:
         return
-    problems = [*_driver(facts, known), *_library(known)]
+    problems = [*_driver(facts, known), *_library(known), *_acs(known.ports)]
     yield from problems
     if not problems:
         count = len(functions(facts.snapshot))
-        yield fine(f"{count} functions; kernel and libmlx5 know them. `rdma_topo check` looks at their switches' ACS")
+        ready = "kernel, libmlx5 and ACS let GPUs' traffic through" if known.ports else "kernel and libmlx5 know them"
+        yield fine(f"{count} functions; {ready}")
 
 
 def _driver(facts: Facts, known: DataDirectFacts) -> Iterator[Result]:
@@ -359,3 +362,26 @@ def _library(known: DataDirectFacts) -> Iterator[Result]:
             f"{known.library} does not know Data Direct: NCCL and UCX then silently use the slower path",
             "install rdma-core 54 or later, on the host and in container images",
         )
+
+
+def _acs(ports: Sequence[SwitchPort]) -> Iterator[Result]:
+    """Redirected requests or completions go up to the processor and back down again."""
+    seen = [(port, port.control) for port in ports if port.control is not None]
+    wrong = [(port, port.rule.off) for port, control in seen if control & port.rule.off]
+    unsafe = [(p, c) for p, c in seen if not c & p.rule.off and c & p.rule.on != p.rule.on]
+    wanted = ";".join(f"{port.rule.words}@{port.address}" for port in ports)
+    remedy = f"boot with pci=config_acs={wanted} (Linux 6.11 or later; rdma_topo write-grub-acs writes it)"
+    if len(seen) < len(ports):
+        hidden = ", ".join(port.address for port in ports if port.control is None)
+        yield unseen(f"the ACS settings of {hidden} cannot be read", "run doctor as root on the host")
+    if wrong:
+        told = (
+            f"{port.address} redirects {'requests' if bit == REQUEST_REDIRECT else 'completions'} ({port.towards} is"
+            " below it)"
+            for port, bit in wrong
+        )
+        yield warning(f"ACS sends GPUs' traffic up to the processor: {', '.join(told)}", remedy)
+    if unsafe:
+        told = (f"{port.address} ({control:07b}, not {port.rule.words})" for port, control in unsafe)
+        text = "ACS is not set as rdma-core's rdma_topo asks, so functions are less isolated:"
+        yield note(f"{text} {', '.join(told)}", remedy)

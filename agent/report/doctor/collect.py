@@ -6,6 +6,7 @@ Reads only. What is not there or may not be read is left as unseen: doctor may r
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -26,12 +27,15 @@ from agent.model.vf_identity import Rail
 from agent.process import sockets
 from agent.report.doctor.facts import (
     CONTAINERD_CONFIG,
+    TOWARDS_DATA_DIRECT,
+    TOWARDS_GPU,
     UNLIMITED,
     ClaimFacts,
     ContainerRuntime,
     DataDirectFacts,
     Facts,
     NetworkFile,
+    SwitchPort,
     functions,
 )
 from agent.report.status import ask
@@ -48,6 +52,9 @@ _FOLDERS = ("usr/lib64", "usr/lib", "usr/lib/aarch64-linux-gnu", "usr/lib/x86_64
 _SYMBOL = b"mlx5dv_get_data_direct_sysfs_path"
 """By which programs find the function, from rdma-core 54 on (debian/ibverbs-providers.symbols, MLX5_1.25)."""
 _MOST_LIBRARY_BYTES = 16 << 20
+_SWITCH = ("0x15b3", "0x197c")
+"""Vendor and device of ports of a ConnectX's own switch."""
+_CONFIG_BYTES, _FIRST_CAPABILITY, _ACS = 4096, 0x100, 0x000D
 
 
 def collect(
@@ -219,10 +226,42 @@ def claims(root: Path, config: Config | None, kubelet_version: str) -> ClaimFact
 
 
 def data_direct(root: Path, snapshot: Snapshot) -> DataDirectFacts | None:
-    """Look at kernel and library; None where no adapter has a Data Direct function."""
+    """Look at kernel, library and switches; None where no adapter has a Data Direct function."""
     if not functions(snapshot):
         return None
-    return DataDirectFacts((_text(root / "proc/sys/kernel/osrelease") or "").strip(), *_library(root))
+    release = (_text(root / "proc/sys/kernel/osrelease") or "").strip()
+    return DataDirectFacts(release, *_library(root), _switch_ports(root, snapshot))
+
+
+def _switch_ports(root: Path, snapshot: Snapshot) -> tuple[SwitchPort, ...]:
+    """List the ports of adapters' switches through which a Data Direct function and a GPU reach each other.
+
+    The path has the host bridge first, then a root port, then the switch: ports that only a root port joins are none.
+    """
+    found: dict[str, SwitchPort] = {}
+    gpus = [snapshot.by_address[g.pci_address] for g in snapshot.all_gpus if g.pci_address in snapshot.by_address]
+    for one, gpu in itertools.product(functions(snapshot), gpus):
+        pairs = zip(one.path[:-1], gpu.path[:-1], strict=False)
+        common = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
+        for device, rule in ((one, TOWARDS_DATA_DIRECT), (gpu, TOWARDS_GPU)) if common > 2 else ():
+            port = device.path[common]
+            folder = root / "sys/bus/pci/devices" / port
+            if tuple((_text(folder / name) or "").strip() for name in ("vendor", "device")) == _SWITCH:
+                config = _bytes(folder / "config", _CONFIG_BYTES) or b""
+                found[port] = SwitchPort(port, device.address, rule, acs_control(config))
+    return tuple(found[address] for address in sorted(found))
+
+
+def acs_control(config: bytes) -> int | None:
+    """Read the ACS control register in a function's configuration space; None if it has none, or it was cut off."""
+    offset, seen = _FIRST_CAPABILITY, set[int]()
+    while offset >= _FIRST_CAPABILITY and offset + 8 <= len(config) and offset not in seen:
+        seen.add(offset)
+        header = int.from_bytes(config[offset : offset + 4], "little")
+        if header & 0xFFFF == _ACS:
+            return int.from_bytes(config[offset + 6 : offset + 8], "little")
+        offset = header >> 20 & 0xFFC
+    return None
 
 
 def _library(root: Path) -> tuple[str, bool]:

@@ -65,12 +65,42 @@ class ClaimFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class AcsRule:
+    """Which bits of a port's ACS control register must be set, and which not (rdma-core, kernel-boot/rdma_topo)."""
+
+    on: int
+    off: int
+    words: str
+    """The same as the kernel's parameter pci=config_acs= spells it."""
+
+
+REQUEST_REDIRECT, COMPLETION_REDIRECT = 1 << 2, 1 << 3
+_VALIDATED = 1 << 0 | 1 << 4
+"""Source validation, and upstream forwarding."""
+TOWARDS_DATA_DIRECT = AcsRule(_VALIDATED | COMPLETION_REDIRECT, REQUEST_REDIRECT, "xx110x1")
+TOWARDS_GPU = AcsRule(_VALIDATED | REQUEST_REDIRECT, COMPLETION_REDIRECT, "xx101x1")
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchPort:
+    """A downstream port of the switch that a Data Direct function and a GPU have in common."""
+
+    address: str
+    towards: str
+    """The PCI address of the function or GPU below it."""
+    rule: AcsRule
+    control: int | None = None
+    """Its ACS control register; None if that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
 class DataDirectFacts:
     kernel: str
     """Its release."""
     library: str = ""
     """Path of the host's libmlx5; empty if it has none."""
     library_knows: bool = False
+    ports: tuple[SwitchPort, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

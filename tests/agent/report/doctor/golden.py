@@ -37,6 +37,8 @@ from agent.report.doctor.checks_node import (
     slices,
 )
 from agent.report.doctor.facts import (
+    TOWARDS_DATA_DIRECT,
+    TOWARDS_GPU,
     UNLIMITED,
     ClaimFacts,
     ContainerRuntime,
@@ -44,6 +46,7 @@ from agent.report.doctor.facts import (
     Facts,
     NetworkFile,
     Result,
+    SwitchPort,
 )
 from tests.agent.conftest import recorded_node
 
@@ -186,11 +189,22 @@ def containerd(version: str = "1.7.24", resolves: bool | None = False, **more: A
 
 
 def direct(
-    mlx5: str | None = "mlx5_ib", library: str = "/usr/lib64/libmlx5.so.1", knows: bool = True
+    mlx5: str | None = "mlx5_ib",
+    library: str = "/usr/lib64/libmlx5.so.1",
+    knows: bool = True,
+    acs: tuple[int | None, int | None] = (0b1111001, 0b0010101),
 ) -> Sequence[Result]:
-    """Look at a host with Data Direct functions."""
+    """Look at a host with Data Direct functions; `acs` is set towards a function, and towards its GPU."""
     edit = with_devices(lambda d: replace(d, driver=mlx5) if d.device == 0x2100 else d)
-    return found(data_direct, "gb300-4gpu", edit, data_direct=DataDirectFacts("6.8.0-64k", library, knows))
+    ports = (
+        SwitchPort("0008:02:00.0", "0008:03:00.0", TOWARDS_DATA_DIRECT, acs[0]),
+        SwitchPort("0008:02:03.0", "0008:06:00.0", TOWARDS_GPU, acs[1]),
+    )
+    return found(data_direct, "gb300-4gpu", edit, data_direct=DataDirectFacts("6.8.0-64k", library, knows, ports))
+
+
+ACS_OF_LINUX = 0b0011101
+"""What the kernel sets by itself: everything goes up."""
 
 
 ON_VARIANT = with_vfs(driver="mlx5_vfio_pci", iommu_group=7)
@@ -233,6 +247,9 @@ CASES: dict[str, Callable[[], Sequence[Result]]] = {
     "Data Direct functions without a driver": lambda: direct(None),
     "an old library": lambda: direct(knows=False),
     "no library": lambda: direct(library=""),
+    "ACS as Linux sets it": lambda: direct(acs=(ACS_OF_LINUX, ACS_OF_LINUX)),
+    "no ACS": lambda: direct(acs=(0, 0)),
+    "ACS that only root may read": lambda: direct(acs=(None, 0b0010101)),
     "no Data Direct functions": lambda: found(data_direct),
     "no configuration": lambda: found(configuration, config=None),
     "no resources": lambda: found(configuration, config=Config()),

@@ -16,7 +16,7 @@ import pytest
 from agent.__main__ import main
 from agent.config import Config, Endpoints, Resource, Topology
 from agent.model.device import Snapshot
-from agent.report.doctor.collect import claims, collect, data_direct, modules, networks, runtime
+from agent.report.doctor.collect import acs_control, claims, collect, data_direct, modules, networks, runtime
 from agent.report.doctor.facts import UNLIMITED, DataDirectFacts, NetworkFile
 from agent.report.endpoints import Check, EndpointServer, Pages
 from agent.report.status import served
@@ -205,6 +205,51 @@ def test_kernel_and_library_are_looked_at_where_an_adapter_has_a_data_direct_fun
         "6.8.0-64k", f"/{path}" if library else "", library is not None and len(library) > 9
     )
     assert data_direct(tmp_path, node_snapshot("h100-8gpu")) is None
+
+
+def config_space(control: int | None) -> bytes:
+    """A configuration space with the AER capability, and behind it ACS."""
+    space = bytearray(4096)
+    space[0x100:0x104] = (0x148 << 20 | 2 << 16 | 0x0001).to_bytes(4, "little")
+    if control is not None:
+        space[0x148:0x14C] = (1 << 16 | 0x000D).to_bytes(4, "little")
+        space[0x14E:0x150] = control.to_bytes(2, "little")
+    return bytes(space)
+
+
+@pytest.mark.parametrize(
+    ("config", "control"),
+    [
+        (config_space(0b11101), 0b11101),
+        (config_space(None), None),
+        (config_space(0b11101)[:64], None),  # all that others than root may read
+        (config_space(0b11101)[:0x14A], None),
+        (b"\xff" * 4096, None),
+        ((0x100 << 20 | 1).to_bytes(4, "little").rjust(0x104, b"\0") + bytes(64), None),
+    ],
+)
+def test_the_acs_register_is_found_behind_other_capabilities(config: bytes, control: int | None) -> None:
+    assert acs_control(config) == control
+
+
+def test_acs_is_looked_at_where_functions_and_gpus_meet_in_an_adapters_switch(
+    tmp_path: Path, node_snapshot: Callable[[str], Snapshot]
+) -> None:
+    snapshot = node_snapshot("gb300-4gpu")
+    ports = sorted({part for device in snapshot.devices for part in device.path})
+    for port in ports:
+        folder = tmp_path / "sys/bus/pci/devices" / port
+        write(folder, {"vendor": "0x15b3\n", "device": "0x197c\n"})
+        (folder / "config").write_bytes(config_space(0b11101))
+    seen = data_direct(tmp_path, snapshot)
+    assert seen is not None
+    assert [port.rule.words for port in seen.ports] == ["xx110x1", "xx101x1"] * 4
+    assert {port.control for port in seen.ports} == {0b11101}
+    for port in ports:
+        write(tmp_path / "sys/bus/pci/devices" / port, {"device": "0xc030\n"})
+    seen = data_direct(tmp_path, snapshot)
+    assert seen is not None
+    assert seen.ports == ()
 
 
 def test_doctor_ends_with_status_1_if_it_finds_something(
