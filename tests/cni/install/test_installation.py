@@ -49,18 +49,6 @@ def test_the_relay_is_put_under_the_plugins_name_whatever_was_there(
     assert victim.read_bytes() == RELAY
 
 
-def test_installing_the_same_again_touches_nothing(wanted: Installation) -> None:
-    wanted = replace(wanted, replace=("sriov",))
-    install(wanted)
-
-    def stamps() -> list[tuple[str, int, int]]:
-        return [(path.name, path.lstat().st_ino, path.lstat().st_ctime_ns) for path in sorted(wanted.target.iterdir())]
-
-    before = stamps()
-    assert install(wanted) == ()
-    assert stamps() == before
-
-
 def test_removing_takes_away_ours_only_and_once(wanted: Installation, tmp_path: Path) -> None:
     install(wanted)
     (wanted.target / "bridge").write_bytes(b"another plugin")

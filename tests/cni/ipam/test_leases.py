@@ -431,12 +431,6 @@ def test_no_plugin_is_asked_for_what_is_to_be_given_back_before_pods_are_served(
     assert sorted(said(rig.folder)) == ["ADD c1", "DEL c1", "DEL old"]
 
 
-def test_a_pod_gets_addresses_before_old_ones_are_given_back(desk: Desk) -> None:
-    desk.plugin("stub", NOTES + stub_answer("10.0.0.2/24"))
-    desk.leases.defer()
-    assert desk.leases.take(desk.row("c1")).addresses == ("10.0.0.2/24",)
-
-
 def test_plugins_are_asked_one_after_the_other_after_a_start(desk: Desk) -> None:
     on = desk.folder / "on"
     on.mkdir()

@@ -19,7 +19,6 @@ from cni.ipam.program import (
     AGENT_BYTES,
     EXPECTED_BYTES,
     NO_LIMIT,
-    VARIABLE,
     YOUNG_SECONDS,
     Bounds,
     OutOfBounds,
@@ -60,33 +59,20 @@ def noted(folder: Path) -> list[int]:
     return [int(word) for word in file.read_text().split()] if file.exists() else []
 
 
-DAEMON = """
-import os, time
-for _ in range(2):
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-os.closerange(0, 100)
-with open(os.environ["NOTES"], "a") as file:
-    file.write(f"{os.getpid()}\\n")
-while True:
-    time.sleep(1)
-"""
-
-
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_daemon_of_another_session_and_parent_is_killed_with_its_program(
     script: Write, tmp_path: Path, ends: bool
 ) -> None:
-    start = f"NOTES={tmp_path}/pids {sys.executable} -c '{DAEMON}'; while [ ! -s {tmp_path}/pids ]; do sleep 0.01; done"
+    daemon = f"(setsid sh -c 'echo $$ >{tmp_path}/pids; exec sleep 1000' >&- 2>&- &)"
+    start = f"{daemon}; while [ ! -s {tmp_path}/pids ]; do sleep 0.01; done"
     if ends:
         done = program.run(script(f"{start}\necho done"), b"", ENVIRONMENT, 30.0)
         assert (done.status, done.stdout, done.left) == (0, b"done\n", 1)
     else:
         with pytest.raises(OutOfBounds, match="did not end within 3 s"):
             program.run(script(f"{start}\nsleep 1000"), b"", ENVIRONMENT, 3.0)
-    (daemon,) = noted(tmp_path)
-    until(lambda: not lives(daemon))
+    (number,) = noted(tmp_path)
+    until(lambda: not lives(number))
 
 
 def test_a_child_with_another_environment_and_session_is_counted_and_ended(script: Write, tmp_path: Path) -> None:
@@ -197,21 +183,6 @@ def test_the_first_process_of_a_container_keeps_no_dead_ones(script: Write) -> N
     command = [sys.executable, "-c", REAPS, str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "2 []\n"
-
-
-def test_programs_that_outlived_who_started_them_are_found_by_their_mark(script: Write, tmp_path: Path) -> None:
-    file = script(f"setsid sleep 1000 & echo $! >{tmp_path}/pids; echo $$ >>{tmp_path}/pids; sleep 1000")
-    marks = {owner: {**ENVIRONMENT, VARIABLE: f"{owner}:1"} for owner in ("ours", "ours-not")}
-    with (
-        subprocess.Popen([file], env=marks["ours"]) as mine,
-        subprocess.Popen(["sleep", "9"], env=marks["ours-not"]) as other,
-    ):
-        until(lambda: len(noted(tmp_path)) == 2)
-        assert program.end_all("ours") >= 2
-        assert mine.wait(30) != 0
-        assert other.poll() is None
-        other.kill()
-    until(lambda: not any(map(lives, noted(tmp_path))))
 
 
 # ------------------------------------------------------------ the memory of all programs

@@ -18,7 +18,6 @@ import pytest
 from agent.errors import AttachmentError, HardwareError, RequestInvalid
 from agent.hardware.host import Link, LinkChange, VfControl
 from agent.hardware.netlink.links import Netlink
-from agent.model.allocation import Undo
 from cni.call import GrantedDevice
 from cni.modes import guid, rdma
 from hack.sim.fabric import device_of
@@ -252,23 +251,3 @@ def test_an_interface_that_will_not_come_out_comes_with_its_rdma_device(own_netw
         rig.add("c1", pod, guid=GUID)
         rig.detach("c1", pod)
         assert state(rig) == before
-
-
-def test_a_vf_that_ib_sriov_set_up_gets_its_former_guid_from_us(exclusive: Rig) -> None:
-    machine = exclusive.machine
-    machine.vf_control.set_guids(PF_NETDEV, 0, GUID, GUID)
-    machine.unbind(vf(0))
-    machine.bind(vf(0), "mlx5_core")
-    of_the_file = Undo("ens1f0v0", "", 1500, up=False, vf_index=0, mode="infiniband", rdma="mlx5_1")
-    undo = guid.adopted(machine, vf(0), 0, of_the_file, guid.ALL_ONES)
-    assert undo.extra["guids"] == [guid.ALL_ONES, guid.ALL_ONES]
-    guid.take_back(machine, vf(0), undo)
-    assert machine.vf_control.guids(PF_NETDEV, 0) == (guid.ALL_ONES, guid.ALL_ONES)
-    found = machine.find_rdma(vf(0))
-    assert found is not None
-    assert (found.name, rdma.digits(found.node_guid)) == ("mlx5_1", "f" * 16)
-    index = found.index
-    guid.take_back(machine, vf(0), undo)
-    again = machine.find_rdma(vf(0))
-    assert again is not None
-    assert again.index == index  # not bound anew for nothing

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from agent.errors import AttachmentError, DeviceBusy, HardwareError, NetlinkFailed
-from agent.hardware.host import RdmaLink
 from hack.sim.rdma import SimulatedRdma
 from tests.cni import tiny_node
 from tests.cni.modes import rdma_node
@@ -108,21 +107,6 @@ def test_in_shared_mode_nothing_moves_and_an_own_device_is_refused(own_network: 
         assert row.undo.rdma is None
         with pytest.raises(HardwareError, match=r"shared by all namespaces.*ib_core.netns_mode=0"):
             shared.add("c2", shared.pod("other"), deviceID=vf(1), rdma=True)
-
-
-class Renumbering(SimulatedRdma):
-    """A kernel on which a move frees the device's minor number for another."""
-
-    def char_device(self, device: RdmaLink, kind: str, port: int | None = None, netns: int | None = None) -> str:
-        found = super().char_device(device, kind, port, netns)
-        return found if netns is None else "uverbs9"
-
-
-def test_a_device_that_comes_out_with_another_number_is_no_success(own_network: None, tmp_path: Path) -> None:
-    with rdma_node.opened(tmp_path, host=lambda m: replace(m, rdma=Renumbering(tmp_path, m.root))) as node:
-        with pytest.raises(HardwareError, match=r"came with /dev/infiniband/uverbs0 and has /dev/infiniband/uverbs9"):
-            node.add("c1", node.pod())
-        assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
 
 
 def test_a_device_that_another_pod_had_at_the_grant_must_have_the_number_of_then(
