@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import errno
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ from hypothesis import strategies as st
 
 from agent.config.networks import network_of_keys
 from agent.errors import AttachmentError, HardwareError, NetlinkFailed, RequestInvalid
-from agent.hardware.host import Child, Link, LinkChange
-from agent.hardware.netlink.links import Netlink
-from agent.hardware.netlink.rtnetlink import LinkMessage, creation
+from agent.hardware.host import Child, LinkChange
+from agent.hardware.netlink.rtnetlink import creation
 from agent.model.device import PciDevice, Snapshot
 from cni.call import GrantedDevice
 from cni.modes.child import pairs
-from hack.sim.fabric import device_of
 from tests.cni import tiny_node
+from tests.cni.modes.conftest import Kernel
 from tests.cni.networks import PREVIOUS, network
 from tests.cni.tiny_node import Rig, mac_of, netdev, vf
 from tests.waiting import until
@@ -36,32 +34,6 @@ BOND = {"bond": "active-backup"}
 PORTS = (vf(0), vf(2))
 
 
-class Bridging(Netlink):
-    """Makes bridges for bonds, and calls them so."""
-
-    def __init__(self) -> None:
-        super().__init__(device_of)
-        self.made: list[Child] = []
-        self.refuse: int | None = None
-        self.before_change: Callable[[LinkChange], None] = lambda change: None
-
-    def create(self, child: Child, parent: Link | None, netns: int | None) -> None:
-        if self.refuse is not None:
-            raise NetlinkFailed("make it", self.refuse, "refused")
-        self.made.append(child)
-        super().create(replace(child, kind="bridge"), parent, netns)
-
-    def change(self, link: Link, change: LinkChange, netns: int | None = None) -> None:
-        self.before_change(change)
-        super().change(link, change, netns)
-        if change.master is not None:  # as a bond does
-            super().change(link, LinkChange(up=True), netns)
-
-    def _link(self, message: LinkMessage) -> Link:
-        link = super()._link(message)
-        return replace(link, kind="bond") if link.kind == "bridge" else link
-
-
 def with_two_pfs(snapshot: Snapshot) -> Snapshot:
     """Say that the third VF is of another PF."""
     devices = (replace(d, physfn=OTHER_PF) if d.address == vf(2) else d for d in snapshot.devices)
@@ -69,13 +41,7 @@ def with_two_pfs(snapshot: Snapshot) -> Snapshot:
 
 
 @pytest.fixture
-def kernel() -> Iterator[Bridging]:
-    with closing(Bridging()) as kernel:
-        yield kernel
-
-
-@pytest.fixture
-def rig(own_network: None, tmp_path: Path, kernel: Bridging) -> Iterator[Rig]:
+def rig(own_network: None, tmp_path: Path, kernel: Kernel) -> Iterator[Rig]:
     with tiny_node.open_rig(tmp_path, host=lambda m: replace(m, links=kernel), seen=with_two_pfs) as rig:
         yield rig
 
@@ -88,7 +54,7 @@ def add(rig: Rig, pod: Path, container_id: str = "c1") -> Any:
     return rig.add(container_id, pod, ifname="eth0", prevResult=PREVIOUS)
 
 
-def ports_of(rig: Rig, kernel: Bridging, pod: Path) -> dict[str, bool]:
+def ports_of(rig: Rig, kernel: Kernel, pod: Path) -> dict[str, bool]:
     """Tell of each VF in the pod whether it is a port of net1."""
     with pod.open() as netns:
         bond = kernel.find("net1", netns.fileno())
@@ -96,7 +62,7 @@ def ports_of(rig: Rig, kernel: Bridging, pod: Path) -> dict[str, bool]:
     return {link.name: bond is not None and link.master == bond.ifindex for link in found}
 
 
-def test_two_vfs_come_as_one_interface_with_the_addresses_and_go_home(rig: Rig, kernel: Bridging) -> None:
+def test_two_vfs_come_as_one_interface_with_the_addresses_and_go_home(rig: Rig, kernel: Kernel) -> None:
     before = [rig.found(i) for i in range(3)]
     pod = rig.pod()
     grant(rig, 0, 2, mtu=1400, vlan=7, ipam=rig.ipam(), altNames=["storage"], arpTargets=["10.9.0.1"])
@@ -155,7 +121,7 @@ def test_a_namespace_that_ends_gives_both_vfs_back(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("step", ["no bond", "first port", "second port", "up"])
-def test_an_add_that_fails_at_any_step_leaves_nothing(rig: Rig, kernel: Bridging, step: str) -> None:
+def test_an_add_that_fails_at_any_step_leaves_nothing(rig: Rig, kernel: Kernel, step: str) -> None:
     before = [rig.found(i) for i in range(3)]
     pod, left = rig.pod(), {"first port": 0, "second port": 1, "up": 2}.get(step, 9)
     changes: list[LinkChange] = []

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import errno
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,49 +25,14 @@ from agent.errors import (
     NotAllowed,
     RequestInvalid,
 )
-from agent.hardware.host import Child, Link, LinkChange
-from agent.hardware.netlink.links import Netlink
-from agent.hardware.netlink.rtnetlink import LinkMessage
+from agent.hardware.host import Child
 from cni.modes import child
-from hack.sim.fabric import device_of
 from tests.cni import tiny_node
+from tests.cni.modes.conftest import Kernel
 from tests.cni.stand_ins import FixedDevices
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig
 from tests.node import granted
 from tests.waiting import until
-
-
-class Kernel(Netlink):
-    """Has one more kind of child than this one, and calls its bridges bonds."""
-
-    def __init__(self) -> None:
-        super().__init__(device_of)
-        self.kind, self.bond = "macvlan", "bond"
-        self.refuse_elsewhere: int | None = None
-        """errno for a child in another namespace."""
-        self.made: list[Child] = []
-        self.before_move: Callable[[], None] = lambda: None
-
-    def move_in(self, link: Link, netns: int, change: LinkChange) -> None:
-        self.before_move()
-        super().move_in(link, netns, change)
-
-    def create(self, child: Child, parent: Link | None, netns: int | None) -> None:
-        if netns is not None and self.refuse_elsewhere is not None:
-            raise NetlinkFailed("make it", self.refuse_elsewhere, "refused")
-        self.made.append(child)
-        assert parent is not None
-        super().create(replace(child, kind="ifb", mtu=child.mtu or parent.mtu), parent, netns)
-
-    def _link(self, message: LinkMessage) -> Link:
-        link = super()._link(message)
-        return replace(link, kind={"ifb": self.kind, "bridge": self.bond}.get(link.kind, link.kind))
-
-
-@pytest.fixture
-def kernel() -> Iterator[Kernel]:
-    with closing(Kernel()) as kernel:
-        yield kernel
 
 
 @pytest.fixture
@@ -213,7 +177,7 @@ def test_what_cannot_be_is_told_before_anything_is_made(
 
 
 def test_a_kernel_without_the_kind_says_which_module(rig: Rig, kernel: Kernel) -> None:
-    kernel.refuse_elsewhere = errno.EOPNOTSUPP
+    kernel.refuse = errno.EOPNOTSUPP
     with pytest.raises(NetlinkFailed, match="load the module macvlan"):
         rig.add("c1", rig.pod(), mode="macvlan", deviceID=None, master=PF_NETDEV)
 
@@ -253,7 +217,7 @@ def test_an_ethernet_parent_is_refused(rig: Rig, kernel: Kernel) -> None:
 def test_a_kernel_that_makes_no_child_elsewhere_makes_it_here_and_it_is_moved(
     infiniband: None, rig: Rig, kernel: Kernel
 ) -> None:
-    kernel.refuse_elsewhere = errno.EINVAL
+    kernel.refuse = errno.EINVAL
     pod = rig.pod()
     rig.add("c1", pod, mode="ipoib", deviceID=None, master=PF_NETDEV)
     assert kernel.made[0].name == child.temporary_name(f"{PF_NETDEV}/c1/net1")
@@ -262,7 +226,7 @@ def test_a_kernel_that_makes_no_child_elsewhere_makes_it_here_and_it_is_moved(
 
 
 def test_what_a_crash_left_in_the_host_is_removed(infiniband: None, rig: Rig, kernel: Kernel) -> None:
-    kernel.refuse_elsewhere = errno.EINVAL
+    kernel.refuse = errno.EINVAL
     pod = rig.pod()
     rig.run_in(pod, "ip", "link", "add", "net1", "type", "veth", "peer", "name", "other")
     with pytest.raises(NetlinkFailed):
@@ -327,7 +291,7 @@ def test_one_interface_carries_one_sort_of_children(
 
 
 def test_what_others_have_made_upon_it_is_told_by_the_kernel_alone(ipvlans: None, rig: Rig, kernel: Kernel) -> None:
-    kernel.refuse_elsewhere = errno.EBUSY
+    kernel.refuse = errno.EBUSY
     with pytest.raises(NetlinkFailed, match=f"{PF_NETDEV} is in use otherwise, .* by macvlans: an interface carries"):
         rig.add("c1", rig.pod(), mode="ipvlan", deviceID=PF)
 
