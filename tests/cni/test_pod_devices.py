@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from agent.config import Config, RailNic, Resource, SharedPool
-from agent.config.networks import network_of_keys
+from agent.config.networks import ADAPTER, network_of_keys
 from agent.edits.specs import Specs
 from agent.errors import RequestInvalid, Unavailable, UnknownUnit
 from agent.hardware.host import Host
@@ -176,6 +176,13 @@ def test_a_pod_in_kubelets_notes_has_its_vf_though_its_grant_has_ended(
     unit = Unit(VF, "rdma/vf", "vf", VF, HEALTHY, 0)
     with open_books(tmp_path) as books:
         assert tuple(each.device for each in asked(config, books, Kubelet(VF), unit, noted=(noted,))) == found
+
+
+def test_a_whole_adapter_whose_resource_names_no_network_comes_as_it_is(tmp_path: Path) -> None:
+    config, unit = Config(resources=(Resource("rdma/nic", "nic"),)), Unit(PF, "rdma/nic", "nic", PF, HEALTHY, 0)
+    with open_books(tmp_path) as books:
+        found = asked(config, books, Kubelet(PF, name="rdma/nic"), unit, noted=(POD.uid,))
+    assert found == (GrantedDevice(PF, "rdma/nic", ADAPTER, PF),)
 
 
 def test_kubelet_is_not_asked_where_all_that_is_granted_are_slots(tmp_path: Path) -> None:
