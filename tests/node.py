@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from agent.config import HealthSettings
+from agent.hardware import recorded
+from agent.hardware.adapter_ids import with_adapter_ids
+from agent.hardware.sysfs.scan import scan
 from agent.health_history import HealthHistory
 from agent.ledger import Ledger
 from agent.model.allocation import (
@@ -123,6 +129,17 @@ def split(snapshot: Snapshot, planes: int = 2, vfs: int = 0, device: int = 0x102
                 for i, a in enumerate(mine)
             ]
     return replace(snapshot, devices=tuple(sorted(devices, key=lambda d: d.address)))
+
+
+@cache
+def recorded_node(name: str) -> Snapshot:
+    """Scan a modelled node, GPUs included."""
+    recording = recorded.load(recorded.find(name))
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # thousands of small files
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        recorded.unpack(recording, Path(folder))
+        found = with_adapter_ids(scan(Path(folder)), Path(folder))
+    return replace(found, gpus=recording.gpus, generation=1)
 
 
 def gpu_uuid(rail: int) -> str:

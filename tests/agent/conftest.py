@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from agent.hardware import recorded
-from agent.hardware.adapter_ids import with_adapter_ids
-from agent.hardware.sysfs.scan import scan
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
-from tests.node import open_books
+from tests.node import open_books, recorded_node
 
 
 @pytest.fixture(scope="session")
@@ -30,15 +25,6 @@ def node_root(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         return made[name]
 
     return root
-
-
-@cache
-def recorded_node(name: str) -> Snapshot:
-    """Scan a modelled node, GPUs included."""
-    node = recorded.load(recorded.find(name))
-    with tempfile.TemporaryDirectory() as folder:
-        recorded.unpack(node, Path(folder))
-        return replace(with_adapter_ids(scan(Path(folder)), Path(folder)), gpus=node.gpus, generation=1)
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,7 @@ expected: problems, or for each resource the devices that it gets.
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +15,13 @@ import yaml
 
 from agent import config
 from agent.errors import ConfigError
-from agent.hardware import recorded
-from agent.model.device import Snapshot
 from agent.offer.explanation import Account, Explanation, explain_all
 from agent.offer.selection import errors
 from agent.offer.units import plain_offer
-from hack.sim.machine import SimulatedMachine
+from tests.node import recorded_node
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.yaml"))
 SHOWN = 3
-
-
-@cache
-def snapshot_of(node: str) -> Snapshot:
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "node"
-        SimulatedMachine.create(place, recorded.load(recorded.find(node)), with_links=False)
-        host = SimulatedMachine.open(place)
-        try:
-            return host.scan()
-        finally:
-            host.close()
 
 
 def outcome(text: str, node: str) -> dict[str, Any]:
@@ -46,7 +30,7 @@ def outcome(text: str, node: str) -> dict[str, Any]:
         read = config.parse(text, "config")
     except ConfigError as error:
         return {"problems": list(error.problems)}
-    account = explain_all(read.resources, plain_offer(read.resources, snapshot_of(node)))
+    account = explain_all(read.resources, plain_offer(read.resources, recorded_node(node)))
     found: dict[str, Any] = {}
     if read.warnings:
         found["warnings"] = list(read.warnings)

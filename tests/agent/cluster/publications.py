@@ -30,7 +30,7 @@ from agent.state import Latest
 from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.cluster.definitions import Definition
 from tests.agent.cluster.topology.nodes import offered
-from tests.agent.conftest import recorded_node
+from tests.node import recorded_node
 
 QUICK = Topology(publish=True, heartbeat_seconds=600, start_spread_seconds=0)
 BRISK = Intervals(coalesce=0.02, shared=0.01, rest=0.05)

@@ -41,6 +41,21 @@ def test_a_vf_that_goes_into_a_pod_and_comes_back_leaves_the_lists_as_they_are()
     assert first.units == second.units == third.units
 
 
+@pytest.mark.parametrize(
+    ("resource", "unit"),
+    [
+        (RESOURCES[1], VF),
+        (Resource("rdma/vf", "vf", binding="late"), slot_id("rdma/vf", 0, 0)),
+        (Resource("rdma/rail", "rail", nic=RailNic("vf")), f"rail-{gpu_uuid(0)}"),
+    ],
+)
+def test_what_is_granted_stays_healthy(tmp_path: Path, resource: Resource, unit: str) -> None:
+    with open_books(tmp_path) as books:
+        books.grant(granted(resource.name, {unit: (VF,)}))
+        offer = offers().make((resource,), SMALL, read(books, with_names=False))
+    assert {each.health for each in offer.units[resource.name]} == {HEALTHY}
+
+
 def test_vfs_of_an_adapter_that_a_pod_has_whole_are_for_no_other_pod() -> None:
     made, snapshot = offers(), node(rails=2, vfs=1)
     before = made.make(RESOURCES, snapshot, BOOKS)
@@ -94,13 +109,6 @@ def test_a_device_that_is_gone_stays_listed_though_slices_of_a_gpu_make_another_
         (RailNic("vf", Select(drivers=("mlx5_core",))), change(SMALL, VF, driver="vfio-pci"), "WrongDriver"),
         (RailNic("vf", Select(drivers=("mlx5_core",))), change(SMALL, VF, driver=None), "NoDriver"),
         (RailNic("hca", shares=1), change(SMALL, PF, rdma_devices=()), "NoRdmaDevice"),
-    ],
-    ids=[
-        "its GPU is gone",
-        "the GPU driver is gone",
-        "its VF has another driver",
-        "its VF has no driver",
-        "its HCA is no HCA any more",
     ],
 )
 def test_a_rail_that_has_lost_a_half_is_listed_with_the_reason(nic: RailNic, later: Snapshot, reason: str) -> None:

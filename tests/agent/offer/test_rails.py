@@ -97,6 +97,8 @@ def test_a_card_that_takes_anothers_place_takes_its_number() -> None:
     # In another slot, while a third card is away: it gets what is free.
     other = change(moved(without(whole, PFS[0]), PFS[1], "0000:26:00.0"), "0000:26:00.0", rdma_devices=(rdma(1, "1"),))
     assert numbers(numbered(other, known=known))["0000:26:00.0"] == 0
+    # The same card in another slot: it keeps its own.
+    assert numbers(numbered(moved(without(whole, PFS[0]), PFS[2], "0000:36:00.0"), known=known))["0000:36:00.0"] == 2
     # In another slot, and the others are there: they keep theirs.
     assert numbers(numbered(moved(replaced, PFS[1], "0000:48:00.0"), known=known)) == {
         PFS[0]: 0,

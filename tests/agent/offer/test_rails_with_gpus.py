@@ -6,15 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from agent.config import RailNic, Resource, Select
-from agent.hardware import recorded
-from agent.hardware.sysfs import scan as sysfs
 from agent.health_history import HealthHistory
 from agent.ledger import Ledger
 from agent.model.device import Snapshot
@@ -25,18 +21,10 @@ from agent.offer.rails import planes_in
 from agent.offer.selection import assign
 from agent.offer.units import Inputs, Reading, make_offer, plain_offer
 from agent.placement import Distances, choose_sets
-from tests.node import change, gpu_uuid, granted, node, open_books, split, without
+from tests.node import change, gpu_uuid, granted, node, open_books, recorded_node, split, without
 
 P5 = Resource("a.b/rail", "rail", nic=RailNic("hca", Select(vendors=(0x1D0F,)), shares=1, count=4))
 PAIR = Resource("rdma/rail", "rail", nic=RailNic("vf", count=2))
-
-
-@cache
-def scanned(name: str) -> Snapshot:
-    recording = recorded.load(recorded.find(name))
-    with TemporaryDirectory() as folder:
-        recorded.unpack(recording, Path(folder))
-        return replace(sysfs.scan(Path(folder)), gpus=recording.gpus, generation=1)
 
 
 def rails(resource: Resource, snapshot: Snapshot, kept: Mapping[str, tuple[str, ...]] = {}) -> tuple[Unit, ...]:
@@ -50,7 +38,7 @@ def sets(found: tuple[Unit, ...]) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize("shares", [1, 2, 63])
 def test_each_gpu_of_a_p5_has_the_four_adapters_beside_it(shares: int) -> None:
-    snapshot = scanned("p5-8gpu-32efa")
+    snapshot = recorded_node("p5-8gpu-32efa")
     distances = Distances(snapshot)
     found = rails(replace(P5, nic=replace(P5.nic, shares=shares)), snapshot)
     assert [unit.gpu for unit in found] == list(distances.gpus)
@@ -64,7 +52,7 @@ def test_each_gpu_of_a_p5_has_the_four_adapters_beside_it(shares: int) -> None:
 
 def test_shares_let_each_of_eight_gpus_have_two_of_eight_adapters_evenly() -> None:
     nics = RailNic("hca", Select(vendors=(0x15B3,)), count=2)
-    found = rails(Resource("a.b/rail", "rail", nic=nics), scanned("h100-8gpu"))
+    found = rails(Resource("a.b/rail", "rail", nic=nics), recorded_node("h100-8gpu"))
     assert [len(set(unit.devices)) for unit in found] == [2] * 8
     assert set(Counter(nic for unit in found for nic in unit.devices).values()) == {2}
 
@@ -126,7 +114,7 @@ def test_a_rail_whose_adapter_misses_a_plane_is_none_until_it_is_back(tmp_path: 
 
 
 def test_a_gpu_that_does_not_find_all_its_nics_makes_no_rail() -> None:
-    snapshot = scanned("p5-8gpu-32efa")
+    snapshot = recorded_node("p5-8gpu-32efa")
     whole = rails(P5, snapshot)
     gone = rails(P5, without(snapshot, whole[2].devices[1]))
     assert sets(gone) == {unit_id: its for unit_id, its in sets(whole).items() if unit_id != whole[2].unit_id}
@@ -141,7 +129,7 @@ def rails_with_doubt(resource: Resource, snapshot: Snapshot, device: str) -> tup
 
 @pytest.mark.parametrize("position", range(4))
 def test_a_rail_is_as_ill_as_any_of_its_nics(position: int) -> None:
-    snapshot = scanned("p5-8gpu-32efa")
+    snapshot = recorded_node("p5-8gpu-32efa")
     ill = rails(P5, snapshot)[3].devices[position]
     made = rails_with_doubt(P5, snapshot, ill)
     assert [unit.health.reason for unit in made] == [*[""] * 3, "Quarantined", *[""] * 4]

@@ -33,9 +33,8 @@ from agent.report.events import Events
 from agent.report.facts import DriverState, Facts
 from agent.report.metrics import Metrics
 from agent.state import Latest
-from tests.agent.conftest import recorded_node
 from tests.agent.ledger.test_claims import claim, of_share, of_vf
-from tests.node import POD, owner, unit_hold
+from tests.node import POD, owner, recorded_node, unit_hold
 
 PF, VF, OTHER, CLAIMED, BOUND, LEFT, FORMER, MADE = (f"0000:18:00.{n}" for n in range(8))
 GPU = "GPU-8fbb9b0e-0000-4000-8000-000000000000"

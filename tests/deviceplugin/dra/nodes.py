@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from agent.config import Config, Dra, Resource
-from agent.hardware import recorded
-from agent.hardware.adapter_ids import with_adapter_ids
-from agent.hardware.sysfs import scan
 from agent.model.device import PciDevice, Snapshot
 from agent.model.health import Reason, unhealthy
 from agent.offer.offer import Offer, Unit
 from agent.offer.units import plain_offer
 from deviceplugin.dra.attributes import Facts, StableFacts, stable_facts
 from deviceplugin.dra.devices import Document, DraDevice, devices_of, slices_of
+from tests.node import recorded_node as recorded_node
 
 DRIVER, NODE = "nodefabric.io", "node-1"
 GPU_NODES = (
@@ -32,17 +26,6 @@ VF, HCA, NIC = (
     Resource("rdma/nic", "nic", offer="dra"),
 )
 PF, FIRST, SECOND = "0000:12:00.0", "0000:12:00.1", "0000:12:00.2"
-
-
-@functools.cache
-def recorded_node(name: str) -> Snapshot:
-    """Scan a modelled node."""
-    node = recorded.load(recorded.find(name))
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # thousands of small files
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        recorded.unpack(node, Path(folder))
-        found = with_adapter_ids(scan.scan(Path(folder)), Path(folder))
-    return replace(found, gpus=node.gpus, generation=1)
 
 
 def with_vfs(snapshot: Snapshot, count: int) -> Snapshot:

@@ -48,7 +48,7 @@ from agent.report.doctor.facts import (
     Result,
     SwitchPort,
 )
-from tests.agent.conftest import recorded_node
+from tests.node import recorded_node
 
 Check = Callable[[Facts], Iterator[Result]]
 EVERYTHING = frozenset({"ib_uverbs", "rdma_ucm", "mlx5_ib", "vfio_pci", "nvidia_peermem"})
