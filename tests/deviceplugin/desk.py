@@ -24,9 +24,7 @@ class Books:
 
     def __init__(self) -> None:
         self.pods: dict[str, PodRef] = {}
-
-    def grant(self, holds: Sequence[Hold]) -> None:
-        """Take a grant."""
+        self.holds: list[Hold] = []
 
 
 class Clock:
@@ -42,7 +40,7 @@ class Desk:
 
     def __init__(self, *resources: Resource, snapshot: Snapshot | None = None) -> None:
         self.books, self.clock = Books(), Clock()
-        self.allocator = Allocator(Latest(Offer()), self.books.grant, self.books.pods.get, self.clock)
+        self.allocator = Allocator(Latest(Offer()), self.books.holds.extend, self.books.pods.get, self.clock)
         snapshot = snapshot or node()
         self.allocator.offer.set(plain_offer(resources, snapshot))
         self.distances = self.allocator.offer.value.distances

@@ -22,7 +22,7 @@ from hack.sim.pods import Container
 from proto.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.awaiting import until
 from tests.deviceplugin.rig import Rig, rig
-from tests.node import change, node, without
+from tests.node import change, node
 
 VF = "0000:12:00.1"
 FILES = ("uverbs4", "umad4", "issm4")
@@ -98,34 +98,6 @@ async def test_with_cdi_a_container_gets_an_annotation_in_place_of_files(short_f
         assert [node["path"] for node in device["containerEdits"]["deviceNodes"]] == [
             f"/dev/infiniband/{name}" for name in ("issm4", "umad4", "uverbs4", "rdma_cm")
         ]
-
-
-async def test_cdi_names_follow_the_hardware_and_go_with_the_pool(short_folder: Path) -> None:
-    pool = {"resourceName": "vf", "selectors": {"pfNames": ["rail0"]}}
-
-    def names() -> dict[str, set[str]]:
-        found = {}
-        for path in (short_folder / "cdi").iterdir():
-            spec = json.loads(path.read_text())
-            assert all(device["containerEdits"]["env"] for device in spec["devices"])  # one without edits voids all
-            found[spec["kind"]] = {device["name"] for device in spec["devices"]}
-        return found
-
-    both = (
-        *sriov(pool, use_cdi=True),
-        *shared({"resourceName": "a", "rdmaHcaMax": 3, "devices": ["rail1"]}, use_cdi=True),
-    )
-    async with rig(short_folder, snapshot=node(rails=2, vfs=2), resources=both) as r:
-        assert names() == {
-            "intel.com/net-pci": {"0000:12:00.1", "0000:12:00.2"},
-            "nvidia.com/net-rdma": {"0000:22:00.0"},
-        }
-        r.publish(without(r.snapshot.value, "0000:12:00.1"))
-        await until(lambda: names()["intel.com/net-pci"] == {"0000:12:00.2"})
-        foreign = short_folder / "cdi/nvidia.com_hca.yaml"
-        foreign.write_text('{"kind": "x/y", "devices": []}')
-        await r.reconfigure(*both[:1])
-        assert names().keys() == {"intel.com/net-pci", "x/y"}
 
 
 def test_the_selector_that_took_a_device_decides_what_comes_with_it() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +24,6 @@ def vfs(name: str, *pf: str) -> Resource:
     return Resource(name, "vf", Select(pf=tuple(map(parse_pf, pf))))
 
 
-async def reconfigure(r: Rig, *resources: Resource) -> None:
-    await r.reconfigure(*resources)
-
-
 def reasons(r: Rig, name: str) -> dict[str, str]:
     return {unit.unit_id: unit.health.reason for unit in r.units[name] if not unit.health.healthy}
 
@@ -36,7 +31,7 @@ def reasons(r: Rig, name: str) -> dict[str, str]:
 async def test_a_new_resource_is_offered_and_the_others_keep_their_streams(short_folder: Path) -> None:
     async with rig(short_folder, resources=(VF,)) as r:
         registered = len(r.calls("Register"))
-        await reconfigure(r, VF, HCA)
+        await r.reconfigure(VF, HCA)
         await until(lambda: r.allocatable() == {"rdma/hca": 16, "rdma/vf": 16})
         new = r.calls("Register")[registered:]
         assert [call.resource_name for call in new] == ["rdma/hca"]
@@ -47,20 +42,20 @@ async def test_a_new_resource_is_offered_and_the_others_keep_their_streams(short
 async def test_a_resource_that_is_gone_is_no_longer_served_and_leaves_no_socket(short_folder: Path) -> None:
     async with rig(short_folder, resources=(VF, HCA)) as r:
         await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
-        await reconfigure(r, HCA)
+        await r.reconfigure(HCA)
         await until(lambda: r.allocatable()["rdma/vf"] == 0)
         await until(lambda: len(list(r.plugins.folder.glob("nodefabric-*.sock"))) == 1)
         assert [hold.resource_name for hold in r.ledger.holds()] == ["rdma/vf"]
         assert (await r.run_pod("q", Container("main", (("rdma/vf", 1),))))["phase"] == "Failed"
-        await reconfigure(r, HCA, VF)
+        await r.reconfigure(HCA, VF)
         await until(lambda: r.allocatable()["rdma/vf"] == 16)
 
 
 async def test_a_resource_that_comes_back_while_its_server_ends_is_served_again(short_folder: Path) -> None:
     async with rig(short_folder, resources=(VF, HCA)) as r:
         registered = len(r.calls("Register"))
-        await reconfigure(r, HCA)
-        await reconfigure(r, HCA, VF)
+        await r.reconfigure(HCA)
+        await r.reconfigure(HCA, VF)
         await until(lambda: [call.resource_name for call in r.calls("Register")[registered:]] == ["rdma/vf"])
         await until(lambda: r.plugins.ready)
         await until(lambda: r.allocatable()["rdma/vf"] == 16)
@@ -85,7 +80,7 @@ async def test_a_device_that_leaves_while_the_configuration_changes_stays_listed
         changing: list[asyncio.Task[None]] = []
 
         async def begin() -> None:
-            changing.append(asyncio.create_task(reconfigure(r, VF, HCA)))
+            changing.append(asyncio.create_task(r.reconfigure(VF, HCA)))
             await asyncio.sleep(0)  # until it has the new resources
 
         health.during = lambda: asyncio.run_coroutine_threadsafe(begin(), loop).result(10)
@@ -93,30 +88,6 @@ async def test_a_device_that_leaves_while_the_configuration_changes_stays_listed
         await until(lambda: bool(changing))
         await changing[0]
         await until(lambda: reasons(r, "rdma/vf") == {gone: "DeviceGone"})
-
-
-async def test_a_vf_in_use_goes_to_another_resource_when_it_is_free(short_folder: Path) -> None:
-    low, high = vfs("a/low", "rail0#0-1"), vfs("a/high", "rail0#2-3")
-    async with rig(short_folder, snapshot=node(rails=1), resources=(low, high)) as r:
-        await r.run_pod("p", Container("main", (("a/low", 2),)))
-        await reconfigure(r, vfs("a/low", "rail0#0"), vfs("a/high", "rail0#1-3"))
-        listed = {name: len(units) for name, units in r.units.items()}
-        assert listed == {"a/low": 2, "a/high": 2}
-        held = {hold.key for hold in r.ledger.holds()}
-        assert held == {unit.unit_id for unit in r.units["a/low"]}
-        r.ledger.release(held)
-        await until(lambda: {n: len(u) for n, u in r.units.items()} == {"a/low": 1, "a/high": 3})
-
-
-async def test_what_pods_hold_is_known_to_an_agent_that_starts_with_another_configuration(short_folder: Path) -> None:
-    async with rig(short_folder, snapshot=node(rails=1), resources=(vfs("a/old", "rail0"),)) as r:
-        await r.run_pod("p", Container("main", (("a/old", 1),)))
-        held = [hold.key for hold in r.ledger.holds()]
-    later = short_folder / "later"
-    later.mkdir()
-    shutil.copy(short_folder / "ledger.db", later)
-    async with rig(later, snapshot=node(rails=1), resources=(vfs("a/new", "rail0"),)) as r:
-        assert reasons(r, "a/new") == dict.fromkeys(held, "Held")
 
 
 def test_an_overlap_that_turns_up_later_is_told_and_the_first_resource_has_the_device(
@@ -142,7 +113,7 @@ def test_an_overlap_that_turns_up_later_is_told_and_the_first_resource_has_the_d
 async def test_configurations_in_quick_succession_end_with_the_last(short_folder: Path) -> None:
     async with rig(short_folder, resources=(VF,)) as r:
         await asyncio.gather(
-            *(reconfigure(r, *resources) for resources in ((HCA,), (VF, HCA), (GPU,), (VF, GPU), (HCA, GPU)))
+            *(r.reconfigure(*resources) for resources in ((HCA,), (VF, HCA), (GPU,), (VF, GPU), (HCA, GPU)))
         )
         assert set(r.units) == {"rdma/hca", "nvidia.com/gpu"}
         await until(lambda: r.plugins.ready)
@@ -153,7 +124,7 @@ async def test_a_reconfiguration_while_closing_does_not_hang(short_folder: Path)
     async with rig(short_folder, resources=(VF,)) as r:
         closing = asyncio.create_task(r.plugins.close())
         async with asyncio.timeout(10):
-            await reconfigure(r, HCA)
+            await r.reconfigure(HCA)
             await closing
 
 
@@ -163,10 +134,10 @@ async def test_a_resource_that_claims_are_for_is_served_no_more_and_what_pods_ha
     async with rig(short_folder, snapshot=node(rails=1, vfs=2), resources=(VF, HCA)) as r:
         await r.run_pod("p", Container("main", (("rdma/vf", 1),)))
         [hold] = r.ledger.holds()
-        await reconfigure(r, replace(VF, offer="dra"), HCA)
+        await r.reconfigure(replace(VF, offer="dra"), HCA)
         await until(lambda: r.allocatable() == {"rdma/hca": 4, "rdma/vf": 0})
         assert list(r.plugins.status()) == ["rdma/hca"]
         assert r.units.keys() == {"rdma/vf", "rdma/hca"}
         assert reasons(r, "rdma/vf") == {hold.key: "Held"}
-        await reconfigure(r, VF, HCA)
+        await r.reconfigure(VF, HCA)
         await until(lambda: r.allocatable()["rdma/vf"] == 2)

@@ -5,39 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import cast
 
 import pytest
 
-from agent.errors import Unavailable
-from agent.kubelet.podresources import PodDevices, PodResources
+from agent.kubelet.podresources import PodDevices
 from agent.ledger import Ledger
-from agent.model.allocation import PodRef
 from agent.model.device import Snapshot
 from agent.state import Latest
 from deviceplugin.preference import SHOWN_SECONDS, Preference, Usage, UsageTimes
+from tests.agent.kubelet.test_podresources import Answering
 from tests.awaiting import until
 from tests.node import node
-
-
-class Kubelet(PodResources):
-    """Lists one pod, called by the number of the question."""
-
-    def __init__(self) -> None:
-        super().__init__(Path("/nowhere"), clock=self.time)
-        self.now = 100.0
-        self.asked = 0
-        self.is_away = False
-
-    def time(self) -> float:
-        return self.now
-
-    async def list(self) -> tuple[PodDevices, ...]:
-        self.asked += 1
-        if self.is_away:
-            raise Unavailable("kubelet is away")
-        return (PodDevices(PodRef("default", f"pod-{self.asked}")),)
 
 
 class Books:
@@ -54,7 +33,7 @@ class Scene:
     """Usage on a node, with a kubelet and books."""
 
     def __init__(self) -> None:
-        self.kubelet, self.books = Kubelet(), Books()
+        self.kubelet, self.books = Answering(), Books()
         self.heard: list[tuple[str, float]] = []
 
     def take(self, pods: tuple[PodDevices, ...], asked_at: float) -> None:

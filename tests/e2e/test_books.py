@@ -95,20 +95,3 @@ def test_status_and_release_work_with_and_without_the_agent(small: Stage) -> Non
     small.await_ready()
     assert small.status()["attachments"] == []
     small.end_pods("a")
-
-
-def test_status_events_and_doctor_tell_of_a_running_agent(node: Stage) -> None:
-    node.run_pod("a", {"rdma/vf": 1, "nvidia.com/gpu": 1})
-    status, shown, _ = nodefabric(node, "status")
-    assert status == 0
-    assert "default/a" in shown
-    status, shown, _ = nodefabric(node, "events", "--output", "json")
-    kinds = {event["kind"] for event in json.loads(shown)["events"]}
-    assert {"grant", "attach", "agent"} <= kinds
-    status, shown, _ = nodefabric(node, "doctor", "--simulate", str(node.folder / "node"), "--output", "json")
-    found = {finding["check"]: finding for finding in json.loads(shown)["findings"]}
-    assert found["agent"]["severity"] == "fine"
-    assert found["config"]["severity"] == "fine"
-    assert found["gpus"]["text"].startswith("8 GPUs")
-    assert (status == 0) == json.loads(shown)["sound"]
-    node.end_pods("a")

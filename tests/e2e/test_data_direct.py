@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hack.sim import uevents
 from hack.sim.stage import CONFIG, Stage, wait
 
 GPU_BESIDE = {
@@ -70,19 +66,6 @@ def vpd(stage: Stage, address: str) -> Path:
     return stage.machine.root / "sys/bus/pci/devices" / address / "vpd"
 
 
-@contextmanager
-def held_up(path: Path) -> Iterator[None]:
-    """Let whoever opens a file wait, as for a card that answers late: the kernel asks for the lease back first."""
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        yield
-    finally:
-        os.close(descriptor)
-        signal.signal(signal.SIGIO, before)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_all_pairs_are_those_that_nvidia_documents(stage: Stage, way: str) -> None:
     resources, limits = WAYS[way]
@@ -96,33 +79,6 @@ def test_all_pairs_are_those_that_nvidia_documents(stage: Stage, way: str) -> No
         assert {locality for _, locality in told.values()} == {"PXB"}
         assert not [*(stage.folder / "cdi-specs").glob("*.nccl")], "NCCL would take the PFs' places from it"
     assert dict(pair_of(stage, f"p{number}") for number in range(4)) == GPU_BESIDE
-
-
-def test_a_function_that_answers_late_vanishes_and_comes_back_changes_nothing_for_a_pod_that_runs(stage: Stage) -> None:
-    holding = ExitStack()
-    start(stage, [TOLD, GPU], lambda stage: holding.enter_context(held_up(vpd(stage, SLOW))))
-    with holding:
-        wait("the others", lambda: nearness(stage)["unknownNics"] == [OF_SLOW] or None)
-        assert not nearness(stage)["known"]
-        stage.run_pod("before", {"rdma/vf": 1, "nvidia.com/gpu": 1})
-        rows = stage.status()["attachments"]
-    wait("the late answer", lambda: nearness(stage)["known"] or None)
-    assert stage.status()["attachments"] == rows
-    for number in range(3):
-        stage.run_pod(f"p{number}", {"rdma/vf": 1, "nvidia.com/gpu": 1})
-        pf, gpu = pair_of(stage, f"p{number}")
-        assert GPU_BESIDE[pf] == gpu
-
-    rows = stage.status()["attachments"]
-    link = vpd(stage, SLOW).parent
-    path, target = uevents.devpath(stage.machine.root, link), link.readlink()
-    link.unlink()
-    uevents.emit("remove", path, "pci")
-    wait("its absence", lambda: nearness(stage)["unknownNics"] == [OF_SLOW] or None)
-    link.symlink_to(target)
-    uevents.emit("add", path, "pci")
-    wait("its return", lambda: nearness(stage)["known"] or None)
-    assert stage.status()["attachments"] == rows
 
 
 def test_a_card_that_hangs_leaves_its_adapter_without_preference_and_holds_up_no_stop(stage: Stage) -> None:

@@ -70,17 +70,6 @@ def test_a_del_while_the_agent_is_away_is_spooled_and_replayed(node: Stage) -> N
     assert settled(lambda: [str(path) for path in (node.folder / "leases-rails/rails").glob("192.168.*")]) == []
 
 
-def test_a_namespace_that_dies_without_del_is_noticed(node: Stage) -> None:
-    machine = node.machine
-    before = machine.links.by_device()
-    pod = node.run_pod("a", {"rdma/vf": 1})
-    node.end("kubelet", signal.SIGKILL)
-    subprocess.run(["umount", "--lazy", pod["netns"]], check=True)
-    Path(pod["netns"]).unlink()
-    assert settled(lambda: [*not_back(machine, before), *still_attached(node)]) == []
-    wait("the count", lambda: "owner-gone" in node.fetch("/metrics") or None)
-
-
 def test_a_restart_of_kubelet_is_followed_and_no_error(node: Stage) -> None:
     began = time.monotonic()
     node.end("kubelet")

@@ -71,8 +71,7 @@ def nothing_left(stage: Stage, before: Mapping[str, Any]) -> list[str]:
 
 
 def test_all_gpus_of_a_node_find_their_own_vf(late: Stage) -> None:
-    hardware = late.machine
-    snapshot = hardware.scan()
+    snapshot, before = late.machine.scan(), late.machine.links.by_device()
     distances = Distances(snapshot)
     pod = late.run_pod("whole", {"nvidia.com/gpu": 8, "rdma/vf": 8})
     gpus = pod["containers"][0]["devices"]["nvidia.com/gpu"]
@@ -83,6 +82,8 @@ def test_all_gpus_of_a_node_find_their_own_vf(late: Stage) -> None:
     in_order = [ports[f"net{n}"]["pciID"] for n in range(1, 9)] if "pciID" in ports["net1"] else []
     for gpu, vf in zip(sorted(gpus, key=distances.gpus.index), in_order, strict=False):
         assert distances.distance(gpu, vf) is Locality.PIX
+    late.end_pods("whole")
+    assert settled(lambda: nothing_left(late, before)) == []
 
 
 def test_specs_that_are_removed_under_a_pod_are_back_before_the_reconciler_looks(late: Stage) -> None:
@@ -92,32 +93,6 @@ def test_specs_that_are_removed_under_a_pod_are_back_before_the_reconciler_looks
         for path in (late.folder / "cdi-specs").glob("*.json"):
             path.unlink()
         assert wait("the specs", lambda: specs(late) == written or None, seconds=10)
-
-
-def test_an_init_container_gets_what_only_it_has(late: Stage) -> None:
-    hardware = late.machine
-    snapshot, before = hardware.scan(), hardware.links.by_device()
-    (late.folder / "manifests/a.yaml").write_text(
-        """
-kind: Pod
-metadata: {name: a}
-spec:
-  initContainers:
-    - {name: setup, resources: {limits: {rdma/vf: 3}}}
-  containers:
-    - {name: worker, resources: {limits: {rdma/vf: 1, nvidia.com/gpu: 1}}}
-    - {name: sidecar, resources: {limits: {rdma/vf: 1}}}
-"""
-    )
-    pod = late.await_pod("a")
-    setup, worker, sidecar = (slots_of(pod, n) for n in range(3))
-    assert len(setup) == 3
-    assert {*worker, *sidecar} < set(setup)
-    assert specs(late).keys() == set(setup)
-    assert len(set(devices_in(late, pod, snapshot))) == 3
-    assert len(late.status()["attachments"]) == 3
-    late.end_pods("a")
-    assert settled(lambda: nothing_left(late, before)) == []
 
 
 def test_a_device_that_no_interface_shows_goes_to_no_second_pod_when_the_books_are_lost(stage: Stage) -> None:

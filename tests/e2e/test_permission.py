@@ -69,19 +69,3 @@ def test_a_network_that_a_tenant_wrote_takes_no_device_that_kubelet_gave_to_anot
     assert call(stage, "DEL", None, deviceID=idle) == (0, {})
     assert settled(lambda: [row["device"] for row in stage.status()["attachments"]]) == []
     remove_netns(stage.folder / "beside")
-
-
-def test_what_the_host_keeps_for_itself_is_offered_by_no_resource_and_had_by_no_name(stage: Stage) -> None:
-    snapshot = stage.build_node("h100-8gpu").scan()
-    kept = next(device for device in snapshot.devices if device.vfs)
-    assert kept.netdev is not None
-    play(stage, cni={"protect": [kept.netdev.name], "requireGrant": False})
-    status = stage.status()
-    hca = next(resource for resource in status["resources"] if resource["name"] == "rdma/hca")
-    adapters = sum(1 for d in snapshot.devices if not d.is_vf for _ in d.rdma_devices)
-    assert hca["units"] == 63 * (adapters - 1)
-    for conf in ({"mode": "nic", "deviceID": kept.address}, {"mode": "macvlan", "master": kept.netdev.name}):
-        code, answer = call(stage, "ADD", None, **conf)
-        assert (code, answer["code"], answer["details"]) == (1, 7, "NotAllowed")
-        assert f"cni.protect of the agent's configuration names {kept.netdev.name}" in answer["msg"]
-    remove_netns(stage.folder / "beside")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.cluster.node_taint import KEY
-from hack.sim.cluster.apiserver import ApiServerStandIn, Fault
+from hack.sim.cluster.apiserver import ApiServerStandIn
 from hack.sim.kubelet import Kubelet
 from hack.sim.pod_life import Pod
 from hack.sim.pods import Container, PodSpec
@@ -149,16 +149,6 @@ async def test_with_the_taint_no_pod_is_rejected_by_a_node_whose_agent_restarts(
         assert [(pod.reason, pod.message) for pod in made.failed] == []
         assert made.taints() == [OTHER]
         assert made.server.state.counts.merges == 7
-
-
-async def test_an_api_server_that_does_not_answer_does_not_keep_the_agent_from_its_end(stage: Stage) -> None:
-    async with cluster(stage, PLANNED) as made:
-        await made.run_pods(5)
-        made.server.state.set_fault(Fault(delay_seconds=60))
-        process = made.stage.processes["agent"]
-        await asyncio.to_thread(made.stage.end, "agent")
-        assert process.returncode == 0
-        assert "the Node gets no taint: the API server does not answer" in made.stage.log("agent")
 
 
 async def test_a_taint_goes_with_a_start_whatever_became_of_who_put_it(stage: Stage) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from agent.model.device import Snapshot
 from hack.sim.demo import not_back, still_attached
-from hack.sim.scheduler import claim, create, devices, play_claims
 from hack.sim.stage import Stage, in_pod, settled, wait
 
 GPU_BESIDE = {
@@ -63,11 +62,10 @@ def assert_on_its_rails(stage: Stage, pod: Mapping[str, Any], name: str, count: 
         assert address.startswith(f"10.{10 + int(interface.removeprefix('rail'))}.0.")
 
 
-def call(stage: Stage, command: str, pod: Mapping[str, Any], container_id: str, **conf: Any) -> tuple[int, Any]:
-    """Call the plugin for an interface of pod a, chained as eth0 if nothing else is said."""
-    document = conf or {"name": "cluster", "prevResult": pod["cni_result"]}
-    ifname = "net9" if conf else "eth0"
-    return stage.call(command, {"cniVersion": "1.0.0", **document}, container_id, pod["netns"], ifname, "a")
+def check(stage: Stage, pod: Mapping[str, Any], container_id: str) -> tuple[int, Any]:
+    """Call the plugin with CHECK for pod a, chained as eth0."""
+    document = {"cniVersion": "1.0.0", "name": "cluster", "prevResult": pod["cni_result"]}
+    return stage.call("CHECK", document, container_id, pod["netns"], "eth0", "a")
 
 
 def leased(stage: Stage, folder: str = "leases") -> list[str]:
@@ -86,10 +84,10 @@ def test_four_vfs_of_four_rails_have_four_subnets_and_the_names_of_their_rails(s
     assert len(leased(stage)) == 8
 
     (container_id,) = {row["container"] for row in stage.status()["attachments"] if row["pod"] == "default/a"}
-    assert call(stage, "CHECK", a, container_id) == (0, {})
+    assert check(stage, a, container_id) == (0, {})
     name, address = next(iter(seen(a).items()))
     in_pod(a, "/usr/sbin/ip", "address", "del", f"{address}/16", "dev", name)
-    status, told = call(stage, "CHECK", a, container_id)
+    status, told = check(stage, a, container_id)
     assert status == 1
     assert f"{name} lacks address {address}/16" in told["msg"]
 
@@ -146,51 +144,3 @@ def test_planes_of_one_adapter_come_together_each_with_its_own_network(stage: St
         assert ip_address(addresses[f"rail{rail}p{plane}"]) in ip_network(f"10.{rail}.{plane * 128}.0/17")
     nics = {nic["address"]: (nic["rail"], nic["plane"]) for nic in stage.status()["hardware"]["nics"]}
     assert [nics[rail["nic"]["pfPciAddress"]] for rail in told] == places
-
-
-def test_a_claims_devices_join_the_networks_of_their_rails(stage: Stage) -> None:
-    port = play_claims(stage, configuration(stage, "early"), "h100-8gpu")
-    offered = wait("the slices", lambda: [d for d in devices(port) if d["attributes"].get("vf") == {"int": 0}] or None)
-    chosen = [device for device in offered if device["attributes"]["rail"]["int"] in (1, 6)]
-    pod = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}
-    claim(port, "nics", pod, *({"request": "nic", "device": device["name"]} for device in chosen))
-    create(stage, pod, ["nics"])
-    running = stage.await_pod("a")
-    assert_on_its_rails(stage, running, "a", 2)
-    assert seen(running).keys() == {"rail1", "rail6"}
-
-
-def test_a_pf_has_the_network_that_the_resource_names_for_it(stage: Stage) -> None:
-    """Rails are the three adapters that the resource takes."""
-    rails = configuration(stage, "early")["networks"]
-    ports = {"ens1f0np0": "rails", "0000:3a:00.0": "second", "ens4f0np0": "rails"}
-    select = {"pf": [f"{port}#0" for port in ports]}
-    of_vfs = {"name": "rdma/vf", "kind": "vf", "select": select, "network": ports}
-    stage.play("h100-8gpu", {"resources": [of_vfs], "networks": [*rails, {"name": "second"}]})
-    pod = stage.run_pod("a", {"rdma/vf": 3})
-    assert attached(stage, "a") == {"rail0": "0000:18:00.1", "net1": "0000:3a:00.1", "rail2": "0000:5a:00.1"}
-    assert {name: address.rpartition(".")[0] for name, address in seen(pod).items()} == {
-        "rail0": "10.10.0",
-        "rail2": "10.12.0",
-    }
-
-
-def test_a_network_of_multus_may_name_the_agents_and_goes_by_the_rail_of_its_device(stage: Stage) -> None:
-    ptp = {"type": "ptp", "ipam": stage.ipam("cluster", "10.244.0.0/24")}
-    stage.play("h100-8gpu", configuration(stage, "early"), conflist=[ptp])
-    pod = stage.run_pod("a", {"rdma/vf": 1})
-    (vf,) = pod["containers"][0]["devices"]["rdma/vf"]
-    attachment = {"name": "by-multus", "network": "rails", "deviceID": vf}
-    status, told = call(stage, "ADD", pod, "c9", **{**attachment, "network": "gone"})
-    assert status == 1
-    assert "network gone is not in the agent's configuration on this node; there are: rails" in told["msg"]
-    status, told = call(stage, "ADD", pod, "c9", **{**attachment, "mtu": 1500})
-    assert "network rails says all of the interface: leave out what else is said of it" in told["msg"]
-    status, told = call(stage, "ADD", pod, "c9", **attachment)
-    assert status == 0, told
-    rail = rails_of(stage.machine.scan())[stage.machine.scan().by_address[vf].physfn or ""]
-    assert seen(pod)["net9"].startswith(f"10.{10 + rail}.0.")
-    assert told["ips"][0]["address"].startswith(f"10.{10 + rail}.0.")
-    assert call(stage, "CHECK", pod, "c9", **attachment, prevResult=told) == (0, {})
-    assert call(stage, "DEL", pod, "c9", **attachment) == (0, {})
-    assert settled(lambda: leased(stage)) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from agent.hardware import recorded
 from hack.sim.stage import CONFIG, Stage
 from tests.renumbered import lay_out, permuted
@@ -44,12 +42,3 @@ def test_units_whose_pod_was_told_paths_are_withheld_when_these_are_anothers(sta
     }
     assert stage.run_pod("b", {"rdma/hca": 1})["containers"][0]["cdi_devices"]
     assert "Renumbered" in stage.fetch("/metrics")
-
-
-def test_a_folder_of_specs_that_cannot_be_written_leaves_paths(stage: Stage) -> None:
-    (stage.folder / "cdi-specs").write_text("in the way")
-    stage.play(NODE, DOCUMENT, with_links=False)
-    told = stage.run_pod("a", {"rdma/hca": 1})["containers"][0]
-    assert told["cdi_devices"] == []
-    assert any("uverbs" in node["host"] for node in told["device_nodes"])
-    assert Path(stage.folder / "cdi-specs").read_text() == "in the way"

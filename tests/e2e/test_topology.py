@@ -92,12 +92,3 @@ def test_a_dead_api_server_holds_up_no_pod(stage: Stage) -> None:
     process = stage.processes["agent"]
     stage.end("agent")
     assert process.returncode == 0  # by itself, then
-
-
-def test_an_agent_without_an_account_at_the_api_server_serves_pods_all_the_same(stage: Stage) -> None:
-    stage.build_node("one-nic")
-    stage.run({**CONFIG, "topology": {"publish": True}}, "--kubeconfig", str(stage.folder / "missing"))
-    wait(
-        "the agent to tell",
-        lambda: "is not a usable kubeconfig" in stage.status()["obstacles"].get("publishing", "") or None,
-    )

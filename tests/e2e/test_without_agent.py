@@ -145,15 +145,3 @@ def test_a_wrong_configuration_stops_no_pod_that_has_nothing(gated: Stage, fresh
     assert interfaces(gated.await_pod("trainer")) == ["eth0", "net1"]
     gated.await_ready()
     wait("the former one to be gone", lambda: attached(gated) == ["default/trainer attached"] or None)
-
-
-def test_books_that_were_lost_let_nobody_through_until_they_agree_with_kubelet(node: Stage) -> None:
-    node.run_pod("a", {"rdma/vf": 1})
-    wait("the pod on file", lambda: holders(node) == ["default/a"] or None)
-    node.end("agent", signal.SIGKILL)
-    for path in (node.folder / "state").glob("ledger.db*"):
-        path.unlink()
-    node.start_agent()
-    node.await_ready()
-    wait("the pod on file again", lambda: holders(node) == ["default/a"] or None)
-    assert interfaces(begin(node)) == ["eth0"]

@@ -113,14 +113,3 @@ async def test_it_waits_for_the_folders_of_kubelet(kubelet_folder: Path) -> None
     door.close()
     await running
     assert door.problem
-
-
-async def test_a_path_that_is_too_long_for_a_socket_is_told(kubelet_folder: Path) -> None:
-    folder = kubelet_folder / ("k" * 90)
-    for name in ("plugins", "plugins_registry"):
-        (folder / name).mkdir(parents=True)
-    door = Door(Driver(DRIVER, POOL, folder), service(FakeClaims()), catalog(VF), QUICK)
-    running = asyncio.ensure_future(door.run())
-    await until(lambda: "longer than a socket's path may be" in door.problem)
-    door.close()
-    await running
