@@ -143,14 +143,6 @@ def test_a_device_is_held_by_one_at_a_time_and_others_are_free() -> None:
         pass
 
 
-def test_what_nobody_wants_is_forgotten() -> None:
-    locks = DeviceLocks()
-    for number in range(1000):
-        with locks.hold([f"parent/container-{number}/net1"]):
-            pass
-    assert len(locks._locks) == 0
-
-
 def test_who_waits_for_a_device_keeps_its_lock_from_being_forgotten() -> None:
     locks, order = DeviceLocks(), list[str]()
 

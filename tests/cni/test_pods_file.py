@@ -217,17 +217,6 @@ def test_rows_and_bound_slots_name_pods_without_a_grant(books: Ledger, path: Pat
     assert named(path) == ["?"]
 
 
-def test_a_pods_start_writes_nothing_where_its_grant_names_it(books: Ledger, path: Path) -> None:
-    open_holders(path, books)
-    books.grant(granted("rdma/vf", {VF: VF}))
-    books.bind([VF], owner().pod)
-    before = path.stat()
-    row = attach(books, VF, owner("c1"))
-    books.bind([VF], owner().pod)
-    books.finish_attach([row.attachment_id], {"cniVersion": "1.0.0"})
-    assert path.stat() == before
-
-
 def test_kubelets_notes_count_for_as_long_as_they_say(books: Ledger, path: Path) -> None:
     """A kubelet that has started anew while the API server is away lists no pods, and their grants end."""
     note(path, "uid-1")

@@ -49,14 +49,6 @@ def test_a_del_that_is_killed_while_it_writes_leaves_nothing_that_counts(relay: 
             assert path.suffix == ".tmp"
 
 
-def test_spooled_dels_sort_by_time(relay: Relay) -> None:
-    names = [f"c{n}" for n in range(4)]
-    for name in names:
-        assert relay.run("DEL", wait="0", CNI_CONTAINERID=name).status == 0
-    assert [request.env["CNI_CONTAINERID"] for request in read_spool(relay)] == names
-    assert {path.suffix for path in relay.spooled()} == {".del"}
-
-
 def fall_silent(connection: socket.socket) -> None:
     threading.Event().wait(1)
 

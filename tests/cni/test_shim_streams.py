@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import socket
-import stat
 import subprocess
 import threading
 import time
@@ -168,19 +167,6 @@ def test_a_run_folder_that_is_full_or_read_only_stops_nothing(relay: Relay) -> N
                     assert relay.run(command, **more).stdout == b"answer"
                 if options == "size=1m":
                     subprocess.run(["mount", "-o", "remount,rw", folder], check=True)
-
-
-def test_nothing_is_left_open_to_everybody(relay: Relay) -> None:
-    """Whatever umask the runtime has."""
-    script = 'umask 0; exec "$0"'
-    subprocess.run(
-        ["/bin/sh", "-c", script, str(relay.program)],
-        env=relay.environment("DEL", "0", POD),
-        stdin=subprocess.DEVNULL,
-        check=True,
-    )
-    for path in (relay.spool, *relay.spooled()):
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
 
 
 @pytest.mark.parametrize("start", [(), ("/usr/bin/env", "--block-signal=ALRM", "--ignore-signal=ALRM")])
