@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class Agent:
         self._zygote = zygote
         read_end, write_end = os.pipe()
         with its, log.open("ab") as file:
-            data = json.dumps(options.document()).encode()
+            data = json.dumps(asdict(options)).encode()
             socket.send_fds(zygote, [data], [its.fileno(), write_end, file.fileno()])
             self.pid = int(json.loads(zygote.recv(1 << 16)))
         os.close(write_end)

@@ -52,7 +52,6 @@ class Call:
 
     command: str
     process: subprocess.Popen[bytes]
-    stdin: bytes
     answer: Answer | None = None
 
     def finish(self, seconds: float = SECONDS) -> Answer:
@@ -87,11 +86,10 @@ def start(
     pipe = subprocess.PIPE
     process = subprocess.Popen([RELAY], env={**variables, **env}, stdin=pipe, stdout=pipe, stderr=pipe)
     assert process.stdin is not None
-    data = json.dumps(document).encode()
-    process.stdin.write(data)
+    process.stdin.write(json.dumps(document).encode())
     process.stdin.close()
     process.stdin = None
-    return Call(command, process, data)
+    return Call(command, process)
 
 
 def promised(answer: Answer, pod: Pod, conf: Mapping[str, Any], ifname: str) -> tuple[Promise, ...]:

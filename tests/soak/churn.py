@@ -257,7 +257,6 @@ class Churn:
     def _look(self) -> World:
         self._machine.scan()
         found = observe.links({})
-        books = observe.Books(self._stage.folder / "state/ledger.db")
 
         def leases(network: str) -> Sequence[Lease]:
             return observe.leases(self._stage.folder / f"leases-{network}")
@@ -266,14 +265,10 @@ class Churn:
             links={device: found.get(device, ()) for device in self._vfs},
             settings={device: self._settings(device) for device in self._vfs},
             pods={},
-            rows=books.rows,
-            quarantine=books.quarantine,
-            owed=books.owed,
             leases=(*leases("rails"), *leases("claims")),
             spool=tuple(name for name in observe.spool(self._stage.folder / "state/spool") if name.endswith(".del")),
-            damage=books.damage,
-            holds=books.holds,
             specs=observe.specs(self._stage.folder / "cdi-specs"),
+            **vars(observe.Books(self._stage.folder / "state/ledger.db")),
         )
 
     def _settings(self, device: str) -> dict[str, object]:

@@ -330,21 +330,16 @@ class Node:
     def _look(self) -> World:
         self.machine.scan()  # the kernel gives a VF back from a namespace that ended; links of the simulation need this
         pods = observe.namespaces(self.folder / "pods")
-        books = observe.Books(self.folder / "state/ledger.db")
         found = observe.links(pods)
         return World(
             links={device: found.get(device, ()) for device in self.devices},
             settings={device: self._settings(device) for device in self.devices},
             pods=pods,
-            rows=books.rows,
-            quarantine=books.quarantine,
-            owed=books.owed,
             leases=observe.leases(self.folder / "leases"),
             spool=observe.spool(self.folder / "spool"),
-            damage=books.damage,
-            holds=books.holds,
             specs=observe.specs(self.folder / SPECS),
             files=observe.claim_files(self.folder / SPECS),
+            **vars(observe.Books(self.folder / "state/ledger.db")),
         )
 
     def expected(self) -> Expected:

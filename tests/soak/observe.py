@@ -50,7 +50,7 @@ def namespaces(folder: Path) -> dict[str, int]:
 
 
 class Books:
-    """What the ledger says."""
+    """What the ledger says, as `World` calls it."""
 
     def __init__(self, path: Path) -> None:
         self.rows: tuple[Row, ...] = ()

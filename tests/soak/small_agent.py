@@ -76,10 +76,6 @@ class Options:
     watched: bool = True
     """Whether points are counted at all, which takes time."""
 
-    def document(self) -> dict[str, Any]:
-        """Return all fields, as JSON holds them."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
 
 class OldClaims:
     """Heals claims as if every one were old, and every pause over: the state machine's time is not the clock's."""
