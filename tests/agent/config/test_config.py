@@ -58,9 +58,17 @@ def test_json_is_read_as_the_yaml_that_it_is() -> None:
         "resources: [{name: a/b, kind: hca, network: n}]\nnetworks: [{name: n, mode: ipoib}]",
         "networks: [{name: n, rdma: true}]\nresources: [{name: a/b, kind: vf, network: n, select: {drivers: [x]}}]",
         # What each of the rails or NUMA nodes can use, eight where no list says it.
-        "networks: [{name: n, vlan: '{rail*500}', mac: '02:00:00:00:{numa+10}:{vf+10}'}]",
-        "{networks: [{name: n, vlan: '{rail*1300}'}], topology: {rails: [a, b, c, d]}}",
-        "{networks: [{name: n, vlan: '{plane*4000}'}], topology: {rails: [[a, b], [c]]}}",
+        "networks: [{name: n, ifName: 'r{rail}', vlan: '{rail*500}'}]",
+        *(
+            f"{{networks: [{{name: n, ipam: {{type: {kind}, {keys}}}}}], topology: {{rails: {rails}}}}}"
+            for kind, keys, rails in (
+                ("host-local", "subnet: '10.{rail}.0.0/16', gateway: 10.0.0.1", "[]"),
+                ("whereabouts", "range: '10.0.{rail}.5-10.0.{rail}.9/16'", "[]"),
+                ("host-local", "subnet: '10.{numa}.0.0/16'", "[]"),
+                ("host-local", "subnet: '10.0.{rail*64}.0/18'", "[a, b, c, d]"),
+                ("host-local", "subnet: '10.{rail}.{plane*128}.0/17'", "[[a, b], [c]]"),
+            )
+        ),
     ],
 )
 def test_what_may_be_said_is_read(text: str) -> None:
