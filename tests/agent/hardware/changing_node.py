@@ -105,33 +105,22 @@ class Node:
 
     def move_netdev(self, address: str, _: str) -> Change:
         """Into a pod, or back."""
-        kept = self.away / address
-        if kept.exists():
-            name = next(kept.iterdir()).name
-            if self.here(address) and not (self.root / "sys/class/net" / name).is_symlink():
-                (self.folder(address) / "net").mkdir(exist_ok=True)
-                shutil.move(kept / name, self.folder(address) / "net" / name)
-                self._link("net", name, self.folder(address) / "net" / name)
-                kept.rmdir()
-        else:
-            for entry in self.entries("net", address)[:1]:
-                kept.mkdir()
-                shutil.move(os.path.realpath(entry), kept / entry.name)
-                entry.unlink()
-        return of_function(address)
+        return self._move("net", address, self.away / address)
 
     def move_rdma(self, address: str, _: str) -> Change:
         """Into a pod, or back: its character devices stay."""
-        kept = self.away / f"rdma-{address}"
+        return self._move("infiniband", address, self.away / f"rdma-{address}")
+
+    def _move(self, family: str, address: str, kept: Path) -> Change:
         if kept.exists():
             name = next(kept.iterdir()).name
-            if self.here(address) and not (self.root / "sys/class/infiniband" / name).is_symlink():
-                (self.folder(address) / "infiniband").mkdir(exist_ok=True)
-                shutil.move(kept / name, self.folder(address) / "infiniband" / name)
-                self._link("infiniband", name, self.folder(address) / "infiniband" / name)
+            if self.here(address) and not (self.root / "sys/class" / family / name).is_symlink():
+                (self.folder(address) / family).mkdir(exist_ok=True)
+                shutil.move(kept / name, self.folder(address) / family / name)
+                self._link(family, name, self.folder(address) / family / name)
                 kept.rmdir()
         else:
-            for entry in self.entries("infiniband", address):
+            for entry in self.entries(family, address)[:1]:
                 kept.mkdir()
                 shutil.move(os.path.realpath(entry), kept / entry.name)
                 entry.unlink()

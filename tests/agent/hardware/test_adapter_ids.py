@@ -208,10 +208,6 @@ def test_v3_is_found_behind_the_name_and_other_keywords(tmp_path: Path) -> None:
     assert read_adapter_id(root_with(tmp_path, content), ADDRESS) == UUID
 
 
-def test_what_is_written_for_recorded_nodes_is_read_back(tmp_path: Path) -> None:
-    assert read_adapter_id(root_with(tmp_path, write_adapter_id(UUID)), ADDRESS) == UUID
-
-
 @pytest.mark.parametrize("content", [b"", b"\x78", resource(0x82, b"name") + b"\x79", resource(0x90, b"SN\x02ab")])
 def test_data_without_v3_says_none(tmp_path: Path, content: bytes) -> None:
     assert read_adapter_id(root_with(tmp_path, content), ADDRESS) == ""

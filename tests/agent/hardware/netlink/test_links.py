@@ -139,8 +139,8 @@ def test_addresses_and_routes_are_set_and_may_be_set_again(links: Netlink, pod: 
         Route("fd05::/64", None),
     )
     for _ in range(2):
-        configure(links, pod, ("10.0.0.2/24", "fd00::2/64"), *routes)
-    assert set(links.addresses("net1", pod)) == {"10.0.0.2/24", "fd00::2/64"}
+        configure(links, pod, ("10.0.0.2/24", "10.1.0.2/31", "fd00::2/64"), *routes)
+    assert set(links.addresses("net1", pod)) == {"10.0.0.2/24", "10.1.0.2/31", "fd00::2/64"}
 
     def show(*what: str) -> Any:
         return json.loads(run("nsenter", f"--net={tmp_path}/pod", "ip", "-j", *what))
@@ -152,11 +152,10 @@ def test_addresses_and_routes_are_set_and_may_be_set_again(links: Netlink, pod: 
         ("default", "fd00::1", "net1"),
         ("fd05::/64", None, "net1"),
     } <= found
-    assert len(show("route")) == 3
+    assert len(show("route")) == 4
     infos = show("address", "show", "net1")[0]["addr_info"]
     assert all("tentative" not in info for info in infos if info["scope"] == "global")
-    (v4,) = [info for info in infos if info["family"] == "inet"]
-    assert v4.get("broadcast") == "10.0.0.255"
+    assert [info.get("broadcast") for info in infos if info["family"] == "inet"] == ["10.0.0.255", None]
 
 
 @pytest.mark.usefixtures("net1")
@@ -165,6 +164,8 @@ def test_what_a_route_may_say_more_reaches_the_kernel(links: Netlink, pod: int, 
         Route("10.5.0.0/16", "10.0.0.1", mtu=1300, advmss=1200, priority=7, table=100, scope=0),
         Route("10.6.0.0/16", None, scope=253),
         Route("fd05::/64", "fd00::1", mtu=1400, priority=9),
+        Route("10.7.0.1/16", "192.0.2.1", source="10.0.0.2", onlink=True, protocol=200),
+        Route("10.8.0.0/16", "fe80::1"),
     )
     for _ in range(2):
         configure(links, pod, ("10.0.0.2/24", "fd00::2/64"), *routes)
@@ -179,6 +180,13 @@ def test_what_a_route_may_say_more_reaches_the_kernel(links: Netlink, pod: int, 
     assert near["scope"] == "link"
     (six,) = show("-6", "route", "show", "fd05::/64")
     assert (six["metric"], six["metrics"]) == (9, [{"mtu": 1400}])
+    (far,) = show("route", "show", "10.7.0.0/16")
+    assert (far["gateway"], far["prefsrc"], far["flags"]) == ("192.0.2.1", "10.0.0.2", ["onlink"])
+    assert far["protocol"] == "200"
+    (other,) = show("route", "show", "10.8.0.0/16")
+    assert other["via"] == {"family": "inet6", "host": "fe80::1"}
+    told = {route.destination: route for route in links.routes(pod, "net1")}["10.7.0.0/16"]
+    assert told == Route("10.7.0.0/16", "192.0.2.1", source="10.0.0.2", onlink=True, protocol=200)
 
 
 @pytest.mark.usefixtures("net1")

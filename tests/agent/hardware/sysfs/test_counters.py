@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from agent.errors import NetlinkFailed
 from agent.hardware import recorded
 from agent.hardware.sysfs import counters
 from agent.hardware.sysfs.scan import scan
-from agent.model.counters import VF_KINDS
+from agent.model.counters import VF_KINDS, PortCount, VfCounters
 from agent.model.device import Snapshot
 from tests.agent.hardware.attributes import attribute
 
@@ -151,3 +152,69 @@ def test_an_interface_in_the_host_tells_of_its_vf_where_the_pf_does_not(root: Pa
     for ask in (refuse, noughts):
         found = {v.device: v.traffic for v in counters.read(root, snapshot, frozenset(), ask).vfs}
         assert found[vf] == {"rx_bytes": 1, "tx_dropped": 2, "rx_multicast": 3}
+
+
+RDMA = "sys/class/infiniband/mlx5_0/ports/1/counters"
+NETDEV = "sys/class/net/ens1f0np0/statistics"
+
+
+def write_all(root: Path, folder: str, **values: str) -> None:
+    for name, value in values.items():
+        write(root, f"{folder}/{name}", value)
+
+
+def test_a_roce_port_counts_rdma_in_words_and_the_network_stack_in_bytes(root: Path) -> None:
+    write_all(root, RDMA, port_rcv_data="1000", port_xmit_data="2000")
+    write_all(root, NETDEV, rx_bytes="7", tx_bytes="9")
+    speed = 400e9 / 8
+    assert counters.read_port_counts(root, scan(root)) == (
+        PortCount("0000:18:00.0", "mlx5_0", 1, "rdma", 4000, 8000, speed),
+        PortCount("0000:18:00.0", "mlx5_0", 1, "netdev", 7, 9, speed),
+    )
+
+
+def test_the_two_ports_of_an_infiniband_adapter_are_told_apart_and_one_that_is_down_has_no_speed(
+    tmp_path: Path,
+) -> None:
+    recorded.unpack(recorded.load(recorded.find("ib-dual-port")), root := tmp_path)
+    (rdma,) = {r.name for d in scan(root).devices if not d.is_vf for r in d.rdma_devices if len(r.ports) == 2}
+    for port, state in ((1, "4: ACTIVE"), (2, "1: DOWN")):
+        folder = f"sys/class/infiniband/{rdma}/ports/{port}"
+        write_all(root, f"{folder}/counters", port_rcv_data=f"{port}", port_xmit_data="0")
+        write_all(root, folder, state=state, rate="200 Gb/sec (4X HDR)")
+    found = counters.read_port_counts(root, scan(root))
+    assert [(count.name, count.port, count.received, count.speed) for count in found] == [
+        (f"{rdma}/1", 1, 4, 25e9),
+        (f"{rdma}/2", 2, 8, None),
+    ]
+
+
+def test_what_vfs_moved_passes_the_port_of_their_pf(root: Path) -> None:
+    write_all(root, RDMA, port_rcv_data="0", port_xmit_data="0")
+    snapshot = scan(root)
+    busy = counters.with_busy_vfs(snapshot, frozenset({"0000:18:00.1"}))
+    assert {device.physfn or device.address for device in busy.devices} == {"0000:18:00.0"}
+    assert not any(device.rdma_devices or (device.is_vf and device.netdevs) for device in busy.devices)
+    told = (
+        VfCounters("0000:18:00.1", "ens1f0np0", 0, 0, {"rx_bytes": 100, "tx_bytes": 10}),
+        VfCounters("0000:18:00.2", "ens1f0np0", 1, 0, {"rx_bytes": 20, "tx_bytes": 2}),
+        VfCounters("0000:18:00.3", "ens1f0np0", 2, 0, {"rx_packets": 9}),
+    )
+    assert counters.sums(told, snapshot) == {"0000:18:00.0": (120, 12)}
+    found = counters.read_port_counts(root, snapshot, counters.sums(told, snapshot))
+    assert [(c.traffic, c.received, c.transmitted, c.speed) for c in found] == [
+        ("rdma", 0, 0, 50e9),
+        ("vf", 120, 12, 50e9),
+    ]
+
+
+def test_the_uplink_of_an_adapter_in_switchdev_mode_counts_all_by_itself(root: Path) -> None:
+    write_all(root, RDMA, port_rcv_data="1", port_xmit_data="1")
+    write_all(root, NETDEV, rx_bytes="7", tx_bytes="9")
+    snapshot = scan(root)
+    pf = snapshot.by_address["0000:18:00.0"]
+    representor = replace(pf.netdevs[0], name="eth7", phys_port_name="pf0vf0")
+    changed = replace(pf, netdevs=(*pf.netdevs, representor))
+    switched = replace(snapshot, devices=tuple(changed if d is pf else d for d in snapshot.devices))
+    found = counters.read_port_counts(root, switched, {pf.address: (5, 5)})
+    assert [(count.traffic, count.received) for count in found] == [("netdev", 7)]

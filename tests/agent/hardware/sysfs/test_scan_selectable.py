@@ -113,16 +113,6 @@ def test_vdpa_devices_belong_to_their_function(root: Path) -> None:
     assert devices["0000:18:00.3"].vdpa is None
 
 
-def test_the_first_partition_key_is_that_of_infiniband_ports(tmp_path: Path) -> None:
-    recorded.unpack(recorded.load(recorded.find("ib-dual-port")), tmp_path)
-    ports = (tmp_path / "sys/class/infiniband/mlx4_0").resolve() / "ports"
-    for number, key in (("1", "0x8001\n"), ("2", "0x0000\n")):
-        (ports / number / "pkeys").mkdir(exist_ok=True)
-        (ports / number / "pkeys/0").write_text(key)
-    (rdma,) = scan(tmp_path).by_address["0000:03:00.0"].rdma_devices
-    assert [port.pkey for port in rdma.ports] == [0x8001, None]
-
-
 @pytest.mark.parametrize(
     ("gid", "prefix"),
     [
@@ -132,14 +122,15 @@ def test_the_first_partition_key_is_that_of_infiniband_ports(tmp_path: Path) -> 
         ("", ""),
     ],
 )
-def test_the_subnet_is_that_of_infiniband_ports_that_are_up(tmp_path: Path, gid: str, prefix: str) -> None:
+def test_partition_key_and_subnet_are_those_of_infiniband_ports(tmp_path: Path, gid: str, prefix: str) -> None:
     recorded.unpack(recorded.load(recorded.find("ib-dual-port")), tmp_path)
     ports = (tmp_path / "sys/class/infiniband/mlx4_0").resolve() / "ports"
-    for number in ("1", "2"):  # the second one has no cable
-        (ports / number / "gids").mkdir(exist_ok=True)
-        (ports / number / "gids/0").write_text(gid)
+    for number, key in (("1", "0x8001\n"), ("2", "0x0000\n")):  # the second one has no cable
+        for folder, text in (("pkeys", key), ("gids", gid)):
+            (ports / number / folder).mkdir(exist_ok=True)
+            (ports / number / folder / "0").write_text(text)
     (rdma,) = scan(tmp_path).by_address["0000:03:00.0"].rdma_devices
-    assert [port.subnet_prefix for port in rdma.ports] == [prefix, ""]
+    assert [(port.pkey, port.subnet_prefix) for port in rdma.ports] == [(0x8001, prefix), (None, "")]
 
 
 @pytest.mark.parametrize(("files", "expected"), [(("vhost-net", "net/tun"), True), (("vhost-net",), False)])

@@ -50,11 +50,6 @@ def test_no_more_is_written_than_what_differs(tmp_path: Path) -> None:
     assert intel.said == ["add 100-100", "add 200-210"]
 
 
-def test_a_list_that_is_not_to_be_changed_is_not_even_looked_for(tmp_path: Path) -> None:
-    with trunk.changing(tmp_path, PF, 0, None):
-        pass
-
-
 def test_what_is_not_wanted_goes_first_and_what_is_missing_comes_last(tmp_path: Path) -> None:
     driver = made(tmp_path, "mlx5_core")
     change(tmp_path, driver, "5")
