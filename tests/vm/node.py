@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,37 +16,11 @@ import yaml
 from hack.sim.stage import Stage
 from tests.vm.adapters import Pf, run
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 RELAY = ROOT / "build" / "shim" / "amd64" / "nodefabric-cni"
 FOLDER = Path("/run/node")
 NETNS = Path("/run/netns")
-
-CLUSTER_PLUGIN = """\
-#!/bin/sh
-# Stands for the cluster's own network: the plugin that the relay is chained after.
-[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]}'
-"""
-
-IPAM_PLUGIN = """\
-#!/bin/sh
-# One address for each container and interface, each a file. ADD stops while a file `hold` is there.
-cd /run/node/addresses || exit 1
-case $CNI_COMMAND in
-ADD)
-    n=1
-    until (set -C; echo "$CNI_CONTAINERID $CNI_IFNAME" > "10.77.0.$n") 2> /dev/null; do n=$((n + 1)); done
-    if [ -e hold ]; then : > held; fi
-    while [ -e hold ]; do sleep 0.1; done
-    echo "{\\"cniVersion\\": \\"1.0.0\\", \\"ips\\": [{\\"address\\": \\"10.77.0.$n/24\\"}]}"
-    ;;
-DEL)
-    for file in 10.*; do
-        if [ "$(cat "$file" 2> /dev/null)" = "$CNI_CONTAINERID $CNI_IFNAME" ]; then rm -f "$file"; fi
-    done
-    ;;
-esac
-exit 0
-"""
 
 CAPABILITIES = ("net_admin", "sys_admin")
 """Those of the agent's container in daemonset/base/daemonset.yaml."""
@@ -69,9 +44,8 @@ class Node(Stage):
         super().__init__(FOLDER, RELAY)
         self.addresses = FOLDER / "addresses"
         self.addresses.mkdir()
-        for name, text in (("cluster", CLUSTER_PLUGIN), ("counter", IPAM_PLUGIN)):
-            (FOLDER / "cni" / name).write_text(text)
-            (FOLDER / "cni" / name).chmod(0o755)
+        for name in ("cluster", "counter"):
+            shutil.copy(HERE / f"plugin-{name}", FOLDER / "cni" / name)
         self.write_conflist([{"type": "cluster"}, {"type": "nodefabric"}])
 
     @property
@@ -111,24 +85,8 @@ def ping(netns: str, address: str) -> None:
 
 def configuration(first: Pf, second: Pf) -> Mapping[str, Any]:
     """The agent's configuration: VFs of both PFs in one VLAN, and soft RoCE on the second PF."""
-    document: Mapping[str, Any] = yaml.safe_load(f"""\
-resources:
-  - {{name: rdma/vf, kind: vf, select: {{pf: ["{first.address}"]}}, network: rails}}
-  - {{name: rdma/storage, kind: vf, select: {{pf: ["{second.netdev}#0"]}}, network: storage}}
-  - {{name: rdma/hca, kind: hca, shares: 8, select: {{rdmaDevices: [rxe0]}}}}
-networks:
-  - name: rails
-    vlan: 100
-    vlanQoS: 3
-    trust: "on"
-    spoofchk: "off"
-    max_tx_rate: 200
-    mtu: 1400
-    ipam: {{type: counter}}
-  - {{name: storage, vlan: 100, mac: "02:00:00:00:00:07", ipam: {{type: counter}}}}
-cni: {{requireGrant: false}}  # tests take VFs by hand, too
-stateDir: /var/lib/nodefabric
-runDir: /run/nodefabric
-cdiDir: /var/run/cdi
-""")
+    text = (HERE / "configuration.yaml").read_text()
+    document: Mapping[str, Any] = yaml.safe_load(
+        text.replace("FIRST_ADDRESS", f'"{first.address}"').replace("SECOND_NETDEV", second.netdev)
+    )
     return document

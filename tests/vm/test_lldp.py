@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import time
+from contextlib import closing
 
 import pytest
 
@@ -16,8 +17,7 @@ from tests.vm.adapters import Pf
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_another_port_of_the_switch_says_comes_in(pfs: tuple[Pf, ...], group: bytes) -> None:
     speaking, listening = pfs
-    sockets = LldpSockets()
-    try:
+    with closing(LldpSockets()) as sockets:
         sockets.follow({listening.netdev: (socket.if_nametoindex(listening.netdev), listening.address)})
         deadline = time.monotonic() + 30
         found: list[tuple[str, bytes]] = []
@@ -29,5 +29,3 @@ def test_what_another_port_of_the_switch_says_comes_in(pfs: tuple[Pf, ...], grou
         nic, frame = found[0]
         assert nic == listening.address
         assert parse_frame(frame)[0].system_name == "leaf-vm"
-    finally:
-        sockets.close()

@@ -6,9 +6,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from agent.errors import DriverUnavailable
 from agent.hardware.netlink.rtnetlink import IFLA_IFALIAS
@@ -49,15 +52,12 @@ def watching() -> list[threading.Thread]:
 @pytest.mark.usefixtures("own_network")
 def test_links_that_come_change_and_go_are_seen() -> None:
     notes = Notes()
-    watch = Uevents(notes.note, virtual_links=True)
-    try:
+    with closing(Uevents(notes.note, virtual_links=True)):
         ip("link add nf0 type veth peer name nf1")
         ip("link set nf0 up")
         notes.until({"net add nf0", "link nf0 changed"}.issubset)
         ip("link del nf0")
         notes.until({"net remove nf0", "link nf0 gone"}.issubset)
-    finally:
-        watch.close()
 
 
 def test_closing_ends_the_thread_at_once_and_may_be_repeated() -> None:
@@ -85,8 +85,7 @@ def test_the_end_of_a_watch_does_not_wait_for_a_burst_to_end() -> None:
 @pytest.mark.usefixtures("own_network")
 def test_a_link_message_names_the_function_below_it() -> None:
     notes = Notes()
-    watch = Uevents(notes.note, virtual_links=True, device_attribute=IFLA_IFALIAS)
-    try:
+    with closing(Uevents(notes.note, virtual_links=True, device_attribute=IFLA_IFALIAS)):
         ip("link add nf0 type veth peer name nf1")
         ip("link set nf0 alias 0000:3b:00.1")
         ip("link set nf0 up")
@@ -94,8 +93,6 @@ def test_a_link_message_names_the_function_below_it() -> None:
         notes.until({"link nf0 changed"}.issubset)
         ip("link del nf0")
         notes.until({"link nf0 gone"}.issubset)
-    finally:
-        watch.close()
     assert notes.changes["link nf0 gone"] == of_function("0000:3b:00.1") | of_netdev("nf0")
     assert notes.changes["link nf1 gone"] == of_netdev("nf1")
 
@@ -135,14 +132,11 @@ def test_events_that_were_lost_are_told_and_the_next_ones_are_seen(
 def test_link_messages_are_heard_where_uevents_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.hardware.uevents.LIBUDEV", "libudev.so.none")
     notes = Notes()
-    watch = Uevents(notes.note, virtual_links=True)
-    try:
+    with closing(Uevents(notes.note, virtual_links=True)) as watch:
         (told,) = watch.unheard
         assert told.startswith("uevents cannot be heard: libudev.so.none")
         ip("link add nf0 type veth peer name nf1")
         notes.until({"link nf0 changed"}.issubset)
-    finally:
-        watch.close()
 
 
 @pytest.mark.usefixtures("own_network")
@@ -151,12 +145,10 @@ def test_uevents_are_heard_where_link_messages_are_not() -> None:
     Uevents(notes.note).close()  # so that libudev is loaded
     with descriptors.left(2):  # to end the watch, and for uevents
         watch = Uevents(notes.note, virtual_links=True)
-    try:
+    with closing(watch):
         assert [text.partition(":")[0] for text in watch.unheard] == ["link messages cannot be heard"]
         ip("link add nf0 type veth peer name nf1")
         notes.until({"net add nf0"}.issubset)
-    finally:
-        watch.close()
 
 
 def test_a_process_that_can_open_nothing_has_no_watch() -> None:
@@ -167,44 +159,24 @@ def test_a_process_that_can_open_nothing_has_no_watch() -> None:
 @pytest.mark.usefixtures("own_network")
 def test_a_name_that_is_no_text_does_not_end_the_watch() -> None:
     notes = Notes()
-    watch = Uevents(notes.note, virtual_links=True)
-    try:
+    with closing(Uevents(notes.note, virtual_links=True)):
         subprocess.run([b"ip", b"link", b"add", b"nf\xff0", b"type", b"veth", b"peer", b"name", b"nf1"], check=True)
         notes.until({"something whose name is no text", "net add nf1"}.issubset)
         ip("link del nf1")
         notes.until({"net remove nf1"}.issubset)
-    finally:
-        watch.close()
     assert notes.changes["something whose name is no text"] == EVERYTHING
 
 
-BRIDGE = "/devices/pci0000:3a/0000:3a:00.0"
+EVENTS = yaml.safe_load(Path(__file__).with_name("events.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("event", "change"),
-    [
-        (Uevent("add", f"{BRIDGE}/0000:3b:00.1", "pci"), of_function("0000:3b:00.1", bus=True)),
-        (Uevent("remove", f"{BRIDGE}/0000:3b:00.1", "pci"), of_function("0000:3b:00.1", bus=True)),
-        (Uevent("change", f"{BRIDGE}/0000:3b:00.0", "pci"), of_function("0000:3b:00.0", bus=True)),
-        (Uevent("bind", f"{BRIDGE}/0000:3b:00.1", "pci"), of_function("0000:3b:00.1")),
-        (Uevent("add", "/devices/pci0000:3a/nothing", "pci"), EVERYTHING),
-        (Uevent("add", f"{BRIDGE}/0000:3b:00.1/net/eth4", "net"), of_function("0000:3b:00.1")),
-        (Uevent("add", f"{BRIDGE}/0000:3b:00.1/virtio0/net/eth4", "net"), of_function("0000:3b:00.1")),
-        (Uevent("add", "/devices/platform/soc/net/end0", "net"), of_netdev("end0")),
-        (Uevent("add", "/devices/virtual/net/veth0", "net"), None),
-        (Uevent("add", f"{BRIDGE}/0000:3b:00.0/infiniband_mad/umad3", "infiniband_mad"), of_function("0000:3b:00.0")),
-        (Uevent("add", "/devices/virtual/infiniband/rxe0", "infiniband"), EVERYTHING),
-        (Uevent("add", "/devices/virtual/misc/rdma_cm", "misc"), EVERYTHING),
-        (Uevent("add", "/devices/virtual/misc/vhost-net", "misc"), EVERYTHING),
-        (Uevent("add", "/devices/virtual/misc/tun", "misc"), EVERYTHING),
-        (Uevent("add", "/devices/virtual/misc/kvm", "misc"), None),
-        (Uevent("add", f"{BRIDGE}/0000:3b:00.1/vdpa0", "vdpa"), of_function("0000:3b:00.1")),
-        (Uevent("add", f"{BRIDGE}/0000:3b:00.1/cxi/cxi0", "cxi"), of_function("0000:3b:00.1")),
-    ],
-)
-def test_an_event_says_what_is_to_be_looked_at(event: Uevent, change: Change | None) -> None:
-    assert change_of(event) == change
+@pytest.mark.parametrize(("action", "path", "subsystem", "said"), EVENTS)
+def test_an_event_says_what_is_to_be_looked_at(action: str, path: str, subsystem: str, said: Any) -> None:
+    expected = EVERYTHING if said else None
+    if isinstance(said, dict):
+        functions, netdevs = (frozenset(said.get(key, ())) for key in ("functions", "netdevs"))
+        expected = Change(functions, netdevs, said.get("bus", False))
+    assert change_of(Uevent(action, path, subsystem)) == expected
 
 
 def test_a_pods_veth_counts_on_a_simulated_node() -> None:

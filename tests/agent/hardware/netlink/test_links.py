@@ -119,6 +119,11 @@ def test_a_rename_that_fails_leaves_an_interface_up(links: Netlink) -> None:
     assert v0(links).up
 
 
+def shown(folder: Path, *what: str) -> Any:
+    """What `ip` shows in the pod."""
+    return json.loads(run("nsenter", f"--net={folder}/pod", "ip", "-j", *what))
+
+
 def configure(links: Netlink, pod: int, addresses: tuple[str, ...], *routes: Route) -> None:
     links.configure("net1", pod, addresses, routes)
 
@@ -142,18 +147,15 @@ def test_addresses_and_routes_are_set_and_may_be_set_again(links: Netlink, pod: 
         configure(links, pod, ("10.0.0.2/24", "10.1.0.2/31", "fd00::2/64"), *routes)
     assert set(links.addresses("net1", pod)) == {"10.0.0.2/24", "10.1.0.2/31", "fd00::2/64"}
 
-    def show(*what: str) -> Any:
-        return json.loads(run("nsenter", f"--net={tmp_path}/pod", "ip", "-j", *what))
-
-    found = {(r["dst"], r.get("gateway"), r["dev"]) for r in show("route") + show("-6", "route")}
+    found = {(r["dst"], r.get("gateway"), r["dev"]) for r in shown(tmp_path, "route") + shown(tmp_path, "-6", "route")}
     assert {
         ("default", "10.0.0.1", "net1"),
         ("10.5.0.0/16", None, "net1"),
         ("default", "fd00::1", "net1"),
         ("fd05::/64", None, "net1"),
     } <= found
-    assert len(show("route")) == 4
-    infos = show("address", "show", "net1")[0]["addr_info"]
+    assert len(shown(tmp_path, "route")) == 4
+    infos = shown(tmp_path, "address", "show", "net1")[0]["addr_info"]
     assert all("tentative" not in info for info in infos if info["scope"] == "global")
     assert [info.get("broadcast") for info in infos if info["family"] == "inet"] == ["10.0.0.255", None]
 
@@ -170,20 +172,17 @@ def test_what_a_route_may_say_more_reaches_the_kernel(links: Netlink, pod: int, 
     for _ in range(2):
         configure(links, pod, ("10.0.0.2/24", "fd00::2/64"), *routes)
 
-    def show(*what: str) -> Any:
-        return json.loads(run("nsenter", f"--net={tmp_path}/pod", "ip", "-j", *what))
-
-    (other,) = show("route", "show", "table", "100")
+    (other,) = shown(tmp_path, "route", "show", "table", "100")
     assert (other["dst"], other["gateway"], other["metric"]) == ("10.5.0.0/16", "10.0.0.1", 7)
     assert other["metrics"] == [{"mtu": 1300, "advmss": 1200}]
-    (near,) = show("route", "show", "10.6.0.0/16")
+    (near,) = shown(tmp_path, "route", "show", "10.6.0.0/16")
     assert near["scope"] == "link"
-    (six,) = show("-6", "route", "show", "fd05::/64")
+    (six,) = shown(tmp_path, "-6", "route", "show", "fd05::/64")
     assert (six["metric"], six["metrics"]) == (9, [{"mtu": 1400}])
-    (far,) = show("route", "show", "10.7.0.0/16")
+    (far,) = shown(tmp_path, "route", "show", "10.7.0.0/16")
     assert (far["gateway"], far["prefsrc"], far["flags"]) == ("192.0.2.1", "10.0.0.2", ["onlink"])
     assert far["protocol"] == "200"
-    (other,) = show("route", "show", "10.8.0.0/16")
+    (other,) = shown(tmp_path, "route", "show", "10.8.0.0/16")
     assert other["via"] == {"family": "inet6", "host": "fe80::1"}
     told = {route.destination: route for route in links.routes(pod, "net1")}["10.7.0.0/16"]
     assert told == Route("10.7.0.0/16", "192.0.2.1", source="10.0.0.2", onlink=True, protocol=200)

@@ -6,12 +6,12 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agent.errors import DeviceBusy, DriverUnavailable, HardwareError, NetlinkFailed
 from agent.hardware.host import RdmaLink
@@ -21,7 +21,6 @@ from agent.hardware.netlink.rdma_netlink import (
     CMD_GET,
     CMD_GET_CHARDEV,
     CMD_PORT_GET,
-    CMD_SYS_GET,
     NETNS_MODE,
     RdmaNetlink,
     decode_mode,
@@ -29,6 +28,7 @@ from agent.hardware.netlink.rdma_netlink import (
 from agent.hardware.netlink.rtnetlink import NLMSG_DONE, NLMSG_ERROR, NetlinkSocket
 from agent.hardware.netlink.vf_control import PfNetlink
 from agent.hardware.nvml.monitor import GpuMonitor
+from tests.agent.hardware.attributes import attribute
 
 NLDEV_GET = 5 << 10 | CMD_GET
 SAMPLE = RdmaLink(3, "rxe0", "5054:00ff:fe12:3456")
@@ -36,10 +36,6 @@ SAMPLE = RdmaLink(3, "rxe0", "5054:00ff:fe12:3456")
 
 def message(kind: int, body: bytes) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), kind, 0, 0, 0) + body
-
-
-def attribute(kind: int, payload: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
 
 
 def device(index: int, name: str | bytes, guid: int) -> bytes:
@@ -82,42 +78,17 @@ def ended(kind: int, number: int) -> bytes:
     return message(kind, struct.pack("=i", -number) + bytes(16))
 
 
-DONE = ended(NLMSG_ERROR, 0)
+REQUESTS = yaml.safe_load(Path(__file__).with_name("rdma_requests.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("use", "answer", "golden"),
-    [
-        (lambda rdma: rdma.mode(), message(5 << 10 | CMD_SYS_GET, b""), "10000000 0614 0100 01000000 00000000"),
-        (lambda rdma: rdma.devices(), ended(NLMSG_DONE, 0), "10000000 0114 0103 01000000 00000000"),
-        (
-            lambda rdma: rdma.move_in(SAMPLE, 17),
-            DONE,
-            "20000000 0214 0500 00000000 00000000 0800 0100 03000000 0800 4400 11000000",
-        ),
-        (
-            lambda rdma: rdma.rename(SAMPLE, "mlx5_2"),
-            DONE,
-            "24000000 0214 0500 00000000 00000000 0800 0100 03000000 0b00 0200 6d6c78355f32 00 00",
-        ),
-        (
-            lambda rdma: rdma.char_device(SAMPLE, "uverbs"),
-            message(5 << 10 | CMD_GET_CHARDEV, b""),
-            "24000000 0f14 0100 01000000 00000000 0800 0100 03000000 0b00 4500 757665726273 00 00",
-        ),
-        (
-            lambda rdma: rdma.char_device(SAMPLE, "umad", 1),
-            message(5 << 10 | CMD_GET_CHARDEV, b""),
-            "2c000000 0f14 0100 01000000 00000000 0800 0100 03000000 0900 4500 756d6164 00 000000 0800 0300 01000000",
-        ),
-    ],
-    ids=["mode", "list", "move", "rename", "char device", "umad of a port"],
-)
-def test_a_request_is_as_the_kernel_wants_it(use: Callable[[RdmaNetlink], object], answer: bytes, golden: str) -> None:
-    kernel = Kernel(answer)
+@pytest.mark.parametrize("row", REQUESTS)
+def test_a_request_is_as_the_kernel_wants_it(row: dict[str, Any]) -> None:
+    answer = {"end": ended(NLMSG_DONE, 0), "done": ended(NLMSG_ERROR, 0)}.get(row["answer"])
+    kernel = Kernel(answer or message(5 << 10 | row["answer"], b""))
+    name, *arguments = row["call"]
     with closing(through(kernel)) as rdma:
-        use(rdma)
-    assert kernel.asked == golden.replace(" ", "")
+        getattr(rdma, name)(*(SAMPLE if each == "device" else each for each in arguments))
+    assert kernel.asked == row["request"].replace(" ", "")
 
 
 def test_a_char_device_is_named() -> None:

@@ -7,8 +7,10 @@ import socket
 import struct
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,53 +107,18 @@ def test_no_packet_is_too_strange(packet: bytes, virtual_links: bool) -> None:
     list(link_events(packet, virtual_links=virtual_links))
 
 
-MACVLAN = Child("macvlan", "net1", "bridge", "02:00:00:00:00:07", 1400)
 SOFT = Child("bridge", "net1", "", "02:00:00:00:00:07", 1400)
 """Any kind of interface that this kernel has."""
 
 
-def test_a_macvlan_is_asked_for_complete() -> None:
-    golden = (
-        "00000000 00000000 01000000 01000000"  # any family, no index, up
-        "09000300 6e65743100 000000"  # IFLA_IFNAME net1
-        "08000500 09000000"  # IFLA_LINK 9
-        "08001c00 11000000"  # IFLA_NET_NS_FD 17
-        "0a000100 020000000007 0000"  # IFLA_ADDRESS
-        "08000400 78050000"  # IFLA_MTU
-        "1c001200"  # IFLA_LINKINFO
-        "0b000100 6d6163766c616e 00"  # IFLA_INFO_KIND macvlan
-        "0c000200 08000100 04000000"  # IFLA_INFO_DATA: IFLA_MACVLAN_MODE bridge
-    )
-    assert creation(MACVLAN, 9, 17).hex() == golden.replace(" ", "")
-
-
 HEAD = "00000000 00000000 01000000 01000000 09000300 6e65743100 000000 08000500 09000000 08001c00 11000000"
-"""Any family, no index, up; net1 upon 9 in the namespace 17."""
-OF_MACVLAN = "1c001200 0b000100 6d6163766c616e 00 0c000200 08000100"  # IFLA_LINKINFO, its kind, IFLA_MACVLAN_MODE
-OF_IPVLAN = "1c001200 0a000100 6970766c616e 0000 0c000200 06000100"
-WITH_KEY, OF_IPOIB = "1c000200 06000100 0180 0000", "09000100 69706f6962 000000"
-DATAGRAMS = "06000200 0100 0000 06000300 0100 0000"  # IFLA_IPOIB_MODE connected, IFLA_IPOIB_UMCAST
+CHILDREN = yaml.safe_load(Path(__file__).with_name("children.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("child", "rest"),
-    [
-        (Child("macvlan", "net1", "private"), f"{OF_MACVLAN} 01000000"),
-        (Child("macvlan", "net1", "vepa"), f"{OF_MACVLAN} 02000000"),
-        (Child("macvlan", "net1", "bridge"), f"{OF_MACVLAN} 04000000"),
-        (Child("macvlan", "net1", "passthru"), f"{OF_MACVLAN} 08000000"),
-        (Child("ipvlan", "net1", "l2"), f"{OF_IPVLAN} 00000000"),
-        (Child("ipvlan", "net1", "l3"), f"{OF_IPVLAN} 01000000"),
-        (Child("ipvlan", "net1", "l3s"), f"{OF_IPVLAN} 02000000"),
-        (
-            Child("ipoib", "net1", "connected", pkey=0x8001),
-            f"2c001200 {OF_IPOIB} {WITH_KEY} {DATAGRAMS}",
-        ),
-        (Child("ipoib", "net1", "connected"), f"24001200 {OF_IPOIB} 14000200 {DATAGRAMS}"),
-    ],
-)
-def test_each_kind_is_asked_for_with_its_mode(child: Child, rest: str) -> None:
-    assert creation(child, 9, 17).hex() == (HEAD + rest).replace(" ", "")
+@pytest.mark.parametrize("row", CHILDREN)
+def test_an_interface_is_asked_for_complete(row: dict[str, Any]) -> None:
+    body = creation(Child(name="net1", **row["child"]), 9, 17)
+    assert body.hex() == "".join((HEAD, *row["request"])).replace(" ", "")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
+import yaml
 
 from agent.errors import HardwareError, NetlinkFailed
 from agent.hardware.netlink import vf_control
@@ -127,54 +128,15 @@ def test_a_driver_that_resets_its_vf_is_asked_again() -> None:
 
 pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="the golden bytes are little-endian")
 
-VLAN = """
-    2000 1680  1c00 0180  1800 0c80        VFINFO_LIST, VF_INFO, VF_VLAN_LIST
-    1400 0100 03000000 64000000 02000000   VLAN_INFO: VF 3, VLAN 100, priority 2
-    88a8 0000                              802.1ad as on the wire, padding
-"""
-MAC = """
-    3000 1680  2c00 0180                   VFINFO_LIST, VF_INFO
-    2800 0100 03000000 02000000 00070000   VF_MAC: VF 3, six bytes
-    00000000 00000000 00000000 00000000
-    00000000 00000000
-"""
-RATE = """
-    1800 1680  1400 0180                   VFINFO_LIST, VF_INFO
-    1000 0600 03000000 0a000000 64000000   VF_RATE: VF 3, 10 to 100 Mbit/s
-"""
-TRUST = """
-    1400 1680  1000 0180                   VFINFO_LIST, VF_INFO
-    0c00 0900 03000000 01000000            VF_TRUST: VF 3, on
-"""
+REQUESTS = yaml.safe_load(Path(__file__).with_name("vf_requests.yaml").read_text())
 
 
-def golden(text: str) -> str:
-    return "".join(line[4:43] for line in text.splitlines()).replace(" ", "")
-
-
-@pytest.mark.parametrize(
-    ("settings", "words", "expected"),
-    [
-        (VfSettings(vlan=100, vlan_qos=2, vlan_proto="802.1ad"), "VLAN 100", VLAN),
-        (VfSettings(mac="02:00:00:00:00:07"), "MAC 02:00:00:00:00:07", MAC),
-        (VfSettings(min_tx_rate=10, max_tx_rate=100), "rate 10..100 Mbit/s", RATE),
-        (VfSettings(trust=True), "trust True", TRUST),
-        (
-            VfSettings(spoofchk=False),
-            "spoofchk False",
-            TRUST.replace("0900", "0400").replace(" 01000000 ", " 00000000 "),
-        ),
-        (
-            VfSettings(link_state="disable"),
-            "link state disable",
-            TRUST.replace("0900", "0500").replace(" 01000000 ", " 02000000 "),
-        ),
-    ],
-)
-def test_each_request_is_what_the_kernel_reads(settings: VfSettings, words: str, expected: str) -> None:
+@pytest.mark.parametrize("row", REQUESTS, ids=lambda row: row["words"])
+def test_each_request_is_what_the_kernel_reads(row: dict[str, Any]) -> None:
+    settings = VfSettings(**row["settings"])
     [(what, names, attribute)] = vf_control.changes(3, settings)
-    assert (what, attribute.hex()) == (words, golden(expected))
-    assert all(getattr(settings, name) is not None for name in names)
+    assert (what, attribute.hex()) == (row["words"], "".join(row["request"]).replace(" ", ""))
+    assert set(names) == set(row["settings"])
 
 
 @pytest.mark.parametrize(

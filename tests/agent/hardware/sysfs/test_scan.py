@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -40,16 +39,6 @@ def built(tree: NodeTree, folder: Path) -> Path:
 
 def problems(snapshot: Snapshot) -> dict[str, str]:
     return {p.path: p.text for p in snapshot.problems}
-
-
-def test_this_machine_can_be_scanned() -> None:
-    snapshot = scan(Path("/"))
-    assert snapshot.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    known = set(os.listdir("/sys/bus/pci/devices")) if Path("/sys/bus/pci/devices").exists() else set()
-    for device in snapshot.devices:
-        assert device.address in known
-        assert device.path[0].startswith("pci")
-        assert device.path[-1] == device.address
 
 
 def test_an_empty_root_has_nothing_and_no_problems(tmp_path: Path) -> None:
