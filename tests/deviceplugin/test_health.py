@@ -14,7 +14,7 @@ from agent.model.device_health import GpuEvent
 from agent.model.health import Reason
 from hack.sim.pods import Container
 from tests.awaiting import until
-from tests.deviceplugin.rig import Rig, rig
+from tests.deviceplugin.rig import VF_ONLY, Rig, rig
 from tests.node import change, gpu_uuid, netdev, node, without
 
 PF, VF = "0000:12:00.0", "0000:12:00.1"
@@ -92,7 +92,7 @@ async def test_an_error_of_a_gpu_is_told_though_nothing_else_changed(short_folde
 
 async def test_books_that_cannot_be_written_keep_kubelet_from_sending_pods_here(short_folder: Path) -> None:
     health = book()
-    async with rig(short_folder, health=health) as r:
+    async with rig(short_folder, resources=VF_ONLY, health=health) as r:
         health.unavailable.set(Reason.BOOKS_UNWRITABLE)
         await until(lambda: set(r.allocatable().values()) == {0})
         assert reasons(r) == {"BooksUnwritable": 16}

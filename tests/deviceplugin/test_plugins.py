@@ -113,7 +113,7 @@ def test_a_cdi_spec_that_comes_after_the_gpus_is_heeded_though_no_hardware_chang
 
 
 async def test_a_quarantine_shows_at_once_and_so_does_its_end(short_folder: Path) -> None:
-    async with rig(short_folder) as r:
+    async with rig(short_folder, resources=VF_ONLY) as r:
         await asyncio.to_thread(r.ledger.quarantine, "0000:12:00.1", "vlan could not be reset")
         await until(lambda: r.allocatable()["rdma/vf"] == 15)
         await asyncio.to_thread(r.ledger.end_quarantine, "0000:12:00.1")
