@@ -53,6 +53,7 @@ def test_json_is_read_as_the_yaml_that_it_is() -> None:
         *(f"resources: [{{name: a/b, kind: rail, nic: {{kind: hca, count: {count}}}}}]" for count in (1, 64, "planes")),
         "resources: [{name: a/b, kind: hca, binding: late, offer: dra}]",
         "resources: [{name: a/b, kind: hca, binding: late, shares: 1}]",
+        "resources: [{name: a/b, kind: vf, offer: dra, environment: [ucx]}, {name: a/c, kind: vf, environment: [ucx]}]",
         f"resources: [{{name: a.example/{'x' * 54}, kind: vf, offer: dra}}]",
         f"resources: [{{name: a.example/{'x' * 55}, kind: vf}}]",
         "resources: [{name: a/b, kind: hca, network: n}]\nnetworks: [{name: n, mode: ipoib}]",
