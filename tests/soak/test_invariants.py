@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.soak.calls import Pod
 from tests.soak.invariants import violations
+from tests.soak.node import Node
+from tests.soak.scenarios import everything, plain
 from tests.soak.world import HOST, Expected, Hold, Lease, Promise, Row, Seen, Shape, World
 
 VF, OTHER, NETNS = "0000:3b:00.2", "0000:3b:00.3", "/pods/c1.netns"
@@ -171,3 +181,85 @@ def test_a_device_and_an_address_are_promised_to_one_pod_only() -> None:
 def test_what_happened_to_the_device_is_told() -> None:
     (lost,) = violations(with_link(OTHER), EXPECTED, settled=False, history=lambda what: (f"something with {what}",))
     assert str(lost).splitlines()[1:] == [f"    something with {OTHER}"]
+
+
+# ------------------------------------------------------------- on a real node
+
+
+@pytest.fixture
+def node(own_network: None) -> Iterator[Node]:
+    made = Node(Path(tempfile.mkdtemp(prefix="nf-")))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    """A pod that has the first VF with all settings, and addresses."""
+    node.running()
+    made = node.make_pod()
+    assert node.add(made, everything(node)).succeeded
+    assert node.wrong(settled=True) == ()
+    node.kill_agent()
+    return made
+
+
+def in_pod(pod: Pod, *words: str) -> None:
+    subprocess.run(["nsenter", f"--net={pod.netns}", "ip", "link", *words], check=True)
+
+
+def in_host(*words: str) -> None:
+    subprocess.run(["ip", "link", *words], check=True)
+
+
+def write(node: Node, statement: str) -> None:
+    with closing(sqlite3.connect(node.folder / "state/ledger.db")) as books:
+        books.execute(statement)
+        books.commit()
+
+
+def spoil_settings(node: Node) -> None:
+    file = node.folder / "vf-settings.json"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({**document, "ens1f0/1": {**document["ens1f0/0"], "vlan": 9}}))
+
+
+def scribble(node: Node) -> None:
+    for name in ("ledger.db", "ledger.db-wal"):
+        (node.folder / "state" / name).write_bytes(b"x" * 8192)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (lambda node, pod: in_pod(pod, "set", "net1", "netns", str(os.getpid())), "was taken from under container c1"),
+        (lambda node, pod: in_host("set", "ens1f0v1", "name", "eth7"), "came back as"),
+        (lambda node, pod: write(node, "DELETE FROM attachments"), "and is not in the ledger"),
+        (lambda node, pod: spoil_settings(node), "has vlan 9 left behind"),
+        (lambda node, pod: (node.folder / "leases/rails/10.9.0.2").unlink(), "is leased to it no more"),
+        (lambda node, pod: scribble(node), "is damaged"),
+    ],
+)
+def test_what_is_planted_on_a_node_is_found(
+    node: Node, pod: Pod, spoil: Callable[[Node, Pod], object], text: str
+) -> None:
+    spoil(node, pod)
+    assert any(text in violation.text for violation in node.wrong()), node.wrong()
+
+
+def test_what_one_pod_leaves_is_found_at_rest_only_and_nothing_after_its_end(node: Node, pod: Pod) -> None:
+    held = dict(node.promises)
+    node.promises.clear()
+    assert node.wrong() == ()
+    spooled = node.folder / "spool/1.del"
+    spooled.touch()
+    texts = [violation.text for violation in node.wrong(settled=True)]
+    assert any("has no right to it any more" in text for text in texts)
+    assert any("still in the spool" in text for text in texts)
+    spooled.unlink()
+    node.promises |= held
+    node.running()
+    node.delete(pod, plain(node))
+    node.until(lambda: node.wrong(settled=True) == ())

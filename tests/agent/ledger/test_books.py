@@ -29,6 +29,25 @@ def test_granting_a_unit_again_begins_a_new_life_without_an_owner(tmp_path: Path
     )
 
 
+def test_a_device_is_attached_once_at_most_however_many_try(books: Ledger) -> None:
+    start, busy = threading.Barrier(8), list[str]()
+
+    def attempt(container: str) -> None:
+        start.wait()
+        try:
+            attach(books, VF, owner(container))
+        except DeviceBusy:
+            busy.append(container)
+
+    threads = [threading.Thread(target=attempt, args=(f"c{i}",)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (row,) = books.attachments()
+    assert sorted([*busy, row.owner.container_id]) == [f"c{i}" for i in range(8)]
+
+
 def test_no_read_waits_for_a_write_that_is_under_way(books: Ledger) -> None:
     writing, done = threading.Event(), threading.Event()
 

@@ -19,6 +19,15 @@ BOUND = bound_slot(SLOT, "rdma/vf", "vf", VF, "worker", "c1", "eth0", POD, {"env
 UNBOUND = {SLOT: ()}
 
 
+def test_slots_are_listed_as_they_were_bound_also_after_a_restart(tmp_path: Path) -> None:
+    with open_books(tmp_path, clock=lambda: 5.0) as books:
+        books.grant(granted("rdma/vf", {SLOT: (), SECOND: ()}))
+        books.bind_slots([replace(BOUND, key=SECOND), replace(BOUND, devices=(OTHER_VF,))])
+        assert [slot.key for slot in books.bound_slots()] == [SECOND, SLOT]
+    with open_books(tmp_path) as books:
+        assert [slot.key for slot in books.bound_slots()] == [SECOND, SLOT]
+
+
 def test_a_slot_bound_anew_is_not_unbound_by_its_former_owner(books: Ledger) -> None:
     books.grant(granted("rdma/vf", UNBOUND))
     (old,) = books.bind_slots([BOUND])

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from agent.errors import LedgerError
-from agent.ledger import SCHEMA_VERSION
+from agent.ledger import SCHEMA_VERSION, Ledger
 from agent.ledger.database import Books, read_books, read_rails
 from agent.model.vf_identity import Rail
 from tests import versions
-from tests.node import open_books
+from tests.node import VF, granted, open_books
+
+
+def test_reading_never_meets_half_a_change(books: Ledger) -> None:
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            books.grant(granted("rdma/vf", {"u1": VF, "u2": VF}))
+            books.release(["u1", "u2"])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        counts = {len(read_books(books.path).holds) for _ in range(50)}
+    finally:
+        stop.set()
+        writer.join()
+    assert counts <= {0, 2}
 
 
 def test_reading_writes_nothing(tmp_path: Path) -> None:
