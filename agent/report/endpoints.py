@@ -193,7 +193,12 @@ class EndpointServer(ThreadingHTTPServer):
             if self._is_closing:
                 self.shutdown_request(request)
                 return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError as error:  # no thread for this one; its place is the next one's
+            self._places.release()
+            log.error("a reader of the endpoints cannot be served: %s", error)
+            self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

@@ -307,3 +307,14 @@ def test_readers_for_whom_no_descriptor_is_left_cost_no_time_and_are_answered_la
         assert used < 0.1 * passed
         reader.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
         assert reader.recv(100).startswith(b"HTTP/1.0 200 OK")
+
+
+def test_readers_for_whom_no_thread_is_left_take_no_place_from_others() -> None:
+    with serving(pages()) as server:
+        former = threading.stack_size(1 << 46)  # more than there is, so no thread can be started
+        try:
+            with crowd_of(server, endpoints.MAX_CONNECTIONS + 1) as crowd:
+                assert [connection.recv(1) for connection in crowd] == [b""] * len(crowd)
+        finally:
+            threading.stack_size(former)
+        assert ask(server, "/healthz")[0].status == 200
