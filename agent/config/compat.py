@@ -109,7 +109,9 @@ class _File:
         self, loc: Loc, words: Mapping[str, str], prefix: Any, name: Any, keys: Mapping[str, Any]
     ) -> Resource | None:
         """Read a pool, written as a resource of ours. `words` are those of its selectors."""
-        full_name = f"{prefix}/{name}" if isinstance(prefix, str) and isinstance(name, str) else name
+        if not isinstance(prefix, str):
+            self.note((*loc, "resourcePrefix"), f"must be text, is {shown(prefix)}")
+        full_name = f"{prefix}/{name}" if isinstance(name, str) else name
         try:
             return _RESOURCE.validate_python({"name": full_name, **keys})
         except ValidationError as error:
