@@ -7,6 +7,7 @@ an error that names the field.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +114,7 @@ def results_of(document: Any) -> tuple[Result, ...]:
 def _result(found: Mapping[str, Any]) -> Result:
     request, driver = at(found, "request", str), at(found, "driver", str)
     if not _REQUEST.fullmatch(request):
-        raise ValueError(f"{request!r} is not the name of a request, nor of a request and a sub-request")
+        raise ValueError(f"{request!r} must be the name of a request, or of a request and a sub-request")
     return Result(
         request,
         driver,
@@ -139,6 +140,10 @@ def _read(claim: Any, ref: ClaimRef, driver: str, pool: str) -> Allocation:
     for result in mine:
         if result.pool != pool:
             raise ValueError(f"request {result.request} has a device of pool {result.pool!r}, not of {pool!r}")
+    keys = Counter((result.base, result.device, result.share_id) for result in mine)
+    for (request, device, _), count in keys.items():
+        if count > 1:
+            raise ValueError(f"request {request} has {device} twice")
     annotations = at(claim, "metadata.annotations", dict, {})
     is_extended = annotations.get(EXTENDED) == "true"
     pods = tuple(pods_of(claim))

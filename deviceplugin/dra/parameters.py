@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_interface
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_interface, ip_network
 from typing import Any
 
 from agent.config import Config, Resource
@@ -127,7 +127,7 @@ def _setting(resource: Resource, said: Mapping[str, Any], config: Config, *, by_
                 "the network leases its addresses (ipam), so only a DeviceClass may set addresses: leave them out of"
                 " the claim"
             )
-        keys["ipam"] = {"type": "static", "addresses": _addresses(said["addresses"])}
+        keys["ipam"] = {"type": "static", "addresses": _addresses(said["addresses"], list(_subnets(keys.get("ipam"))))}
     if resource.kind == "nic" and "mode" not in keys and not keys.get("vfio") and not keys.get("functionReset"):
         keys["mode"] = "nic"
     made = network_of_keys(keys | name)
@@ -137,7 +137,7 @@ def _setting(resource: Resource, said: Mapping[str, Any], config: Config, *, by_
     return Setting({"name": base.name, **keys} if base is not None else keys, said.get("ifName", ""))
 
 
-def _addresses(given: Any) -> list[Mapping[str, str]]:
+def _addresses(given: Any, subnets: Sequence[IPv4Network | IPv6Network]) -> list[Mapping[str, str]]:
     if not isinstance(given, list) or not 0 < len(given) <= MAX_ADDRESSES:
         raise RequestInvalid(f"addresses must be a list of 1 to {MAX_ADDRESSES} addresses, is {shown(given)}")
     for text in given:
@@ -145,6 +145,9 @@ def _addresses(given: Any) -> list[Mapping[str, str]]:
             raise RequestInvalid(
                 f"addresses must be those of an interface with their prefix, such as 192.0.2.10/24, not {shown(text)}"
             )
+        if subnets and not any(_is_in(text, subnet) for subnet in subnets):
+            named = ", ".join(map(str, subnets))
+            raise RequestInvalid(f"addresses: {text} is not in a subnet of the network ({named})")
     return [{"address": text} for text in given]
 
 
@@ -158,6 +161,29 @@ def _is_address(text: Any) -> bool:
     return address is not None and not (
         address.is_loopback or address.is_multicast or address.is_unspecified or str(address) == "255.255.255.255"
     )
+
+
+def _subnets(ipam: Any) -> Iterator[IPv4Network | IPv6Network]:
+    """List the subnets that `ipam` names in the words of host-local (ranges) and whereabouts (ipRanges).
+
+    One that depends on the device ({rail}) cannot be told here.
+    """
+    if isinstance(ipam, list):
+        for inner in ipam:
+            yield from _subnets(inner)
+    elif isinstance(ipam, Mapping):
+        for key in ("ranges", "ipRanges"):
+            yield from _subnets(ipam.get(key))
+        for key in ("subnet", "range"):
+            try:
+                yield ip_network(str(ipam.get(key)).rpartition("-")[2], strict=False)
+            except ValueError:
+                continue
+
+
+def _is_in(text: str, subnet: IPv4Network | IPv6Network) -> bool:
+    mine = ip_interface(text)
+    return mine.version == subnet.version and mine.ip in subnet and mine.network.prefixlen >= subnet.prefixlen
 
 
 def _check_alike(said: Sequence[Mapping[str, Any]]) -> None:

@@ -101,6 +101,7 @@ class Planner:
         listed = {device.name: device for device in self._catalog.value}
         listed |= self._found_again(claim, listed.values(), resources, offer.snapshot)
         found = [(result, *_looked_up(result, listed, resources)) for result in claim.results]
+        _check_amounts(claim, found)
         settings = settings_of(claim.configs, [(result, resource) for result, _, resource in found], config)
         units = self._units(claim, found, offer, known)
         planned = [Planned(r, resource, unit) for (r, _, resource), unit in zip(found, units, strict=True)]
@@ -257,6 +258,32 @@ def _looked_up(
     if device.resource_name not in resources:
         raise ClaimInvalid(f"{result.device} is of {device.resource_name}, which is not handed out to claims any more")
     return device, resources[device.resource_name]
+
+
+def _check_amounts(claim: Allocation, found: Sequence[tuple[Result, DraDevice, Resource]]) -> None:
+    """Refuse what would have the claim wait for itself: one device twice, or more shares of an adapter than it has.
+
+    Bound late, each result gets a device of its own, which must have as many shares as the result wants.
+    """
+    together: dict[Hashable, list[Result]] = {}
+    for number, (result, device, resource) in enumerate(found):
+        if result.admin or not device.units:
+            continue
+        address = device.units[0].device
+        mine = together.setdefault(number if resource.binding == "late" else address, [])
+        mine.append(result)
+        requests = " and ".join(dict.fromkeys(each.request for each in mine))
+        if resource.kind != "hca":
+            if len(mine) > 1:
+                raise ClaimInvalid(
+                    f"claim {claim.ref}: requests {requests} both have {result.device} ({address}), which only one may"
+                    " have: it was allocated twice, so delete the claim and its pod"
+                )
+        elif (shares := sum(each.shares for each in mine)) > resource.shares:
+            raise ClaimInvalid(
+                f"claim {claim.ref}: {shares} shares of {result.device} were allocated to {requests}, but an adapter of"
+                f" {resource.name} has {resource.shares} (shares in its configuration)"
+            )
 
 
 def _usable(result: Result, unit: Unit) -> Unit:

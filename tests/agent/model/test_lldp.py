@@ -66,7 +66,6 @@ def test_an_announcement_may_end_without_an_end_mark_and_with_unknown_fields() -
         (frame(field(1, b"\x04"), PORT, TTL), "identity"),
         (frame(field(1, b"\x04" + b"x" * 256), PORT, TTL), "identity"),
         (frame(CHASSIS, PORT, TTL, NAME[:-1]), "ends in the middle"),
-        (frame(CHASSIS, PORT, TTL, *[field(8, b"")] * 300), "more than"),
     ],
 )
 def test_what_is_no_announcement_is_refused(bad: bytes, why: str) -> None:
