@@ -111,7 +111,7 @@ def test_of_preferred_devices_those_are_pinned_that_the_constraint_is_about() ->
         (changed("status.allocation.devices.results.0.pool", "node-2"), "pool 'node-2', not of 'node-1'"),
         (changed("status.allocation.devices.results", []), "not allocated"),
         (changed("status.allocation.devices.results", [GPU]), "no device of the driver"),
-        (changed("status.allocation.devices.results.0.request", "a/../b"), "'a/../b' is not the name of a request"),
+        (changed("status.allocation.devices.results.0.request", "a/../b"), "'a/../b' must be the name of a request"),
         (changed("status.allocation.devices.results.0.device", 7), "device must be a text, is 7"),
         (changed("status.allocation.devices.results.0.pool", None), "pool must be a text, is None"),
         (changed("status.allocation.devices.results.0.consumedCapacity", {f"{DRIVER}/shares": "x"}), "'x' is not a"),
