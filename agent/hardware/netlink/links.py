@@ -1,9 +1,10 @@
 """Interfaces, their addresses and routes through rtnetlink.
 
-Links are `rtnetlink`'s, with a socket for each call at a time. Lists of addresses and routes are pyroute2's, whose
-sockets belong to the thread that opened them and to the namespace that thread was in: each list has a socket of its
-own, on a thread that entered the namespace. pyroute2 is imported when the first such list is asked for: that takes
-longer than anything else the agent imports, and a start needs none.
+Links are `rtnetlink`'s, with a socket for each call at a time. Lists of addresses and routes are
+pyroute2's, whose sockets belong to the thread that opened them and to the namespace that thread was
+in. So what it is to do in the host's namespace goes through one socket on one thread; in a pod's
+namespace it opens a socket of its own on a thread that entered it. It is imported when the first such
+list is asked for: that takes longer than anything else the agent imports, and a start needs none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar
@@ -89,17 +91,21 @@ class Netlink:
         self._device_of = device_of
         self._kept = lru_cache(MAX_KEPT)(self._found)
         self._host_netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="netlink")
+        self._socket: IPRoute | None = None
         self._idle: deque[NetlinkSocket] = deque()
         self._tcx = TcxPrograms()
         self._closed = False
 
     def close(self) -> None:
-        """Close the sockets. Whoever comes later gets a HardwareError."""
+        """Close the sockets and end the thread. Whoever comes later gets a HardwareError."""
         if self._closed:
             return
         self._closed = True
         while self._idle:
             self._idle.pop().close()
+        self._thread.submit(self._close_socket).result()
+        self._thread.shutdown()
         # A detach that is late must not take for the host what gets this number next: a pod's namespace, say.
         descriptor, self._host_netns = self._host_netns, -1
         os.close(descriptor)
@@ -310,12 +316,26 @@ class Netlink:
 
         if self._closed:
             raise HardwareError("netlink is closed: the agent is ending")
+        if netns is None:
+            return self._thread.submit(self._on_own_socket, work).result()
 
         def inside() -> T:
             with IPRoute() as ipr:
                 return work(ipr)
 
-        return namespaces.run_in(self._host_netns if netns is None else netns, inside)
+        return namespaces.run_in(netns, inside)
+
+    def _on_own_socket(self, work: Callable[[IPRoute], T]) -> T:
+        from pyroute2 import IPRoute
+
+        if self._socket is None:
+            self._socket = IPRoute()
+        return work(self._socket)
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 @dataclass(frozen=True, slots=True)
