@@ -15,7 +15,7 @@ from tests.cni.tiny_node import PF_NETDEV, Rig, mac_of, netdev, vf
 
 CONTAINER = "c0ffee" * 10 + "cafe"
 SETTINGS = VfSettings(vlan=100, vlan_qos=3, vlan_proto="802.1ad", trust=True, spoofchk=False, max_tx_rate=500)
-PLUGIN = {
+PLUGIN: dict[str, Any] = {
     "cniVersion": "1.0.0",
     "name": "rails",
     "type": "sriov",

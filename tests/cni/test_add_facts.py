@@ -221,8 +221,7 @@ def test_a_unit_that_was_granted_early_is_told_of_as_long_as_its_pod_has_it(scen
     assert scene.env(unit)["NCCL_IB_GID_INDEX"] == "5"
     assert scene.edits(unit)["deviceNodes"] == spec.edits["deviceNodes"]
     assert Path(scene.edits(unit)["mounts"][0]["hostPath"]).exists()
-    scene.rig.delete("c1", scene.rig.folder / "c1.netns")
-    scene.rig.await_back()
+    scene.rig.detach("c1", scene.rig.folder / "c1.netns")
     assert scene.edits(unit) == spec.edits
 
 
@@ -278,8 +277,7 @@ def test_a_claims_containers_are_told_the_index_of_the_pods_address_and_the_next
     assert (nic["nic"]["interface"], nic["nic"]["addresses"]) == ("net1", ["10.9.0.2/24"])
     assert not claimed.specs.rewrite()  # the books say so, too: a spec that somebody removes comes back
 
-    rig.delete("c1", pod, ifname="eth0")
-    rig.await_back(0)
+    rig.detach("c1", pod, ifname="eth0")
     assert rail_files(claimed) == []
     (table / "ports/1/gids/4").rename(table / "ports/1/gids/6")
     gids.enter(table, 6, "10.9.0.2/24", "net1")

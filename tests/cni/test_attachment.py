@@ -83,8 +83,7 @@ def test_the_ipam_plugin_gets_the_configuration_that_the_call_came_with(rig: Rig
         "dns": None,
     }
     rig.add("c1", pod, ipam=rig.stub_ipam(kept), **conf)
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
     told = [json.loads((tmp_path / command).read_text()) for command in ("ADD", "DEL")]
     known = {"cniVersion": "1.0.0", "name": "rails", "type": "sriov", "ipam": {"type": "stub"}, "deviceID": vf(0)}
     assert told == [{**known, "vlan": 5, "kubernetes": {"k8s_api_root": "x"}}] * 2
@@ -219,8 +218,7 @@ def test_it_is_there_after_add_and_gone_after_del_but_what_multus_has_written_st
     rig.add("c1", pod, **asked(file))
     document = {"type": "pci", "version": "1.1.0", "pci": {"pci-address": vf(0), "pf-pci-address": PF}}
     assert json.loads(file.read_text()) == document
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
     assert not file.exists()
     multus.write_text(json.dumps({"type": "pci", "pci": {"pci-address": vf(0)}}))
     before = multus.read_text()
@@ -232,8 +230,7 @@ def test_a_place_that_cannot_be_written_keeps_no_pod_from_starting(rig: Rig, tmp
     (tmp_path / "k8s.cni.cncf.io").write_text("a file")
     pod = rig.pod()
     rig.add("c1", pod, **asked(tmp_path / ATTACHED / "x"))
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
 
 
 @pytest.mark.parametrize("path", ["relative", "/var/../etc/x", 5, "/x\0y"])

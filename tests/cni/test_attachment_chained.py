@@ -53,8 +53,7 @@ def test_all_vfs_of_a_pod_enter_it_under_free_names_and_one_del_brings_them_back
     grant(rig, 2, 0, network=joined)
     assert rig.add("c1", pod, ifname="eth0", prevResult=previous) == answer
     rig.check("c1", pod, ifname="eth0")
-    rig.delete("c1", pod, ifname="eth0")
-    rig.await_back(0, 2)
+    rig.detach("c1", pod, ifname="eth0")
     assert ([rig.found(i) for i in range(3)], rig.leases()) == (before, [])
 
 
@@ -97,8 +96,7 @@ def test_leases_of_a_configured_network_are_kept_under_its_name_and_the_callers_
     assert len(list((rig.folder / "leases/storage").glob("10.9.*"))) == 1
     rig.collect(("c1", "net1"))
     assert rig.ledger.attachment_on(vf(0)) is not None
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
     assert list((rig.folder / "leases/storage").glob("10.9.*")) == []
 
 
@@ -116,8 +114,7 @@ def test_in_a_shared_system_the_result_is_passed_on(rig: Rig) -> None:
         rig.attachments.check(call)
         rig.attachments.delete(call)
     assert rig.in_pod(pod) is not None
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
 
 
 def test_a_call_that_is_not_chained_is_refused(rig: Rig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -113,8 +114,7 @@ def test_a_vf_that_the_pod_has_under_another_interface_is_refused_for_good(rig: 
     rig.add("c1", pod)
     with pytest.raises(RequestInvalid, match="in this pod already"):
         rig.add("c1", pod, ifname="net9")
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
 
 
 def test_a_del_during_a_slow_add_wins(rig: Rig) -> None:
@@ -124,21 +124,12 @@ def test_a_del_during_a_slow_add_wins(rig: Rig) -> None:
         f"[ $CNI_COMMAND = DEL ] && exit; touch {rig.folder}/asked; while [ ! -e {rig.folder}/go ]; do sleep 0.01;"
         f" done; {stub_answer('10.0.0.2/24')}"
     )
-    errors: list[AgentError] = []
-
-    def slow_add() -> None:
-        try:
-            rig.add("c1", pod, ipam=ipam, **ASKED)
-        except AgentError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=slow_add)
-    thread.start()
-    until((rig.folder / "asked").exists)
-    rig.delete("c1", pod)
-    thread.join()  # the plugin is killed, and may have leased something
+    with ThreadPoolExecutor(1) as threads:
+        adding = threads.submit(rig.add, "c1", pod, ipam=ipam, **ASKED)
+        until((rig.folder / "asked").exists)
+        rig.delete("c1", pod)
+        assert isinstance(adding.exception(), AgentError)  # the plugin is killed, and may have leased something
     rig.await_back()
-    assert len(errors) == 1
     assert rig.found() == before
     assert rig.attachments.leases.settle() == (1, 0)
     assert rig.ledger.owed_leases() == ()
@@ -154,8 +145,7 @@ def test_a_node_whose_pf_went_away_frees_its_vfs_without_settings(rig: Rig) -> N
     pod = rig.pod()
     rig.add("c1", pod, **ASKED)
     rig.unplug()
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
     assert rig.ledger.quarantines() == ()
     with pytest.raises((DeviceGone, HardwareError)):
         rig.add("c2", rig.pod("two"))

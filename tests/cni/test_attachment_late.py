@@ -25,8 +25,7 @@ def test_three_dels_for_one_add_are_all_success_and_undo_it_once(rig: Rig) -> No
     rig.delete("c1", pod)
     rig.delete("c1", None)
     rig.remove(pod)
-    rig.delete("c1", None)
-    rig.await_back()
+    rig.detach("c1", None)
     assert (rig.found(), rig.leases(), rig.ledger.owed_leases()) == (before, [], ())
 
 
@@ -34,8 +33,7 @@ def test_three_dels_for_one_add_are_all_success_and_undo_it_once(rig: Rig) -> No
 def test_a_del_after_the_device_was_given_to_a_new_pod_touches_nothing(rig: Rig, which: str) -> None:
     first, second = rig.pod("one"), rig.pod("two")
     rig.add("c1", first, **ASKED)
-    rig.delete("c1", first)
-    rig.await_back()
+    rig.detach("c1", first)
     rig.add("c2", second, ipam=rig.ipam(), **{**ASKED, "vlan": 200})
     settings, leases, link = rig.settings(), rig.leases(), rig.in_pod(second)
     rig.delete("c1", {"no namespace": None, "own namespace": first}.get(which, second))
@@ -47,8 +45,7 @@ def test_a_del_after_the_device_was_given_to_a_new_pod_touches_nothing(rig: Rig,
 def test_a_del_that_names_another_namespace_finds_the_vf_where_its_row_says(rig: Rig) -> None:
     first, second, before = rig.pod("one"), rig.pod("two"), rig.found()
     rig.add("c1", first, **ASKED)
-    rig.delete("c1", second)
-    rig.await_back()
+    rig.detach("c1", second)
     assert (rig.found(), rig.ledger.quarantines()) == (before, ())
 
 

@@ -51,8 +51,7 @@ def test_a_vf_has_the_rates_of_its_resource_unless_its_network_says_any(
     rig.machine.vf_control.apply(PF_NETDEV, 0, VfSettings(max_tx_rate=77))
     with pytest.raises(AttachmentError, match="has max_tx_rate 77, not"):
         rig.check("c1", pod, ifname="eth0")
-    rig.delete("c1", pod, ifname="eth0")
-    rig.await_back()
+    rig.detach("c1", pod, ifname="eth0")
     assert rig.found() == before
 
 

@@ -153,8 +153,7 @@ def test_a_del_finishes_a_row_in_each_state(rig: Rig, state: str, with_namespace
     rig.add("c1", pod, ipam=rig.ipam(), **ASKED)
     if state == "detaching":
         rig.ledger.begin_detach([row.attachment_id for row in rig.ledger.attachments()])
-    rig.delete("c1", pod if with_namespace else None)
-    rig.await_back()
+    rig.detach("c1", pod if with_namespace else None)
     assert rig.found() == before
     assert rig.leases() == []
     rig.delete("c1", None)

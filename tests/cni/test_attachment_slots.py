@@ -66,8 +66,7 @@ def test_the_devices_of_a_pods_slots_come_into_a_chained_network(rig: Rig, slots
     assert [row.device for row in rig.ledger.attachments()] == [vf(1), vf(0)]
     assert rig.settings(1).vlan == 7
     assert slots.let_go == []
-    rig.delete("c1", pod, "eth0")
-    rig.await_back(0, 1)
+    rig.detach("c1", pod, "eth0")
     assert [rig.found(n) for n in range(2)] == before
     assert slots.let_go == [("c1", "eth0")]
 
@@ -81,8 +80,7 @@ def test_multus_names_a_device_by_its_slot(rig: Rig, slots: Chooser) -> None:
     assert json.loads((rig.folder / "asked").read_text())["deviceID"] == vf(1)
     assert rig.settings(1).vlan == 0  # Multus's own configuration counts, not the resource's network
     rig.check("c1", pod, deviceID=SLOT)
-    rig.delete("c1", pod)
-    rig.await_back(1)
+    rig.detach("c1", pod)
 
 
 def test_a_slot_of_another_pod_is_refused(rig: Rig, slots: Chooser) -> None:

@@ -50,8 +50,7 @@ def test_a_trunk_is_set_for_the_pod_and_put_back_after_it(rig: Rig, chained: boo
     (row,) = rig.ledger.attachments()
     assert row.undo.settings == VfSettings(trunk="5")
     rig.check("c1", pod)
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
     assert (shown(rig.folder), rig.found(), rig.ledger.quarantines()) == ("5", before, ())
 
 
@@ -79,6 +78,5 @@ def test_a_vlan_of_the_pf_is_in_the_way_until_the_network_takes_it_off(rig: Rig)
         rig.add("c1", pod, trunk=TRUNK)
     rig.add("c1", pod, trunk=TRUNK, vlan=0)
     assert (rig.settings().vlan, shown(rig.folder)) == (0, TRUNK)
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
     assert (rig.found(), rig.ledger.quarantines()) == (before, ())

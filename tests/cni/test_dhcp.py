@@ -101,8 +101,7 @@ def test_an_address_comes_from_the_server_and_goes_back_to_it(rig: Rig, dhcp: Dh
     assert "10.77.0.9/24" in rig.run_in(pod, "ip", "address", "show", "dev", "net1")
     assert dhcp.heard("REQUEST") == {mac_of(0)}
     rig.check("c1", pod)
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
     dhcp.await_release(mac_of(0))
     assert (rig.found(), rig.ledger.quarantines(), rig.ledger.owed_leases()) == (before, (), ())
 

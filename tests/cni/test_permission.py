@@ -83,8 +83,7 @@ def test_a_pod_gets_the_vf_that_kubelet_gave_it_and_no_other(strict: Rig, kubele
     kubelet.away = True
     assert strict.add("c1", pod, deviceID=vf(0)) == answer
     strict.check("c1", pod, deviceID=vf(0))
-    strict.delete("c1", pod, deviceID=vf(0))
-    strict.await_back(0)
+    strict.detach("c1", pod, deviceID=vf(0))
     assert kubelet.asked == asked
     with pytest.raises(Unavailable):
         strict.add("c1", pod, deviceID=vf(0))

@@ -51,8 +51,7 @@ def test_the_devices_of_a_prepared_claim_come_into_its_pod(scene: Scene) -> None
         assert (link.device, link.mac, link.mtu, link.up) == (vf(index), mac_of(index), mtu, True)
     rig.check("c1", pod, ifname="eth0")
     assert (scene.kubelet.asked, scene.reader.read) == (0, [])
-    rig.delete("c1", pod, ifname="eth0")
-    rig.await_back(0, 1)
+    rig.detach("c1", pod, ifname="eth0")
     assert [rig.found(i) for i in range(2)] == before
     assert [claim.state for claim in rig.ledger.claims()] == [ClaimState.PREPARED]
 
@@ -68,8 +67,7 @@ def test_interfaces_of_all_claims_of_a_pod_are_numbered_together_and_alike_in_ea
         assert [i["name"] for i in answer["interfaces"]] == ["cbr0", "eth0", "nic1", "nic2", "nic0"]
         assert {device: row[1] for device, row in scene.rows().items()} == {vf(1): "nic1", vf(0): "nic2", vf(2): "nic0"}
         rig.check("c1", pod, ifname="eth0")
-        rig.delete("c1", pod, ifname="eth0")
-        rig.await_back(0, 1, 2)
+        rig.detach("c1", pod, ifname="eth0")
 
 
 def test_a_pod_gets_what_its_claims_and_what_its_units_bring(scene: Scene) -> None:
@@ -385,8 +383,7 @@ def test_a_device_cannot_be_in_two_pods_of_its_claim_and_the_second_is_told_what
         scene.start("c2")
     assert scene.rows() == {vf(0): ("c1", "net1", "uid-shared")}
     rig.check("c1", first, ifname="eth0")
-    rig.delete("c1", first, ifname="eth0")
-    rig.await_back()
+    rig.detach("c1", first, ifname="eth0")
     rig.remove(rig.folder / "c2.netns")
     scene.start("c2")
 

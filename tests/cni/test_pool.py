@@ -62,13 +62,11 @@ def test_each_pod_gets_a_vf_of_its_own_until_none_is_left(rig: Rig) -> None:
     assert devices(rig) == {"c0": vf(0), "c1": vf(1), "c2": vf(2)}
     with pytest.raises(DeviceBusy, match="no VF is free: of the 3 that pf selects, 3 in pods"):
         rig.add("c3", pods[3], **POOL)
-    rig.delete("c1", pods[1], pf=[PF_NETDEV])
-    rig.await_back(1)
+    rig.detach("c1", pods[1], pf=[PF_NETDEV])
     rig.add("c3", pods[3], **POOL)
     assert devices(rig)["c3"] == vf(1)
     for number in (0, 2, 3):
-        rig.delete(f"c{number}", pods[number], pf=[PF_NETDEV])
-    rig.await_back(0, 1, 2)
+        rig.detach(f"c{number}", pods[number], pf=[PF_NETDEV])
     assert [rig.found(index) for index in range(3)] == before
 
 

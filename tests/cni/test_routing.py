@@ -187,8 +187,7 @@ def test_a_vf_takes_nothing_of_it_home(rig: Rig) -> None:
     before = at_home()
     near = [{"ip": "10.9.0.5", "mac": "02:00:00:00:00:55"}]
     rig.add("c1", pod, **SOURCE, neighbours=near, sysctls={"arp_notify": 1, "accept_ra": 0})
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
     assert at_home() == before
     assert "02:00:00:00:00:55" not in rig.run_in(home, "ip", "neighbour", "show")
 
@@ -197,8 +196,7 @@ def test_an_interface_that_comes_anew_finds_no_rule_of_the_one_before(rig: Rig) 
     """The namespace may live on: one may be unplugged from a running pod, and plugged in anew with another address."""
     pod = rig.pod()
     rig.add("c1", pod, **SOURCE, rules=[{"to": "10.13.0.0/16"}])
-    rig.delete("c1", pod)
-    rig.await_back()
+    rig.detach("c1", pod)
     assert len(rules(rig, pod)) == 2
     rig.add("c1", pod, routing="source", ipam={"type": "static", "addresses": [{"address": "10.9.0.7/24"}]})
     assert rules(rig, pod) == [(10000, "10.9.0.7", str(TABLE))]

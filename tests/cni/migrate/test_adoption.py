@@ -52,9 +52,7 @@ def test_an_attachment_gets_a_row_and_the_pods_del_through_the_new_program_bring
     assert rig.settings() == replace(rig.settings(1), **SETTINGS.document())
     assert rig.attachments.heal(vf(0)) is None
     assert rig.in_pod(pod) is not None
-    with rig.call(CONTAINER, pod, conf) as call:
-        rig.attachments.delete(call)
-    rig.await_back()
+    rig.detach(CONTAINER, pod, **conf)
     assert but_up(rig.found()) == but_up(before)
     assert not old.file().exists()
     assert not (old.state / "sriov/pci" / vf(0)).exists()
@@ -67,9 +65,7 @@ def test_a_del_brings_home_what_an_old_program_attached_after_our_start(rig: Rig
     assert not rig.attachments.adopter.is_due
     pod = rig.pod()
     old.add(pod)
-    with rig.call(CONTAINER, pod, PLUGIN) as call:
-        rig.attachments.delete(call)
-    rig.await_back()
+    rig.detach(CONTAINER, pod, **PLUGIN)
     assert but_up(rig.found()) == but_up(before)
     assert not old.file().exists()
 
@@ -153,9 +149,7 @@ def test_the_addresses_of_an_adopted_pod_are_given_back(rig: Rig, old: OldSriov,
     if remembered:
         old.remember_call(conf, {"cniVersion": "1.0.0"})
     adopt(rig)
-    with rig.call(CONTAINER, pod, {} if remembered else {k: conf[k] for k in ("type", "ipam", "deviceID")}) as call:
-        rig.attachments.delete(call)
-    rig.await_back()
+    rig.detach(CONTAINER, pod, **({} if remembered else {k: conf[k] for k in ("type", "ipam", "deviceID")}))
     until(lambda: rig.leases() == [])
 
 

@@ -32,7 +32,6 @@ from tests.cni.modes.conftest import Kernel
 from tests.cni.stand_ins import FixedDevices
 from tests.cni.tiny_node import PF, PF_NETDEV, Rig
 from tests.node import granted
-from tests.waiting import until
 
 
 @pytest.fixture
@@ -82,8 +81,8 @@ def test_pods_share_a_parent_and_each_gets_its_own(rig: Rig, kernel: Kernel) -> 
     }
     assert kernel.made[0].mode == "bridge"
     assert kernel.made[0].mac != kernel.made[1].mac
-    rig.delete("container-0", pods[0])
-    until(lambda: len(rig.ledger.attachments()) == 1)
+    rig.detach("container-0", pods[0])
+    assert len(rig.ledger.attachments()) == 1
     assert rig.in_pod(pods[0]) is None
     assert rig.in_pod(pods[1]) is not None
 
@@ -196,8 +195,7 @@ def test_an_ipoib_child_has_its_parents_mode_and_the_asked_partition(
     (rig.machine.root / "sys/bus/pci/devices" / PF / "infiniband/mlx5_0/ports/1/pkeys/1").write_text("0x0000\n")
     with pytest.raises(AttachmentError, match="not in partition 0x8001 any more"):
         rig.check("c1", pod, mode="ipoib", deviceID=None, master=PF_NETDEV)
-    rig.delete("c1", pod)
-    until(lambda: len(rig.ledger.attachments()) == 1)
+    rig.detach("c1", pod)
     assert rig.in_pod(pod) is None
 
 
@@ -284,8 +282,7 @@ def test_one_interface_carries_one_sort_of_children(
         rig.add("c2", pods[1], deviceID=PF, **second)
     rig.add("c3", pods[2], deviceID=PF, **first)
     for name, pod in (("c1", pods[0]), ("c3", pods[2])):
-        rig.delete(name, pod)
-    until(lambda: not rig.ledger.attachments())
+        rig.detach(name, pod)
     kernel.kind = second["mode"]
     rig.add("c2", pods[1], deviceID=PF, **second)
 

@@ -264,5 +264,4 @@ def test_an_adapter_and_its_vf_that_come_at_once_do_not_both_go_to_pods(rig: Rig
             ends = [threads.submit(add, rig, pods[0], deviceID=PF), threads.submit(rig.add, "c0", pods[1])]
         assert sorted(isinstance(end.exception(), AgentError) for end in ends) == [False, True]
         for container in ("c0", "c1"):
-            rig.delete(container, None)
-        until(lambda: rig.ledger.attachments() == ())
+            rig.detach(container, None)
