@@ -43,7 +43,9 @@ def names_in(netns: Path) -> str:
 
 
 @RUNTIMES
-def test_a_pod_outlives_its_runtime(node: Node, hardware: SimulatedMachine) -> None:
+def test_a_pod_outlives_its_runtime_which_tells_whose_the_vfs_are_when_the_books_are_lost_too(
+    node: Node, hardware: SimulatedMachine
+) -> None:
     before = hardware.links.by_device()
     pod = node.admit("a", {"rdma/vf": 1})
     sandbox = node.run(pod)
@@ -60,8 +62,16 @@ def test_a_pod_outlives_its_runtime(node: Node, hardware: SimulatedMachine) -> N
         PodRef("default", "a", pod.config.metadata.uid),
         True,
     )
+    node.lose_books()
+    rows = wait("a row for the VF", lambda: node.stage.status()["attachments"] or None)
+    assert [(row["device"], row["container"], row["pod"]) for row in rows] == [
+        (*pod.units("rdma/vf"), sandbox, "default/a")
+    ]
     node.end(sandbox)
-    assert node.unhealed(hardware, before) == []
+    assert settled(lambda: still_attached(node.stage)) == []
+    assert list((node.stage.folder / "leases-rails/rails").glob("192.168.*")) == []
+    names = {device: link.name for device, link in before.items()}
+    assert {device: link.name for device, link in hardware.links.by_device().items()} == names
 
 
 def test_a_pod_whose_sandbox_was_killed_is_cleaned_up_by_its_stop(node: Node, hardware: SimulatedMachine) -> None:
@@ -96,39 +106,19 @@ def test_a_vf_comes_back_from_a_namespace_that_died_behind_the_runtimes_back(
     assert node.unhealed(hardware, before) == []
 
 
-def test_a_pod_stops_while_the_agent_is_away(node: Node, hardware: SimulatedMachine) -> None:
+def test_while_the_agent_is_away_pods_stop_and_others_are_told_to_try_again_and_wait_once_it_starts(
+    node: Node, hardware: SimulatedMachine
+) -> None:
     before = hardware.links.by_device()
-    pod = node.admit("a", {"rdma/vf": 1})
-    sandbox = node.run(pod)
+    leaves, comes = (node.admit(name, {"rdma/vf": 1}) for name in ("a", "b"))
+    left = node.run(leaves)
     node.stage.end("agent", signal.SIGKILL)
-    node.runtime.cri.stop_sandbox(sandbox)
+    node.runtime.cri.stop_sandbox(left)
     assert spooled(node) >= 1
-    node.start_agent()
-    assert node.unhealed(hardware, before) == []
-    assert spooled(node) == 0
-    node.end(sandbox)
-    assert node.unhealed(hardware, before) == []
-
-
-def test_a_pod_that_starts_while_the_agent_is_away_is_told_to_try_again(node: Node, hardware: SimulatedMachine) -> None:
-    before = hardware.links.by_device()
-    pod = node.admit("a", {"rdma/vf": 1})
-    node.stage.end("agent", signal.SIGKILL)
     with pytest.raises(RuntimeRefused, match=r'type="nodefabric" failed \(add\): .*the nodefabric agent'):
-        node.run(pod)
-    node.start_agent()
-    sandbox = node.run(pod, attempt=1)
-    assert "net1" in node.links(sandbox)
-    node.end(sandbox)
-    assert node.unhealed(hardware, before) == []
-
-
-def test_a_pod_that_starts_while_the_agent_restarts_waits_for_it(node: Node, hardware: SimulatedMachine) -> None:
-    before = hardware.links.by_device()
-    pod = node.admit("a", {"rdma/vf": 1})
-    node.stage.end("agent", signal.SIGKILL)
+        node.run(comes)
     made: list[str] = []
-    runtime = threading.Thread(target=lambda: made.append(node.run(pod)))
+    runtime = threading.Thread(target=lambda: made.append(node.run(comes, attempt=1)))
     runtime.start()
     node.stage.start_agent()
     runtime.join()
@@ -136,6 +126,9 @@ def test_a_pod_that_starts_while_the_agent_restarts_waits_for_it(node: Node, har
     assert "net1" in node.links(sandbox)
     node.stage.await_ready()
     node.end(sandbox)
+    assert node.unhealed(hardware, before) == []
+    assert spooled(node) == 0
+    node.end(left)
     assert node.unhealed(hardware, before) == []
 
 
@@ -194,23 +187,6 @@ def test_the_node_has_no_network_until_the_agent_has_served(bare: tuple[Node, Si
     node.stage.await_ready()
     node.stage.end("agent", signal.SIGKILL)
     assert network()[0]
-
-
-@RUNTIMES
-def test_the_runtime_tells_whose_the_vfs_are_when_the_books_are_lost(node: Node, hardware: SimulatedMachine) -> None:
-    before = hardware.links.by_device()
-    pod = node.admit("a", {"rdma/vf": 1})
-    sandbox = node.run(pod)
-    node.lose_books()
-    rows = wait("a row for the VF", lambda: node.stage.status()["attachments"] or None)
-    assert [(row["device"], row["container"], row["pod"]) for row in rows] == [
-        (*pod.units("rdma/vf"), sandbox, "default/a")
-    ]
-    node.end(sandbox)
-    assert settled(lambda: still_attached(node.stage)) == []
-    assert list((node.stage.folder / "leases-rails/rails").glob("192.168.*")) == []
-    names = {device: link.name for device, link in before.items()}
-    assert {device: link.name for device, link in hardware.links.by_device().items()} == names
 
 
 def test_pods_start_without_the_plugin_once_it_is_removed(node: Node) -> None:
