@@ -26,23 +26,42 @@ from hack.sim.scheduler import (
 )
 from hack.sim.stage import CONFIG, Stage, in_pod, settled, wait
 
+A = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}
+B = {"name": "b", "uid": "22222222-2222-4333-8444-555555555555"}
+
 
 def specs(stage: Stage) -> list[Path]:
     return sorted((stage.folder / "cdi-specs").glob("nodefabric-claim-*.json"))
 
 
-def test_a_pod_gets_the_vf_of_its_claim_into_its_namespace_and_leaves_nothing_behind(stage: Stage) -> None:
+def events(stage: Stage) -> list[tuple[str, str, bool]]:
+    """List the events about claims, oldest first: which, what, and whether it is a warning."""
+    found = [e for e in reversed(stage.status()["events"]) if e["kind"] == "claim"]
+    return [(e["subject"], e["text"].partition(":")[0], e["warning"]) for e in found]
+
+
+def _registered(stage: Stage, port: int) -> dict[str, Any] | None:
+    driver: dict[str, Any] = stage.status().get("dra") or {}
+    published = len(call(port, "GET", SLICES)["items"])
+    return driver if driver.get("registered") and driver["slices"] == published else None
+
+
+def test_a_pod_gets_the_vf_of_its_claim_which_all_can_see_until_it_is_gone_and_leaves_nothing_behind(
+    stage: Stage,
+) -> None:
     port = play_claims(stage)
     wait("the slices", lambda: devices(port) or None)
+    driver = wait("kubelet to have the driver, and all slices to be there", lambda: _registered(stage, port))
+    assert (driver["problem"], driver["dropped"]) == (None, [])
+    assert sum(found["count"] for found in driver["devices"]) == len(devices(port))
     machine = stage.machine
     before = machine.links.by_device()
     vf = next(device for device in devices(port) if device["name"].startswith("vf-"))
     address = vf["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
     assert address in before
 
-    pod = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}
-    uid = claim(port, "nics", pod, {"request": "nic", "device": vf["name"]})
-    create(stage, pod, ["nics"])
+    uid = claim(port, "nics", A, {"request": "nic", "device": vf["name"]})
+    create(stage, A, ["nics"])
     running = stage.await_pod("a")
 
     assert address not in machine.links.by_device()
@@ -57,8 +76,32 @@ def test_a_pod_gets_the_vf_of_its_claim_into_its_namespace_and_leaves_nothing_be
     assert (status["device"], status["networkData"]["interfaceName"]) == (vf["name"], "net1")
     assert status["networkData"]["ips"][0].startswith("192.168.100.")
     assert status["data"]["pciAddress"] == address
+    (known,) = stage.status()["claims"]
+    assert (known["namespace"], known["name"], known["state"]) == ("default", "nics", "prepared")
+    assert known["pods"] == ["default/a"]
+    (found,) = known["devices"]
+    assert (found["request"], found["name"], found["state"]) == ("nic", vf["name"], "attached")
+    lines = stage.fetch("/metrics").splitlines()
+    assert 'nodefabric_dra_registered{driver="nodefabric.io"} 1.0' in lines
+    assert 'nodefabric_dra_claims{resource="rdma/vf",state="attached"} 1.0' in lines
+    assert any(
+        line.startswith('nodefabric_rpc_duration_milliseconds_count{operation="NodePrepareResources",outcome="ok"')
+        for line in lines
+    )
 
-    stage.end_pods("a")
+    claim(port, "rival", B, {"request": "nic", "device": vf["name"], "pool": "another-node"})
+    create(stage, B, ["rival"])
+    refused = wait("the refusal", lambda: next((e for e in events(stage) if e[2]), None))
+    assert refused == ("default/rival", "not prepared", True)
+    stage.delete_pod("b")
+    stage.delete_pod("a")
+    stage.await_no_pod("a", "b")
+    assert events(stage) == [
+        ("default/nics", "prepared for default/a", False),
+        ("default/rival", "not prepared", True),
+        ("default/nics", "unprepared", False),
+    ]
+    assert stage.status()["claims"] == []
     assert settled(lambda: [*not_back(machine, before), *still_attached(stage)]) == []
     assert specs(stage) == []
 
@@ -69,10 +112,8 @@ def test_a_vf_goes_from_claim_to_claim_also_through_the_death_of_the_agent(stage
     machine = stage.machine
     before = machine.links.by_device()
     vf = next(device["name"] for device in devices(port) if device["name"].startswith("vf-"))
-    a = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}
-    b = {"name": "b", "uid": "22222222-2222-4333-8444-555555555555"}
-    claim(port, "of-a", a, {"request": "nic", "device": vf})
-    create(stage, a, ["of-a"])
+    claim(port, "of-a", A, {"request": "nic", "device": vf})
+    create(stage, A, ["of-a"])
     stage.await_pod("a")
     stage.end("agent", signal.SIGKILL)
     stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"))
@@ -80,8 +121,8 @@ def test_a_vf_goes_from_claim_to_claim_also_through_the_death_of_the_agent(stage
     # As after a forced deletion: the scheduler has the VF back while the pod's sandbox lives.
     stage.delete_pod("a")
     call(port, "DELETE", f"{CLAIMS}/of-a")
-    uid = claim(port, "of-b", b, {"request": "nic", "device": vf})
-    create(stage, b, ["of-b"])
+    uid = claim(port, "of-b", B, {"request": "nic", "device": vf})
+    create(stage, B, ["of-b"])
     running = stage.await_pod("b")
 
     assert "net1" in in_pod(running, "ip", "-brief", "link")
@@ -98,22 +139,21 @@ def test_an_unchanged_pod_gets_the_vfs_beside_its_gpus_through_a_claim_for_exten
     machine = stage.machine
     snapshot, before = machine.scan(), machine.links.by_device()
 
-    pod = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}
     results = [
         {"request": "container-0-request-0", "device": place, "shareID": str(uuid.uuid4())}
         | {"consumedCapacity": {"nodefabric.io/units": "1"}}
         for place in places[-4:]
     ]
-    owner = {"apiVersion": "v1", "kind": "Pod", **pod, "controller": True}
+    owner = {"apiVersion": "v1", "kind": "Pod", **A, "controller": True}
     annotations = {"resource.kubernetes.io/extended-resource-claim": "true"}
     name = "a-extended-resources-x7k2p"
-    uid = claim(port, name, pod, *results, ownerReferences=[owner], annotations=annotations)
+    uid = claim(port, name, A, *results, ownerReferences=[owner], annotations=annotations)
     limits = {"nvidia.com/gpu": 4, "rdma/vf": 4}
     mapping = {"containerName": "main", "resourceName": "rdma/vf", "requestName": "container-0-request-0"}
     document = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"namespace": "default", **pod},
+        "metadata": {"namespace": "default", **A},
         "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]},
         "status": {"extendedResourceClaimStatus": {"resourceClaimName": name, "requestMappings": [mapping]}},
     }
@@ -160,62 +200,3 @@ def test_a_node_that_offers_nothing_to_claims_loads_no_driver_opens_no_socket_an
     counts = call(port, "GET", "/_sim/counts")
     assert (counts["watches"], counts["lists"], counts["applies"]) == (0, 0, 0)
     assert specs(stage) == []
-
-
-A = {"name": "a", "uid": "11111111-2222-4333-8444-555555555555"}
-B = {"name": "b", "uid": "22222222-2222-4333-8444-555555555555"}
-
-
-def events(stage: Stage) -> list[tuple[str, str, bool]]:
-    """List the events about claims, oldest first: which, what, and whether it is a warning."""
-    found = [e for e in reversed(stage.status()["events"]) if e["kind"] == "claim"]
-    return [(e["subject"], e["text"].partition(":")[0], e["warning"]) for e in found]
-
-
-def test_a_claim_is_told_by_status_metrics_and_events_until_it_is_gone(stage: Stage) -> None:
-    port = play_claims(stage)
-    wait("the slices", lambda: devices(port) or None)
-    driver = wait("kubelet to have the driver, and all slices to be there", lambda: _registered(stage, port))
-    assert (driver["problem"], driver["dropped"]) == (None, [])
-    assert sum(found["count"] for found in driver["devices"]) == len(devices(port))
-    vf = next(device for device in devices(port) if device["name"].startswith("vf-"))
-
-    claim(port, "nics", A, {"request": "nic", "device": vf["name"]})
-    create(stage, A, ["nics"])
-    stage.await_pod("a")
-    (told,) = stage.status()["claims"]
-    assert (told["namespace"], told["name"], told["state"], told["pods"]) == (
-        "default",
-        "nics",
-        "prepared",
-        ["default/a"],
-    )
-    (found,) = told["devices"]
-    assert (found["request"], found["name"], found["state"]) == ("nic", vf["name"], "attached")
-    lines = stage.fetch("/metrics").splitlines()
-    assert 'nodefabric_dra_registered{driver="nodefabric.io"} 1.0' in lines
-    assert 'nodefabric_dra_claims{resource="rdma/vf",state="attached"} 1.0' in lines
-    assert any(
-        line.startswith('nodefabric_rpc_duration_milliseconds_count{operation="NodePrepareResources",outcome="ok"')
-        for line in lines
-    )
-
-    claim(port, "rival", B, {"request": "nic", "device": vf["name"], "pool": "another-node"})
-    create(stage, B, ["rival"])
-    refused = wait("the refusal", lambda: next((e for e in events(stage) if e[2]), None))
-    assert refused == ("default/rival", "not prepared", True)
-    stage.delete_pod("b")
-    stage.delete_pod("a")
-    stage.await_no_pod("a", "b")
-    assert events(stage) == [
-        ("default/nics", "prepared for default/a", False),
-        ("default/rival", "not prepared", True),
-        ("default/nics", "unprepared", False),
-    ]
-    assert stage.status()["claims"] == []
-
-
-def _registered(stage: Stage, port: int) -> dict[str, Any] | None:
-    driver: dict[str, Any] = stage.status().get("dra") or {}
-    published = len(call(port, "GET", SLICES)["items"])
-    return driver if driver.get("registered") and driver["slices"] == published else None

@@ -15,16 +15,11 @@ from typing import Any
 
 from agent.cluster.node_taint import KEY
 from hack.sim.cluster.apiserver import ApiServerStandIn
-from hack.sim.kubelet import Kubelet
-from hack.sim.pod_life import Pod
-from hack.sim.pods import Container, PodSpec
-from hack.sim.stage import Stage
+from hack.sim.stage import NODE, Stage
 from tests.awaiting import until
+from tests.hostile.updating import ADAPTERS, DEADLINE, RESOURCES, SHARES, Stream, node
 
-NODE = "sim-node"
-RESOURCE, ADAPTERS, SHARES = "rdma/hca", 8, 8
 UNITS = ADAPTERS * SHARES
-RESOURCES = {"resources": [{"name": RESOURCE, "kind": "hca", "shares": SHARES, "select": {"vendors": ["15b3"]}}]}
 OTHER = {"key": "example.com/maintenance", "effect": "PreferNoSchedule"}
 PLANNED = {**RESOURCES, "restart": {"taint": True, "waitSeconds": 4}}
 """So long have pods that were placed before the taint to be admitted, also where this process has little of a CPU."""
@@ -33,38 +28,30 @@ MOST_WAITING = 4
 """A crowd that comes in at once would keep this process, which is kubelet and API server, too, from their answers."""
 BINDING_SECONDS = 0.1
 """Between the scheduler's choice of a node and the moment when kubelet has the pod."""
-LIFE_SECONDS = 0.3
-DEADLINE = 120.0
 
 
-@dataclass
-class Cluster:
+@dataclass(kw_only=True)
+class Cluster(Stream):
     """A node, a stream of pods that ask for its units, and who places them."""
 
     stage: Stage
     server: ApiServerStandIn
-    kubelet: Kubelet
     waiting: int = 0
     """Pods that no node has been found for yet."""
     placed: set[str] = field(default_factory=set)
-    ran: int = 0
-    failed: list[Pod] = field(default_factory=list)
 
     def taints(self) -> list[dict[str, Any]]:
-        node = self.server.state.get("Node", NODE)
-        assert node is not None
-        return list(node["spec"].get("taints", []))
+        found = self.server.state.get("Node", NODE)
+        assert found is not None
+        return list(found["spec"].get("taints", []))
 
-    def set_taints(self, *found: dict[str, str]) -> None:
-        node = self.server.state.get("Node", NODE)
-        assert node is not None
-        self.server.state.write("Node", NODE, {**node, "spec": {"taints": list(found)}}, "kubectl")
+    def set_taints(self, *wanted: dict[str, str]) -> None:
+        found = self.server.state.get("Node", NODE)
+        assert found is not None
+        self.server.state.write("Node", NODE, {**found, "spec": {"taints": list(wanted)}}, "kubectl")
 
     def is_tainted(self) -> bool:
         return any(taint["effect"] == "NoSchedule" for taint in self.taints())
-
-    def is_offered(self) -> bool:
-        return self.kubelet.devices.allocatable().get(RESOURCE) == UNITS
 
     async def stream(self) -> None:
         """Create pods for ever, and place them."""
@@ -76,19 +63,12 @@ class Cluster:
                     self.waiting -= 1
                     number += 1
                     self.placed.add(f"pod-{number}")
-                    lives.create_task(self._live(f"pod-{number}"))
+                    lives.create_task(self._place(f"pod-{number}"))
                 await asyncio.sleep(EVERY_SECONDS)
 
-    async def _live(self, name: str) -> None:
+    async def _place(self, name: str) -> None:
         await asyncio.sleep(BINDING_SECONDS)
-        pod = self.kubelet.create(PodSpec("default", name, containers=(Container("main", ((RESOURCE, 1),)),)))
-        await until(lambda: pod.phase != "Pending", DEADLINE)
-        if pod.phase == "Failed":
-            self.failed.append(pod)
-        else:
-            self.ran += 1
-            await asyncio.sleep(LIFE_SECONDS)
-        await self.kubelet.delete(pod.spec.key)
+        await self.live(name)
         self.placed.remove(name)
 
     async def run_pods(self, count: int) -> None:
@@ -112,17 +92,12 @@ class Cluster:
 @contextlib.asynccontextmanager
 async def cluster(stage: Stage, document: dict[str, Any]) -> AsyncIterator[Cluster]:
     """Play, with pods coming and going."""
-    stage.build_node("h100-8gpu", with_links=False)
-    stage.write_config(document)
     async with contextlib.AsyncExitStack() as stack:
         server = stack.enter_context(ApiServerStandIn())
-        kubelet = Kubelet(stage.folder / "kubelet", netns_dir=stage.folder / "netns", seed=7)
-        await kubelet.start()
-        stack.push_async_callback(kubelet.close)
-        stack.push_async_callback(asyncio.to_thread, stage.close)
+        kubelet = (await stack.enter_async_context(node(stage, document))).kubelet
         (stage.folder / "kubeconfig").write_text(server.kubeconfig())
         server.state.add_node(NODE)
-        made = Cluster(stage, server, kubelet)
+        made = Cluster(kubelet, stage=stage, server=server)
         made.set_taints(OTHER, taint())  # as kubelet registers a new node that it was told to taint
         made.start_agent()
         await until(made.is_offered, DEADLINE)

@@ -12,14 +12,7 @@ import pytest
 from agent.model.device import Snapshot
 from hack.sim.demo import not_back, still_attached
 from hack.sim.stage import Stage, in_pod, settled, wait
-
-GPU_BESIDE = {
-    "0000:03:00": "0009:06:00.0",
-    "0002:03:00": "0008:06:00.0",
-    "0010:03:00": "0019:06:00.0",
-    "0012:03:00": "0018:06:00.0",
-}
-"""PCI device of an adapter → the GPU beside its Data Direct function (`gb200-cx8-4gpu.pairs.yaml`)."""
+from tests.e2e.test_data_direct import GPU_BESIDE
 
 
 def configuration(stage: Stage, binding: str, leases: str = "leases", first: int = 10) -> dict[str, Any]:
@@ -137,7 +130,7 @@ def test_planes_of_one_adapter_come_together_each_with_its_own_network(stage: St
     assert len(places) == 4
     assert [rail["nic"]["interface"] for rail in told] == [f"rail{rail}p{plane}" for rail, plane in places]
     assert [rail["gpu"]["pciAddress"] for rail in told] == [
-        GPU_BESIDE[rail["nic"]["pfPciAddress"].rpartition(".")[0]] for rail in told
+        GPU_BESIDE[rail["nic"]["pfPciAddress"].rpartition(".")[0] + ".0"] for rail in told
     ]
     addresses = seen(pod)
     for rail, plane in places:

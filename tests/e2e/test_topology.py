@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.error
-import urllib.request
 from typing import Any
 
-from hack.sim.scheduler import start_api_server
+from agent.errors import AgentError
+from hack.sim.scheduler import call, start_api_server
 from hack.sim.stage import CONFIG, Stage, settled, wait
 
 OBJECT = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/sim-node"
@@ -16,8 +14,19 @@ FOR_VOLCANO = "/apis/nodeinfo.volcano.sh/v1alpha1/numatopologies/sim-node"
 RAILS = "example.com/rails"
 
 
-def start(stage: Stage) -> int:
-    """Play with an API server, and return its port."""
+def has(port: int, path: str) -> bool:
+    try:
+        call(port, "GET", path)
+    except AgentError:
+        return False
+    return True
+
+
+def available(document: dict[str, Any], resource: str) -> list[str]:
+    return [r["available"] for zone in document["zones"] for r in zone["resources"] if r["name"] == resource]
+
+
+def test_the_object_follows_the_pods_and_rests_otherwise_and_a_dead_api_server_holds_up_none(stage: Stage) -> None:
     stage.build_node("h100-8gpu")
     topology = {
         "publish": True,
@@ -28,67 +37,42 @@ def start(stage: Stage) -> int:
     }
     port = start_api_server(stage)
     stage.run({**CONFIG, "topology": topology}, "--kubeconfig", str(stage.folder / "kubeconfig"))
-    return port
-
-
-def get(port: int, path: str) -> Any:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
-        return json.load(answer)
-
-
-def has(port: int, path: str) -> bool:
-    try:
-        get(port, path)
-    except urllib.error.HTTPError:
-        return False
-    return True
-
-
-def available(document: dict[str, Any], resource: str) -> list[str]:
-    return [r["available"] for zone in document["zones"] for r in zone["resources"] if r["name"] == resource]
-
-
-def test_the_object_follows_the_pods_and_rests_otherwise(stage: Stage) -> None:
-    port = start(stage)
 
     def vfs() -> list[str]:
-        return available(get(port, OBJECT), "rdma/vf")
+        return available(call(port, "GET", OBJECT), "rdma/vf")
 
     wait("the object", lambda: has(port, OBJECT) or None)
     assert settled(lambda: [] if vfs() == ["32", "32"] else [str(vfs())]) == []
-    wait("its owner", lambda: get(port, OBJECT)["metadata"].get("ownerReferences"))
-    document = get(port, OBJECT)
+    wait("its owner", lambda: call(port, "GET", OBJECT)["metadata"].get("ownerReferences"))
+    document = call(port, "GET", OBJECT)
     assert [zone["name"] for zone in document["zones"]] == ["node-0", "node-1"]
     assert document["metadata"]["ownerReferences"][0]["kind"] == "Node"
 
     def labels() -> dict[str, str]:
-        found: dict[str, str] = get(port, "/api/v1/nodes/sim-node")["metadata"]["labels"]
+        found: dict[str, str] = call(port, "GET", "/api/v1/nodes/sim-node")["metadata"]["labels"]
         return found
 
     assert settled(lambda: [] if labels().get(RAILS) == "8" else [str(labels())]) == []
     wait("the object for Volcano", lambda: has(port, FOR_VOLCANO) or None)
-    assert get(port, FOR_VOLCANO)["spec"]["numares"]["cpu"] == {"allocatable": "0-223", "capacity": 224}
+    assert call(port, "GET", FOR_VOLCANO)["spec"]["numares"]["cpu"] == {"allocatable": "0-223", "capacity": 224}
 
     stage.run_pod("a", {"rdma/vf": 2, "nvidia.com/gpu": 1})
     assert settled(lambda: [] if sorted(vfs()) == ["30", "32"] else [str(vfs())]) == []
 
     def is_at_rest() -> bool:
-        before = get(port, "/_sim/counts")["applies"]
+        before = call(port, "GET", "/_sim/counts")["applies"]
         time.sleep(3)
-        return bool(get(port, "/_sim/counts")["applies"] == before)
+        return bool(call(port, "GET", "/_sim/counts")["applies"] == before)
 
     wait("no more writes", lambda: is_at_rest() or None)
-    assert "nodefabric.io/unchanged-since" in get(port, OBJECT)["metadata"]["annotations"]
+    assert "nodefabric.io/unchanged-since" in call(port, "GET", OBJECT)["metadata"]["annotations"]
 
     stage.end_pods("a")
     assert settled(lambda: [] if vfs() == ["32", "32"] else [str(vfs())]) == []
 
-
-def test_a_dead_api_server_holds_up_no_pod(stage: Stage) -> None:
-    start(stage)
     stage.end("apiserver")
-    stage.run_pod("a", {"rdma/vf": 1})
-    stage.end_pods("a")
+    stage.run_pod("b", {"rdma/vf": 1})
+    stage.end_pods("b")
     process = stage.processes["agent"]
     stage.end("agent")
     assert process.returncode == 0  # by itself, then

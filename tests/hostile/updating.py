@@ -121,10 +121,11 @@ class Stream:
         """Create pods, for ever."""
         async with asyncio.TaskGroup() as lives:
             while True:
-                lives.create_task(self._live(f"pod-{time.monotonic_ns()}"))
+                lives.create_task(self.live(f"pod-{time.monotonic_ns()}"))
                 await asyncio.sleep(EVERY_SECONDS)
 
-    async def _live(self, name: str) -> None:
+    async def live(self, name: str) -> None:
+        """Have a pod come, and go if it runs."""
         pod = self.kubelet.create(PodSpec("default", name, containers=(Container("main", (("rdma/hca", 1),)),)))
         await until(lambda: pod.phase != "Pending", DEADLINE)
         if pod.phase == "Failed":
