@@ -52,7 +52,9 @@ def rows(page: Page, table: str) -> list[list[str]]:
     return found
 
 
-def test_the_tree_shows_each_gpu_nic_and_vf_below_its_switch(browser: Browser, node: ShownNode) -> None:
+def test_the_tree_shows_each_gpu_nic_and_vf_below_its_switch_and_all_that_can_be_reached_has_a_name(
+    browser: Browser, node: ShownNode
+) -> None:
     with looking(browser, node) as page:
         found = page.evaluate(
             "[...document.querySelectorAll('[role=treeitem]')].map(i => [i.className, i.dataset.key])"
@@ -65,6 +67,14 @@ def test_the_tree_shows_each_gpu_nic_and_vf_below_its_switch(browser: Browser, n
         assert page.text("#node") == "node-1"
         assert rows(page, "rails")[0][:3] == ["GPU0", "PIX", "NIC2"]
         assert [row[1] for row in rows(page, "rails")] == ["PIX"] * 8
+
+        page.call("Accessibility.enable")
+        tree = [n for n in page.call("Accessibility.getFullAXTree")["nodes"] if not n.get("ignored")]
+        roles = [n["role"]["value"] for n in tree]
+        assert {"banner", "main", "complementary", "search", "tree", "treeitem"} <= set(roles)
+        wanted = {"treeitem", "searchbox", "region", "button", "link", "meter", "tree"}
+        assert [n for n in tree if n["role"]["value"] in wanted and not n.get("name", {}).get("value")] == []
+        assert roles.count("treeitem") == 2 + 9 + 8 + 10 + 64
 
 
 def test_a_pod_that_comes_is_shown_and_one_that_goes_is_not(browser: Browser, node: ShownNode) -> None:
@@ -214,23 +224,9 @@ def test_no_text_can_become_markup_even_by_mistake(browser: Browser, node: Shown
         assert "TrustedHTML" in page.complaints()[0]
 
 
-def test_an_agent_that_is_away_is_told_with_the_time_and_the_page_recovers(browser: Browser, node: ShownNode) -> None:
-    with browser.opened(node.url) as page:
-        page.until(READY)
-        port = node.server.port if node.server is not None else 0
-        node.close()
-        page.until("document.querySelector('#freshness').textContent.includes('stale since')")
-        told = page.text("#freshness")
-        assert told.endswith("the agent does not answer")
-        assert page.evaluate("document.querySelectorAll('.gpu').length") == 8  # what was known stays
-        node.attach(VF, PodRef("default", "trainer-0"))
-        node.open(port)
-        page.until(READY)
-        page.until(f"document.querySelector('[data-key=\"{VF}\"]').dataset.state === 'attached'")
-        assert [line for line in page.complaints() if not line.startswith(AWAY)] == []
-
-
-def test_an_agent_that_begins_anew_with_a_wrong_configuration_says_so(browser: Browser, node: ShownNode) -> None:
+def test_an_agent_that_is_away_or_begins_anew_with_a_wrong_configuration_is_told_and_the_page_recovers(
+    browser: Browser, node: ShownNode
+) -> None:
     waiting = Pages(
         lambda _: ("", b""), lambda: served({"ready": False, "obstacles": {"config": "resources: no list"}})
     )
@@ -238,6 +234,10 @@ def test_an_agent_that_begins_anew_with_a_wrong_configuration_says_so(browser: B
         page.until(READY)
         port = node.server.port if node.server is not None else 0
         node.close()
+        page.until("document.querySelector('#freshness').textContent.includes('stale since')")
+        assert page.text("#freshness").endswith("the agent does not answer")
+        assert page.evaluate("document.querySelectorAll('.gpu').length") == 8  # what was known stays
+        node.attach(VF, PodRef("default", "trainer-0"))
         server = EndpointServer.open("127.0.0.1", port, waiting)
         try:
             page.until("document.querySelector('#freshness').textContent.endsWith('repaired: resources: no list')")
@@ -246,6 +246,8 @@ def test_an_agent_that_begins_anew_with_a_wrong_configuration_says_so(browser: B
             server.close()
         node.open(port)
         page.until(READY)
+        page.until(f"document.querySelector('[data-key=\"{VF}\"]').dataset.state === 'attached'")
+        assert [line for line in page.complaints() if not line.startswith(AWAY)] == []
 
 
 def test_what_keeps_the_agent_from_its_work_is_said_on_top(browser: Browser, node: ShownNode) -> None:
@@ -297,22 +299,6 @@ def test_other_hardware_is_drawn_anew_and_the_focus_stays(browser: Browser, node
         node.snapshot = replace(node.snapshot, devices=kept, generation=2)
         page.until("document.querySelectorAll('.cell').length === 63")
         assert focused(page) == VF
-
-
-def test_everything_that_can_be_reached_has_a_name(browser: Browser, node: ShownNode) -> None:
-    with looking(browser, node) as page:
-        page.call("Accessibility.enable")
-        tree = page.call("Accessibility.getFullAXTree")["nodes"]
-        roles = [n["role"]["value"] for n in tree if not n.get("ignored")]
-        assert {"banner", "main", "complementary", "search", "tree", "treeitem"} <= set(roles)
-        wanted = {"treeitem", "searchbox", "region", "button", "link", "meter", "tree"}
-        unnamed = [
-            n
-            for n in tree
-            if not n.get("ignored") and n["role"]["value"] in wanted and not n.get("name", {}).get("value")
-        ]
-        assert unnamed == []
-        assert roles.count("treeitem") == 2 + 9 + 8 + 10 + 64
 
 
 def test_claims_are_shown_with_their_driver_where_there_is_one(browser: Browser, node: ShownNode) -> None:

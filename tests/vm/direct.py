@@ -63,6 +63,11 @@ class Direct:
             self.do("delete", container_id, pod, ifname)
         wait_until("the way back", lambda: not self._owns(container_id) or self.ledger.quarantines())
 
+    def bring_home(self, container_id: str, pod: str | None, ifname: str = "net1", /, **conf: Any) -> None:
+        """DEL of the last interface, and see that nothing was withheld."""
+        self.do("delete", container_id, pod, ifname, **conf)
+        self.await_back()
+
     def heal(self, device: str) -> str:
         """Wait until the reconciler finds something wrong and puts it right. Return what it was."""
         reason: str = wait_until(f"healing {device}", lambda: self.attachments.heal(device))

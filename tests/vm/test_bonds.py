@@ -79,11 +79,9 @@ def test_an_ipvlan_has_its_mode_and_others_upon_it_too(
         node.do("add", other, other, mode="ipvlan", master=pfs[1].netdev, ipvlanMode="l3" if mode == "l2" else "l2")
     with pytest.raises(DeviceBusy, match="so it can carry no macvlan"):
         node.do("add", other, other, mode="macvlan", master=pfs[1].netdev)
-    node.do("delete", pod, pod)
-    node.await_back()
+    node.bring_home(pod, pod)
     node.do("add", other, other, mode="macvlan", master=pfs[1].netdev)
-    node.do("delete", other, other)
-    node.await_back()
+    node.bring_home(other, other)
 
 
 def test_what_others_have_made_upon_it_is_told(node: Direct, pfs: tuple[Pf, ...], netns: MakePod) -> None:
@@ -235,8 +233,7 @@ def test_a_bond_of_two_vfs_goes_on_over_the_other_when_one_loses_its_link(
         cable(carrier, "on")
         ip("link", "set", netdev, "up")
     node.do("delete", pod, pod, "eth0")
-    node.do("delete", peer, peer, "eth0")
-    node.await_back()
+    node.bring_home(peer, peer, "eth0")
     assert "net1" not in ip("-n", pod, "-brief", "link")
 
 
@@ -250,8 +247,7 @@ def test_a_bond_that_was_taken_apart_in_the_pod_is_told_and_goes_home(
     with pytest.raises(AttachmentError, match=f"{pairs[1][0]} is no port of net1"):
         node.do("check", pod, pod, "eth0", prevResult=answer)
     ip("-n", pod, "link", "set", "net1", "down", "name", "mine")
-    node.do("delete", pod, pod, "eth0")
-    node.await_back()
+    node.bring_home(pod, pod, "eth0")
 
 
 @pytest.mark.parametrize("namespace", ["lives", "ended"])

@@ -76,12 +76,9 @@ def nothing_left(hardware: Hardware, node: Node) -> Iterator[None]:
     assert [p.name for p in node.addresses.iterdir()] == []
 
 
-def test_kubelet_is_offered_the_vfs_and_the_shares_of_the_hca(node: Node) -> None:
+def test_pods_get_vfs_set_up_on_their_pfs_and_talk_and_leave_nothing(node: Node, hardware: Hardware) -> None:
     wait_until("all units with kubelet", lambda: node.allocatable() == ALL_UNITS)
     assert node.status()["problems"] == []
-
-
-def test_pods_get_vfs_set_up_on_their_pfs_and_talk_and_leave_nothing(node: Node, hardware: Hardware) -> None:
     first, second = hardware.pfs
     node.create_pod("one", {"rdma/vf": 1, "rdma/hca": 1})
     node.create_pod("two", {"rdma/vf": 1})

@@ -147,7 +147,7 @@ def test_a_vf_with_a_software_rdma_device_is_refused_with_what_to_do(
     assert node.ledger.attachments() == ()
 
 
-def test_the_rdma_device_moves_along_and_back(
+def test_the_rdma_device_moves_along_and_back_under_its_name_also_when_the_pod_renamed_it(
     exclusive: None, node: Direct, movable: Callable[[int], str], netns: MakePod
 ) -> None:
     first, second = movable(0), movable(1)
@@ -161,23 +161,12 @@ def test_the_rdma_device_moves_along_and_back(
     # A function whose RDMA device is in a pod is still known to have one.
     assert [d.name for d in node.machine.scan().by_address[node.vfs[0]].rdma_devices] == [first]
 
-    node.do("delete", "c1", pod)
-    node.await_back()
-    assert (node.rdma_names(pod), sorted(node.rdma_names())) == ([], [first, second])
-    assert [netdevs(address) for address in node.vfs] == before
-
-
-def test_a_device_renamed_in_the_pod_is_found_and_gets_its_name_again(
-    exclusive: None, node: Direct, movable: Callable[[int], str], netns: MakePod
-) -> None:
-    first, pod = movable(0), netns()
-    node.do("add", "c1", pod, deviceID=node.vfs[0])
     run("ip", "netns", "exec", pod, "rdma", "dev", "set", first, "name", "mine")
     assert node.rdma_names(pod) == ["mine"]
     node.do("check", "c1", pod, deviceID=node.vfs[0])
-    node.do("delete", "c1", pod)
-    node.await_back()
-    assert node.rdma_names() == [first]
+    node.bring_home("c1", pod)
+    assert (node.rdma_names(pod), sorted(node.rdma_names())) == ([], [first, second])
+    assert [netdevs(address) for address in node.vfs] == before
 
 
 def test_a_namespace_that_is_killed_gives_both_back(
@@ -187,8 +176,7 @@ def test_a_namespace_that_is_killed_gives_both_back(
     before = netdevs(node.vfs[0])
     node.do("add", "c1", pod, deviceID=node.vfs[0])
     ip("netns", "delete", pod)
-    node.do("delete", "c1", None)
-    node.await_back()
+    node.bring_home("c1", None)
     assert node.rdma_names() == [first]
     assert netdevs(node.vfs[0]) == before
 
@@ -204,8 +192,7 @@ def test_a_device_that_was_taken_out_is_missed_by_check(
         node.machine.rdma.move_out(found, inside.fileno())
     with pytest.raises(AttachmentError, match="RDMA device vfrdma0 is not in the pod"):
         node.do("check", "c1", pod, deviceID=node.vfs[0])
-    node.do("delete", "c1", pod)
-    node.await_back()
+    node.bring_home("c1", pod)
 
 
 def test_a_char_device_that_gets_another_number_on_the_way_is_no_success(

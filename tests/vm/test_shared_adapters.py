@@ -71,8 +71,7 @@ def test_one_that_was_renamed_and_taken_down_is_told_and_removed(
     ip("-n", pod, "link", "set", "net1", "down", "name", "mine")
     with pytest.raises(AttachmentError, match="mine"):
         node.do("check", pod, pod, mode="macvlan", master=pfs[0].netdev)
-    node.do("delete", pod, pod)
-    node.await_back()
+    node.bring_home(pod, pod)
     assert "mine" not in ip("-n", pod, "-brief", "link")
 
 
@@ -93,11 +92,9 @@ def test_a_passthru_takes_the_parent_alone_and_gives_it_back(node: Direct, pfs: 
     assert link("net1", first)["address"] == mac
     with pytest.raises(NetlinkFailed, match=rf"{parent} (is in use otherwise|cannot carry it)"):
         node.do("add", second, second, mode="macvlan", master=parent)
-    node.do("delete", first, first)
-    node.await_back()
+    node.bring_home(first, first)
     node.do("add", second, second, mode="macvlan", master=parent)
-    node.do("delete", second, second)
-    node.await_back()
+    node.bring_home(second, second)
     assert link(parent)["address"] == mac
 
 
