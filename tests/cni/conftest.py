@@ -10,6 +10,7 @@ import pytest
 
 from tests.cni import tiny_node
 from tests.cni.door import Door
+from tests.cni.modes import rdma_node
 from tests.cni.old_plugins import OldSriov
 from tests.cni.relay import Relay
 from tests.cni.tiny_node import Rig
@@ -56,6 +57,20 @@ def sanitized_relay(relay_program: Callable[[str], Path], short_folder: Path) ->
 def rig(own_network: None, tmp_path: Path) -> Iterator[Rig]:
     """A node of one PF and three VFs on real links, in a network namespace of the test's own."""
     with tiny_node.open_rig(tmp_path) as rig:
+        yield rig
+
+
+@pytest.fixture
+def exclusive(own_network: None, tmp_path: Path) -> Iterator[Rig]:
+    """The node with an RDMA device on each VF, in exclusive mode."""
+    with rdma_node.opened(tmp_path) as rig:
+        yield rig
+
+
+@pytest.fixture
+def infiniband(own_network: None, tmp_path: Path) -> Iterator[Rig]:
+    """The same with InfiniBand ports."""
+    with rdma_node.opened(tmp_path, ib=True) as rig:
         yield rig
 
 

@@ -90,3 +90,11 @@ def said(folder: Path, file: str = "calls") -> list[str]:
     """Read what the plugins of a folder noted."""
     path = folder / file
     return path.read_text().splitlines() if path.exists() else []
+
+
+def lives(pid: int | str) -> bool:
+    """Tell whether a process is there that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False

@@ -32,7 +32,7 @@ from tests.cni.claiming import RESOURCES, Kubelet, Scene, of_share, of_vf, pod_o
 from tests.cni.claiming import scene as scene  # the fixture
 from tests.cni.modes import rdma_node
 from tests.cni.networks import PREVIOUS
-from tests.cni.tiny_node import mac_of, vf
+from tests.cni.tiny_node import Rig, mac_of, vf
 from tests.node import bound_slot, granted, open_books
 
 # -------------------------------------------------------------------------------------------------------- into the pod
@@ -221,16 +221,13 @@ def test_multus_may_name_the_place_of_a_claim_and_each_call_brings_another_of_th
         rig.add("c2", rig.pod("c2"), "net1", deviceID=PLACE)
 
 
-def test_the_plugins_that_are_replaced_take_a_place_too_alone_and_with_type_rdma_behind_them(
-    own_network: None, tmp_path: Path
-) -> None:
-    with rdma_node.opened(tmp_path) as rig:
-        scene = Scene(rig)
-        scene.claim("nics", dataclasses.replace(of_vf(1), device_name=PLACE))
-        pod = rig.pod()
-        before = rig.add("c1", pod, "net1", deviceID=PLACE, type="sriov")
-        assert scene.rows() == {vf(1): ("c1", "net1", "uid-nics")}
-        assert rig.add("c1", pod, "net1", deviceID=PLACE, type="rdma", prevResult=before) == before
+def test_the_plugins_that_are_replaced_take_a_place_too_alone_and_with_type_rdma_behind_them(exclusive: Rig) -> None:
+    scene = Scene(exclusive)
+    scene.claim("nics", dataclasses.replace(of_vf(1), device_name=PLACE))
+    pod = exclusive.pod()
+    before = exclusive.add("c1", pod, "net1", deviceID=PLACE, type="sriov")
+    assert scene.rows() == {vf(1): ("c1", "net1", "uid-nics")}
+    assert exclusive.add("c1", pod, "net1", deviceID=PLACE, type="rdma", prevResult=before) == before
 
 
 def test_a_place_of_a_claim_that_is_not_prepared_waits(scene: Scene) -> None:

@@ -26,7 +26,7 @@ from cni.call_limits import REFUSALS
 from cni.found_vfs import Finder
 from cni.ipam.leases import ADD_TURN_SECONDS, FORGET_SECONDS, MAX_OWED, LeaseBook
 from cni.ipam.plugins import ADD_SECONDS
-from tests.cni.desk import NOTES, PLUGINS, Desk, open_desk, said
+from tests.cni.desk import NOTES, PLUGINS, Desk, lives, open_desk, said
 from tests.cni.networks import network
 from tests.cni.stand_ins import FixedDevices
 from tests.cni.tiny_node import Rig, stub_answer, vf
@@ -396,23 +396,16 @@ def test_a_plugin_that_outlived_its_agent_is_killed_at_the_next_start_and_its_le
     done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=Path(__file__).parents[3], check=False)
     assert done.returncode == -signal.SIGKILL
     pids = (tmp_path / "pids").read_text().split()
-    assert [_runs(pid) for pid in pids] == [True, True]
+    assert [lives(pid) for pid in pids] == [True, True]
     with open_desk(tmp_path) as desk:
         desk.leases.defer()
-        until(lambda: not any(map(_runs, pids)))
+        until(lambda: not any(map(lives, pids)))
         (tmp_path / "go").touch()
         desk.leases.resume()
         (row,) = desk.books.attachments()
         assert desk.leases.give_back(row)
         assert desk.said() == ["ADD c1", "DEL c1"]
     assert not (tmp_path / "lease").exists()
-
-
-def _runs(pid: str) -> bool:
-    try:
-        return Path("/proc", pid, "cmdline").read_bytes() != b""
-    except OSError:
-        return False
 
 
 def test_no_plugin_is_asked_for_what_is_to_be_given_back_before_pods_are_served(rig: Rig) -> None:

@@ -25,6 +25,7 @@ from cni.ipam.program import (
     Room,
     memory_limit,
 )
+from tests.cni.desk import lives
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -45,13 +46,6 @@ def script(tmp_path: Path) -> Write:
         return file
 
     return write
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
-    except OSError:
-        return False
 
 
 def noted(folder: Path) -> list[int]:

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -367,18 +367,6 @@ def test_keys_in_any_case_and_a_strange_version_are_read(rig: Rig, old: OldSriov
 GUID = "02:00:00:00:00:00:00:01"
 
 
-@pytest.fixture
-def infiniband(own_network: None, tmp_path: Path) -> Iterator[Rig]:
-    with rdma_node.opened(tmp_path, ib=True) as rig:
-        yield rig
-
-
-@pytest.fixture
-def ethernet(own_network: None, tmp_path: Path) -> Iterator[Rig]:
-    with rdma_node.opened(tmp_path) as rig:
-        yield rig
-
-
 def forget(rig: Rig) -> None:
     """Leave the hardware as it is, and no row of it."""
     for row in rig.ledger.attachments():
@@ -430,8 +418,8 @@ def test_an_infiniband_vf_is_brought_back_with_its_former_guid(infiniband: Rig, 
     assert not file.exists()
 
 
-def test_the_state_of_the_chained_rdma_plugin_is_joined(ethernet: Rig) -> None:
-    rig, old = ethernet, OldSriov(ethernet)
+def test_the_state_of_the_chained_rdma_plugin_is_joined(exclusive: Rig) -> None:
+    rig, old = exclusive, OldSriov(exclusive)
     pod = rig.pod()
     rig.add(CONTAINER, pod)
     forget(rig)

@@ -36,12 +36,6 @@ def node(own_network: None, tmp_path: Path, request: pytest.FixtureRequest) -> I
         yield rig
 
 
-@pytest.fixture
-def exclusive(own_network: None, tmp_path: Path) -> Iterator[Rig]:
-    with rdma_node.opened(tmp_path, ib=True) as rig:
-        yield rig
-
-
 def test_a_vf_gets_its_guid_and_all_is_as_before_afterwards(node: Rig) -> None:
     before, pod = state(node), node.pod()
     answer = node.add("c1", pod, guid=GUID, link_state="enable", mtu=1400)
@@ -118,13 +112,13 @@ def test_a_former_guid_that_the_pf_does_not_tell_comes_back_too(own_network: Non
         assert found.node_guid == "0200:0000:0000:0099"
 
 
-def test_a_vf_whose_guid_is_set_already_is_not_bound_anew(exclusive: Rig) -> None:
-    (before,) = [d for d in exclusive.machine.rdma.devices() if d.name == "mlx5_1"]
-    pod = exclusive.pod()
-    exclusive.add("c1", pod)
+def test_a_vf_whose_guid_is_set_already_is_not_bound_anew(infiniband: Rig) -> None:
+    (before,) = [d for d in infiniband.machine.rdma.devices() if d.name == "mlx5_1"]
+    pod = infiniband.pod()
+    infiniband.add("c1", pod)
     with open(pod) as netns:
-        assert exclusive.machine.rdma.devices(netns.fileno()) == (before,)
-    assert exclusive.machine.vf_control.guids(PF_NETDEV, 0) == (guid.NONE, guid.NONE)
+        assert infiniband.machine.rdma.devices(netns.fileno()) == (before,)
+    assert infiniband.machine.vf_control.guids(PF_NETDEV, 0) == (guid.NONE, guid.NONE)
 
 
 def test_a_killed_namespace_gives_all_back(node: Rig) -> None:
@@ -136,20 +130,20 @@ def test_a_killed_namespace_gives_all_back(node: Rig) -> None:
     assert state(node) == before
 
 
-def test_pods_that_start_at_once_do_not_get_each_others_char_devices(exclusive: Rig) -> None:
-    before = [state(exclusive, i) for i in range(3)]
-    pods = [exclusive.pod(f"p{i}") for i in range(3)]
+def test_pods_that_start_at_once_do_not_get_each_others_char_devices(infiniband: Rig) -> None:
+    before = [state(infiniband, i) for i in range(3)]
+    pods = [infiniband.pod(f"p{i}") for i in range(3)]
     guids = [f"02:00:00:00:00:00:01:0{i}" for i in range(3)]
     with ThreadPoolExecutor(3) as threads:
-        list(threads.map(lambda i: exclusive.add(f"c{i}", pods[i], deviceID=vf(i), guid=guids[i]), range(3)))
+        list(threads.map(lambda i: infiniband.add(f"c{i}", pods[i], deviceID=vf(i), guid=guids[i]), range(3)))
     for i, pod in enumerate(pods):
         with open(pod) as netns:
-            (found,) = exclusive.machine.rdma.devices(netns.fileno())
+            (found,) = infiniband.machine.rdma.devices(netns.fileno())
             assert rdma.digits(found.node_guid) == rdma.digits(guids[i])
-            assert exclusive.machine.rdma.char_device(found, "uverbs") == f"uverbs{i}"
+            assert infiniband.machine.rdma.char_device(found, "uverbs") == f"uverbs{i}"
     with ThreadPoolExecutor(3) as threads:
-        list(threads.map(lambda i: exclusive.detach(f"c{i}", pods[i]), range(3)))
-    assert [state(exclusive, i) for i in range(3)] == before
+        list(threads.map(lambda i: infiniband.detach(f"c{i}", pods[i]), range(3)))
+    assert [state(infiniband, i) for i in range(3)] == before
 
 
 @pytest.mark.parametrize("where", ["the call", "the network"])
@@ -203,34 +197,34 @@ def test_a_vf_that_its_former_pod_had_bound_anew_since_the_grant_is_looked_at(
         rig.await_back(1)
 
 
-def test_a_vf_without_any_guid_is_refused_with_what_to_do(exclusive: Rig) -> None:
-    exclusive.machine.unbind(vf(0))
-    exclusive.machine.bind(vf(0), "mlx5_core")
+def test_a_vf_without_any_guid_is_refused_with_what_to_do(infiniband: Rig) -> None:
+    infiniband.machine.unbind(vf(0))
+    infiniband.machine.bind(vf(0), "mlx5_core")
     with pytest.raises(HardwareError, match=r"has no GUID \(0000:0000:0000:0000\).*give `guid`"):
-        exclusive.add("c1", exclusive.pod())
+        infiniband.add("c1", infiniband.pod())
 
 
 @pytest.mark.parametrize("conf", [{"vlan": 5}, {"mac": "02:00:00:00:00:05"}, {"trust": "on"}])
-def test_what_only_ethernet_has_is_refused(exclusive: Rig, conf: dict[str, Any]) -> None:
+def test_what_only_ethernet_has_is_refused(infiniband: Rig, conf: dict[str, Any]) -> None:
     with pytest.raises(RequestInvalid, match="is an InfiniBand VF"):
-        exclusive.add("c1", exclusive.pod(), guid=GUID, **conf)
+        infiniband.add("c1", infiniband.pod(), guid=GUID, **conf)
 
 
-def test_a_partition_is_waited_for_and_its_lack_told(exclusive: Rig, tmp_path: Path) -> None:
-    before, pod = state(exclusive), exclusive.pod()
-    exclusive.add("c1", pod, guid=GUID, pkey="0x7fff")  # of the same partition as 0xffff
-    exclusive.detach("c1", pod)
+def test_a_partition_is_waited_for_and_its_lack_told(infiniband: Rig, tmp_path: Path) -> None:
+    before, pod = state(infiniband), infiniband.pod()
+    infiniband.add("c1", pod, guid=GUID, pkey="0x7fff")  # of the same partition as 0xffff
+    infiniband.detach("c1", pod)
     with pytest.raises(HardwareError, match=rf"has partition 0xffff at index 0, not 0x8005.*{GUID} a member"):
-        exclusive.add("c2", pod, guid=GUID, pkey="0x8005")
-    assert state(exclusive) == before
+        infiniband.add("c2", pod, guid=GUID, pkey="0x8005")
+    assert state(infiniband) == before
 
 
-def test_a_guid_that_was_changed_behind_the_agents_back_is_told_by_check(exclusive: Rig) -> None:
-    pod = exclusive.pod()
-    exclusive.add("c1", pod, guid=GUID)
-    exclusive.machine.vf_control.set_guids(PF_NETDEV, 0, guid.ALL_ONES, guid.ALL_ONES)
+def test_a_guid_that_was_changed_behind_the_agents_back_is_told_by_check(infiniband: Rig) -> None:
+    pod = infiniband.pod()
+    infiniband.add("c1", pod, guid=GUID)
+    infiniband.machine.vf_control.set_guids(PF_NETDEV, 0, guid.ALL_ONES, guid.ALL_ONES)
     with pytest.raises(AttachmentError, match=f"has the GUIDs {guid.ALL_ONES} and {guid.ALL_ONES}, not {GUID}"):
-        exclusive.check("c1", pod)
+        infiniband.check("c1", pod)
 
 
 class Deaf(Netlink):

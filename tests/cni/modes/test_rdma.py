@@ -21,13 +21,6 @@ from tests.node import granted
 from tests.waiting import until
 
 
-@pytest.fixture
-def node(own_network: None, tmp_path: Path) -> Iterator[Rig]:
-    """Three VFs with an RDMA device each, in exclusive mode."""
-    with rdma_node.opened(tmp_path) as rig:
-        yield rig
-
-
 def inside(node: Rig, pod: Path) -> list[str]:
     with open(pod) as netns:
         return [found.name for found in node.machine.rdma.devices(netns.fileno())]
@@ -37,56 +30,56 @@ def outside(node: Rig) -> list[str]:
     return [found.name for found in node.machine.rdma.devices()]
 
 
-def test_the_rdma_device_goes_along_and_comes_back(node: Rig) -> None:
-    before, pod = node.found(), node.pod()
-    node.add("c1", pod)
-    (row,) = node.ledger.attachments()
+def test_the_rdma_device_goes_along_and_comes_back(exclusive: Rig) -> None:
+    before, pod = exclusive.found(), exclusive.pod()
+    exclusive.add("c1", pod)
+    (row,) = exclusive.ledger.attachments()
     assert (row.undo.rdma, row.undo.extra["rdma_index"]) == ("mlx5_1", 0)
-    assert inside(node, pod) == ["mlx5_1"]
-    assert outside(node) == ["mlx5_2", "mlx5_3"]
-    node.check("c1", pod)
-    node.detach("c1", pod)
-    assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
-    assert (inside(node, pod), node.found()) == ([], before)
+    assert inside(exclusive, pod) == ["mlx5_1"]
+    assert outside(exclusive) == ["mlx5_2", "mlx5_3"]
+    exclusive.check("c1", pod)
+    exclusive.detach("c1", pod)
+    assert outside(exclusive) == ["mlx5_1", "mlx5_2", "mlx5_3"]
+    assert (inside(exclusive, pod), exclusive.found()) == ([], before)
 
 
-def test_a_device_whose_name_was_taken_comes_back_under_the_name_it_has(node: Rig) -> None:
-    pod = node.pod()
-    node.add("c1", pod)
+def test_a_device_whose_name_was_taken_comes_back_under_the_name_it_has(exclusive: Rig) -> None:
+    pod = exclusive.pod()
+    exclusive.add("c1", pod)
     with open(pod) as netns:
-        (found,) = node.machine.rdma.devices(netns.fileno())
-        node.machine.rdma.rename(found, "mine", netns.fileno())
-    second = node.machine.find_rdma(vf(1))
+        (found,) = exclusive.machine.rdma.devices(netns.fileno())
+        exclusive.machine.rdma.rename(found, "mine", netns.fileno())
+    second = exclusive.machine.find_rdma(vf(1))
     assert second is not None
-    node.machine.rdma.rename(second, "mlx5_1")
-    node.detach("c1", pod)
-    assert outside(node) == ["mine", "mlx5_1", "mlx5_3"]
-    assert node.ledger.quarantines() == ()
+    exclusive.machine.rdma.rename(second, "mlx5_1")
+    exclusive.detach("c1", pod)
+    assert outside(exclusive) == ["mine", "mlx5_1", "mlx5_3"]
+    assert exclusive.ledger.quarantines() == ()
 
 
-def test_check_misses_a_device_that_was_taken_out(node: Rig) -> None:
-    pod = node.pod()
-    node.add("c1", pod)
+def test_check_misses_a_device_that_was_taken_out(exclusive: Rig) -> None:
+    pod = exclusive.pod()
+    exclusive.add("c1", pod)
     with open(pod) as netns:
-        (found,) = node.machine.rdma.devices(netns.fileno())
-        node.machine.rdma.move_out(found, netns.fileno())
+        (found,) = exclusive.machine.rdma.devices(netns.fileno())
+        exclusive.machine.rdma.move_out(found, netns.fileno())
     with pytest.raises(AttachmentError, match="RDMA device mlx5_1 is not in the pod"):
-        node.check("c1", pod)
+        exclusive.check("c1", pod)
 
 
-def test_a_driver_that_refuses_is_named_with_what_to_do_and_the_vf_is_back(node: Rig) -> None:
-    before, pod = node.found(), node.pod()
-    node.machine.rdma.refuse("mlx5_1")
+def test_a_driver_that_refuses_is_named_with_what_to_do_and_the_vf_is_back(exclusive: Rig) -> None:
+    before, pod = exclusive.found(), exclusive.pod()
+    exclusive.machine.rdma.refuse("mlx5_1")
     with pytest.raises(NetlinkFailed, match=r"mlx5_core of 0000:3b:00.2 cannot take mlx5_1.*`rdma: false`") as caught:
-        node.add("c1", pod)
+        exclusive.add("c1", pod)
     assert caught.value.errno == errno.EOPNOTSUPP
-    assert node.found() == before
-    assert node.ledger.attachment_on(vf(0)) is None
-    node.add("c1", pod, rdma=False)
-    node.check("c1", pod)
-    assert inside(node, pod) == []
-    assert "mlx5_1" in outside(node)
-    node.detach("c1", pod)
+    assert exclusive.found() == before
+    assert exclusive.ledger.attachment_on(vf(0)) is None
+    exclusive.add("c1", pod, rdma=False)
+    exclusive.check("c1", pod)
+    assert inside(exclusive, pod) == []
+    assert "mlx5_1" in outside(exclusive)
+    exclusive.detach("c1", pod)
 
 
 def test_a_vf_without_an_rdma_device_needs_none_unless_it_is_asked_for(own_network: None, tmp_path: Path) -> None:
@@ -122,13 +115,13 @@ def test_a_device_that_another_pod_had_at_the_grant_must_have_the_number_of_then
         assert "mlx5_2" in outside(node)
 
 
-def test_a_whole_adapter_takes_its_rdma_device_along(node: Rig) -> None:
-    pod = node.pod()
-    node.add("c1", pod, mode="nic", deviceID=vf(1))
-    assert inside(node, pod) == ["mlx5_2"]
-    node.check("c1", pod)
-    node.detach("c1", pod)
-    assert outside(node) == ["mlx5_1", "mlx5_2", "mlx5_3"]
+def test_a_whole_adapter_takes_its_rdma_device_along(exclusive: Rig) -> None:
+    pod = exclusive.pod()
+    exclusive.add("c1", pod, mode="nic", deviceID=vf(1))
+    assert inside(exclusive, pod) == ["mlx5_2"]
+    exclusive.check("c1", pod)
+    exclusive.detach("c1", pod)
+    assert outside(exclusive) == ["mlx5_1", "mlx5_2", "mlx5_3"]
 
 
 @contextmanager
