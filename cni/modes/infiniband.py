@@ -146,21 +146,23 @@ def require_partition(device: Path, port: int, pkey: int) -> None:
     if not in_partition(device, port, pkey):
         raise HardwareError(
             f"port {port} of {device.resolve().name} is not in partition {pkey:#06x}, but in"
-            f" {_told(partitions(device, port))}: add its GUID to that partition in the subnet manager"
+            f" {_told(filter(None, partitions(device, port)))}: add its GUID to that partition in the subnet manager"
         )
 
 
 def in_partition(device: Path, port: int, pkey: int, *, first: bool = False) -> bool:
     """Tell whether a port is a member of a partition, or has it `first` in its table.
 
-    Whether as a full member counts for nothing. A port whose table cannot be read is taken for a member.
+    Whether as a full member counts for nothing. A port whose table cannot be read is taken for a member; with `first`
+    one that the subnet manager has written nothing into yet is none.
     """
     entries = partitions(device, port)
-    return not any(entries) or any((entry ^ pkey) & ~_MEMBERSHIP == 0 for entry in entries[: 1 if first else None])
+    known = entries[:1] if first else tuple(filter(None, entries))
+    return not known or any((entry ^ pkey) & ~_MEMBERSHIP == 0 for entry in known)
 
 
 def _told(entries: Iterable[int]) -> str:
-    return ", ".join(f"{entry:#06x}" for entry in entries if entry)
+    return ", ".join(f"{entry:#06x}" for entry in entries)
 
 
 def partitions(device: Path, port: int) -> tuple[int, ...]:

@@ -219,6 +219,18 @@ def test_a_partition_is_waited_for_and_its_lack_told(infiniband: Rig, tmp_path: 
     assert state(infiniband) == before
 
 
+def test_a_table_that_the_subnet_manager_has_not_written_yet_is_waited_for(infiniband: Rig) -> None:
+    (entry,) = (infiniband.machine.root / "sys/bus/pci/devices" / vf(0)).glob("infiniband/*/ports/1/pkeys/0")
+    entry.write_text("0x0000\n")
+    pod = infiniband.pod()
+    with ThreadPoolExecutor(1) as runtime:
+        added = runtime.submit(infiniband.add, "c1", pod, pkey="0x8005")
+        with pytest.raises(TimeoutError):
+            added.result(0.5)
+        entry.write_text("0x8005\n")
+        added.result(30.0)
+
+
 def test_a_guid_that_was_changed_behind_the_agents_back_is_told_by_check(infiniband: Rig) -> None:
     pod = infiniband.pod()
     infiniband.add("c1", pod, guid=GUID)
