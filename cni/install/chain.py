@@ -242,7 +242,7 @@ def plan_for(files: Mapping[str, bytes]) -> Plan:
 
 def chained(content: bytes) -> bytes | None:
     """Put our entry behind the last plugin of a conflist; None if our plugin is in it already."""
-    document = _conflist(content)
+    document = _conflist(_object(content))
     _check_version(document)
     if any(plugin["type"] == OWN for plugin in document["plugins"]):
         return None
@@ -252,10 +252,11 @@ def chained(content: bytes) -> bytes | None:
 def unchained(content: bytes, *, with_settings: bool = False) -> bytes | None:
     """Take our entries out of a conflist; None if there is none, or nothing else, or it is none.
 
-    An entry with settings is its author's, and stays but for `with_settings`.
+    An entry with settings is its author's, and stays but for `with_settings`. Of a key that is there twice the last
+    counts, as for libcni: a version before this one has joined such files, too.
     """
     try:
-        document = _conflist(content)
+        document = _conflist(_said(content))
     except ConflistInvalid:
         return None
     plugins = document["plugins"]
@@ -298,8 +299,7 @@ def _check_version(document: Mapping[str, Any]) -> None:
         )
 
 
-def _conflist(content: bytes) -> dict[str, Any]:
-    document = _object(content)
+def _conflist(document: Mapping[str, Any]) -> Mapping[str, Any]:
     plugins = document.get("plugins")
     if not isinstance(plugins, list) or not plugins:
         raise ConflistInvalid("it has no list 'plugins' with any in it")
@@ -320,11 +320,12 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def _said(content: bytes) -> Mapping[str, Any]:
-    """Return what a file says; nothing for one that is not understood."""
+    """Return what a file says to a runtime; nothing for one that no runtime understands."""
     try:
-        return _object(content)
-    except ConflistInvalid:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
         return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _written(document: Mapping[str, Any]) -> bytes:

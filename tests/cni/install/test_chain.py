@@ -39,6 +39,17 @@ def test_an_entry_in_another_place_or_twice_is_taken_out_too() -> None:
         assert json.loads(found or b"")["plugins"] == [other] * listed.count(other)
 
 
+def test_what_an_earlier_version_has_joined_is_taken_out_though_a_key_is_there_twice(tmp_path: Path) -> None:
+    plugin = '{"type": "bridge", "mtu": 1400, "mtu": 1500}'
+    head = '"cniVersion": "1.0.0", "name": "b"'
+    (tmp_path / "10-a.conflist").write_text(f'{{{head}, "plugins": [{plugin}, {{"type": "nodefabric"}}]}}')
+    wraps = f'{{{head}, "nodefabric-wraps": "20-b.conf", "plugins": [{plugin}, {{"type": "nodefabric"}}]}}'
+    (tmp_path / "20-b-nodefabric.conflist").write_text(wraps)
+    assert chain.unchain(tmp_path) == ("10-a.conflist", "20-b-nodefabric.conflist")
+    assert names(tmp_path) == ["10-a.conflist"]
+    assert plugins(tmp_path / "10-a.conflist") == [{"type": "bridge", "mtu": 1500}]  # as libcni understands it
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
