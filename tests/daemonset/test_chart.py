@@ -144,9 +144,9 @@ def test_what_chains_and_what_removes_work_on_the_same_paths_for_the_same_instal
         "cni-chain"
     ]
     options = _parser().parse_args(remove["args"])
-    assert (options.target, options.conf_dir) == (DEFAULT_TARGET, DEFAULT_CONFIGURATIONS)
-    assert [options.kubelet_dir, options.state_dir, options.run_dir] == [conf.kubelet_dir, conf.state_dir, conf.run_dir]
-    assert (options.cdi_dir, options.dra_driver) == (conf.cdi_dir, conf.dra.driver)
+    assert (options.plugins, options.networks) == (DEFAULT_TARGET, DEFAULT_CONFIGURATIONS)
+    assert [options.kubelet, options.state, options.run_dir] == [conf.kubelet_dir, conf.state_dir, conf.run_dir]
+    assert (options.cdi, options.dra_driver) == (conf.cdi_dir, conf.dra.driver)
     (mount,) = remove["volumeMounts"]
     assert (mount["mountPath"], host_paths(removing)[mount["name"]]) == (str(options.root), "/")
     assert install["env"] == remove["env"] == chain["env"]
