@@ -15,6 +15,7 @@ from typing import Any
 from agent.ledger import Ledger
 from agent.ledger.database import read_books
 from agent.model.allocation import ClaimState
+from hack.sim.stage import wait
 from measure.dra.cluster import Cluster, Driver, prepared
 from measure.dra.node import RunningNode
 from measure.figures import Figures, quantile, spread
@@ -35,7 +36,9 @@ def measure(node: RunningNode, resource: str, kind: str, calls: int, rounds: int
     The figures' names begin with `kind`. The others' claims stay.
     """
     say(f"claims: {calls} calls one by one, {rounds} rounds of {AT_ONCE} at once, beside {OTHERS} other claims")
-    pods = _Pods(node.cluster, node.cluster.devices(resource))
+    # kubelet's stand-in wipes the slices once, shortly after it has registered the driver.
+    published = wait("the devices", lambda: (node.cluster.is_whole() and node.cluster.devices(resource)) or None)
+    pods = _Pods(node.cluster, published)
     with closing(Driver(node.stage.folder / "kubelet")) as driver:
         for _ in range(OTHERS):
             driver.prepare(pods.claim())
