@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 from agent.model.device import Snapshot
 from tests.agent.conftest import node_root, node_snapshot
-from tests.browser.chromium import Browser, program
+from tests.browser.chromium import program, started
 from tests.browser.shown import ShownNode, showing, with_many_vfs
 
 __all__ = ["node_root", "node_snapshot"]
@@ -23,11 +24,11 @@ def find_browser() -> str:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """A browser; each test opens pages of its own."""
-    with Browser.started(find_browser()) as started:
-        yield started
+    with started(find_browser()) as browser:
+        yield browser
 
 
 @pytest.fixture

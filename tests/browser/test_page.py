@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from playwright.sync_api import Browser
 
 from agent.model.allocation import PodRef
 from agent.model.device import MigDevice
@@ -16,7 +17,7 @@ from agent.model.health import unhealthy
 from agent.report.endpoints import EndpointServer, Pages
 from agent.report.facts import DriverState
 from agent.report.status import served
-from tests.browser.chromium import Browser, Page
+from tests.browser.chromium import Tab, opened
 from tests.browser.shown import ShownNode, offered
 from tests.node import claimed_vf, granted, prepare
 
@@ -28,25 +29,25 @@ HOSTILE = '<img src=x onerror="window.broken=1"><script>window.broken=1</script>
 
 
 @contextmanager
-def looking(browser: Browser, node: ShownNode, width: int = 1280, *, dark: bool = False) -> Iterator[Page]:
+def looking(browser: Browser, node: ShownNode, width: int = 1280, *, dark: bool = False) -> Iterator[Tab]:
     """Open the page and wait until it shows the node. At the end nothing may have gone wrong in it."""
-    with browser.opened(node.url, width, dark=dark) as page:
+    with opened(browser, node.url, width, dark=dark) as page:
         page.until(READY)
         yield page
-        assert page.complaints() == []
-        assert all(url.startswith(node.url) for url in page.requests())
+        assert page.complaints == []
+        assert all(url.startswith(node.url) for url in page.requests)
 
 
-def state(page: Page, key: str) -> str:
+def state(page: Tab, key: str) -> str:
     return str(page.evaluate(f"document.querySelector('[data-key={json.dumps(key)}]').dataset.state"))
 
 
-def focused(page: Page) -> str | None:
+def focused(page: Tab) -> str | None:
     key: str | None = page.evaluate("document.activeElement.dataset.key")
     return key
 
 
-def rows(page: Page, table: str) -> list[list[str]]:
+def rows(page: Tab, table: str) -> list[list[str]]:
     cells = f"[...document.querySelectorAll('#{table} tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
     found: list[list[str]] = page.evaluate(cells)
     return found
@@ -68,8 +69,8 @@ def test_the_tree_shows_each_gpu_nic_and_vf_below_its_switch_and_all_that_can_be
         assert rows(page, "rails")[0][:3] == ["GPU0", "PIX", "NIC2"]
         assert [row[1] for row in rows(page, "rails")] == ["PIX"] * 8
 
-        page.call("Accessibility.enable")
-        tree = [n for n in page.call("Accessibility.getFullAXTree")["nodes"] if not n.get("ignored")]
+        tools = page.page.context.new_cdp_session(page.page)
+        tree = [n for n in tools.send("Accessibility.getFullAXTree")["nodes"] if not n.get("ignored")]
         roles = [n["role"]["value"] for n in tree]
         assert {"banner", "main", "complementary", "search", "tree", "treeitem"} <= set(roles)
         wanted = {"treeitem", "searchbox", "region", "button", "link", "meter", "tree"}
@@ -185,16 +186,16 @@ def test_the_filter_finds_pods_and_devices(browser: Browser, node: ShownNode) ->
     with looking(browser, node) as page:
         assert len(page.evaluate(bright)) == 64
         page.evaluate("document.querySelector('#filter').focus()")
-        page.type("Trainer-0")
+        page.page.keyboard.insert_text("Trainer-0")
         page.until("document.querySelectorAll('.cell[data-dim]').length === 63")
         assert page.evaluate(bright) == [VF]
         assert [row[2] for row in rows(page, "held")] == ["granted to default/trainer-0"]
         assert page.text("#matches") == "1 device, 3 rows"
         page.evaluate("document.querySelector('#filter').value = ''")
-        page.type("mlx5_1 nic3")
+        page.page.keyboard.insert_text("mlx5_1 nic3")
         page.until("document.querySelectorAll('.nic:not([data-dim])').length === 1")
         page.evaluate("document.querySelector('#filter').value = ''")
-        page.type("nothing-of-this-name")
+        page.page.keyboard.insert_text("nothing-of-this-name")
         page.until("document.querySelector('#matches').textContent === '0 devices, 0 rows'")
         assert "Nothing here fits the filter" in page.text("#held")
 
@@ -205,7 +206,7 @@ def test_names_from_pods_are_text_and_nothing_else(browser: Browser, node: Shown
     node.overview.events.note("agent", HOSTILE, HOSTILE)
     node.overview.conditions.set("ledger", HOSTILE)
     with looking(browser, node) as page:
-        page.point(f'[data-key="{VF}"]', click=True)
+        page.page.click(f'[data-key="{VF}"]')
         assert HOSTILE in page.text("#details-body")
         assert HOSTILE in page.text("#held")
         assert HOSTILE in page.text("#events")
@@ -216,12 +217,12 @@ def test_names_from_pods_are_text_and_nothing_else(browser: Browser, node: Shown
 
 def test_no_text_can_become_markup_even_by_mistake(browser: Browser, node: ShownNode) -> None:
     mistake = "document.body.insertAdjacentHTML('beforeend', '<b>x</b>')"
-    with browser.opened(node.url) as page:
+    with opened(browser, node.url) as page:
         page.until(READY)
         refused = page.evaluate(f"(() => {{try {{{mistake}}} catch (error) {{return error.name}}}})()")
         assert refused == "TypeError"
-        assert len(page.complaints()) == 1
-        assert "TrustedHTML" in page.complaints()[0]
+        assert len(page.complaints) == 1
+        assert "TrustedHTML" in page.complaints[0]
 
 
 def test_an_agent_that_is_away_or_begins_anew_with_a_wrong_configuration_is_told_and_the_page_recovers(
@@ -230,7 +231,7 @@ def test_an_agent_that_is_away_or_begins_anew_with_a_wrong_configuration_is_told
     waiting = Pages(
         lambda _: ("", b""), lambda: served({"ready": False, "obstacles": {"config": "resources: no list"}})
     )
-    with browser.opened(node.url) as page:
+    with opened(browser, node.url) as page:
         page.until(READY)
         port = node.server.port if node.server is not None else 0
         node.close()
@@ -247,7 +248,7 @@ def test_an_agent_that_is_away_or_begins_anew_with_a_wrong_configuration_is_told
         node.open(port)
         page.until(READY)
         page.until(f"document.querySelector('[data-key=\"{VF}\"]').dataset.state === 'attached'")
-        assert [line for line in page.complaints() if not line.startswith(AWAY)] == []
+        assert [line for line in page.complaints if not line.startswith(AWAY)] == []
 
 
 def test_what_keeps_the_agent_from_its_work_is_said_on_top(browser: Browser, node: ShownNode) -> None:
@@ -262,7 +263,7 @@ def test_what_keeps_the_agent_from_its_work_is_said_on_top(browser: Browser, nod
 def test_nothing_is_asked_twice_while_nothing_happens(browser: Browser, node: ShownNode) -> None:
     with looking(browser, node) as page:
         page.until("performance.getEntriesByName(location.origin + '/status').length > 2")
-        answers = [a["status"] for a in page.responses() if a["url"].endswith("/status")]
+        answers = [status for url, status in page.answers if url.endswith("/status")]
     assert answers[0] == 200
     assert set(answers[1:]) == {304}
 
@@ -341,7 +342,7 @@ def test_slots_slices_rails_and_kinds_of_tomorrow_are_shown(browser: Browser, no
         assert state(page, "MIG-1") == "granted"
         assert page.evaluate("document.querySelector('[data-key=MIG-1]').ariaLabel").startswith("GPU0 1g.10gb")
         assert state(page, VF) == state(page, node.snapshot.gpus[3].pci_address) == "granted"
-        page.point(f'[data-key="{node.snapshot.gpus[3].pci_address}"]', click=True)
+        page.page.click(f'[data-key="{node.snapshot.gpus[3].pci_address}"]')
         assert "rdma/rail: granted to default/on-rails" in page.text("#details-body")
         held = [row[:3] for row in rows(page, "held")]
         assert ["slot-vf-0-0", "rdma/vf", "granted to a pod not known yet"] in held
