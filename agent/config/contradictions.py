@@ -1,4 +1,7 @@
-"""What of a configuration does not go together, whatever node it meets. Pure."""
+"""What of a configuration does not go together, whatever node it meets. Pure.
+
+Resources that select the same devices show on a node only: `overlap_problems` in `agent/offer/selection.py`.
+"""
 
 from __future__ import annotations
 

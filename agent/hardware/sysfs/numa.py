@@ -1,4 +1,4 @@
-"""NUMA nodes and CPUs as /sys/devices/system shows them."""
+"""NUMA nodes and CPUs as /sys/devices/system shows them. The node of a PCI device: `pci.py`."""
 
 from __future__ import annotations
 

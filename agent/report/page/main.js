@@ -4,7 +4,7 @@ import { Details } from "./details.js";
 import { byId, element, mark, say } from "./dom.js";
 import { Hardware } from "./hardware.js";
 import { walk } from "./keyboard.js";
-import { showLegend, showLists } from "./lists.js";
+import { showLegend, showTables } from "./tables.js";
 import { Model, matches, wordsOf } from "./model.js";
 import { setClock, tick } from "./times.js";
 
@@ -17,7 +17,7 @@ function show() {
   if (model === null) return;
   const words = wordsOf(byId("filter").value);
   const filter = words.length ? (text) => matches(text, words) : null;
-  const devices = hardware.show(model, filter), rows = showLists(model, filter);
+  const devices = hardware.show(model, filter), rows = showTables(model, filter);
   say(byId("matches"), filter ? `${count(devices, "device")}, ${count(rows, "row")}` : "");
   details.show(model);
 }

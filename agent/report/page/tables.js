@@ -16,7 +16,7 @@ export function showLegend() {
 }
 
 /** Show all tables; `filter` tells whether a row is looked for, or is null. Returns how many rows are. */
-export function showLists(model, filter) {
+export function showTables(model, filter) {
   const { document } = model;
   showResources(document.resources ?? []);
   mark(byId("slots-section"), "hidden", document.slots?.length ? null : "");
