@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -53,8 +54,13 @@ _OF_NICS = _same(
 )
 _OF_SHARED = _same("vendors", "drivers", deviceIDs="devices", ifNames="netdevs", linkTypes="linkLayer")
 """Keys of selectors → ours."""
-_RESOURCE = TypeAdapter(Resource)
 _INFORMATION = TypeAdapter(dict[str, dict[str, str]])
+
+
+@cache
+def _resource() -> TypeAdapter[Resource]:
+    """Make the reader of a resource: once it is needed, for that takes a sixtieth of the agent's start."""
+    return TypeAdapter(Resource)
 
 
 def decode(text: str | bytes, source: str) -> Any:
@@ -113,7 +119,7 @@ class _File:
             self.note((*loc, "resourcePrefix"), f"must be text, is {shown(prefix)}")
         full_name = f"{prefix}/{name}" if isinstance(name, str) else name
         try:
-            return _RESOURCE.validate_python({"name": full_name, **keys})
+            return _resource().validate_python({"name": full_name, **keys})
         except ValidationError as error:
             theirs = {ours: key for key, ours in words.items()} | {"name": "resourceName", "select": "selectors"}
             for each in problems_of(error):
