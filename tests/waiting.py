@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 SECONDS = 100.0
 
@@ -14,3 +17,12 @@ def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"it did not come true within {seconds:g} s"
         time.sleep(0.01)
+
+
+@contextmanager
+def soon(seconds: float, act: Callable[..., object], *values: Any) -> Iterator[None]:
+    """Have something done on another thread in a moment; the block ends after that."""
+    later = threading.Timer(seconds, act, values)
+    later.start()
+    yield
+    later.join()

@@ -37,6 +37,15 @@ async def running(inventory: Inventory, generation: int = 1) -> AsyncIterator[No
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def scan_that_hangs(host: FakeHost) -> None:
+    """Have a scan read boot ID a, and end when the gate is opened."""
+    host.gate.clear()
+    host.begun.clear()
+    host.tell(EVERYTHING)
+    await until(host.begun.is_set)
+    host.now = OTHER
+
+
 async def test_only_a_difference_makes_a_new_generation() -> None:
     host = FakeHost()
     inventory = inventory_of(host)
@@ -71,11 +80,7 @@ async def test_an_event_during_a_scan_is_looked_at_after_it(change: Change) -> N
     host = FakeHost()
     inventory = inventory_of(host)
     async with running(inventory):
-        host.gate.clear()
-        host.begun.clear()
-        host.tell(EVERYTHING)
-        await until(host.begun.is_set)  # this scan has read boot ID a
-        host.now = OTHER
+        await scan_that_hangs(host)
         host.tell(change)
         await asyncio.sleep(0.01)
         host.gate.set()
@@ -86,11 +91,7 @@ async def test_a_scan_that_hangs_keeps_nobody_from_small_looks_and_takes_nothing
     host = FakeHost()
     inventory = inventory_of(host)
     async with running(inventory):
-        host.gate.clear()
-        host.begun.clear()
-        host.tell(EVERYTHING)
-        await until(host.begun.is_set)  # this scan has read boot ID a
-        host.now = OTHER
+        await scan_that_hangs(host)
         host.tell(PORT)
         await learns(inventory, "b")
         assert host.looks == [PORT]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +15,7 @@ from agent.errors import AgentError, DeviceBusy, DeviceGone
 from agent.model.allocation import AttachmentState, VfSettings
 from cni.call import STEPS
 from tests.cni.tiny_node import PF, TIMEOUT_SECONDS, Rig, mac_of, open_rig, stub_answer, vf
-from tests.waiting import until
+from tests.waiting import soon, until
 
 SETTINGS: dict[str, Any] = {
     "vlan": 100,
@@ -148,10 +147,8 @@ def test_add_waits_for_the_del_of_the_former_owner(own_network: None, tmp_path: 
     with open_rig(tmp_path, busy_seconds=TIMEOUT_SECONDS) as rig:
         one, two = rig.pod("one"), rig.pod("two")
         rig.add("c1", one, mac=MAC, ipam=rig.ipam())
-        later = threading.Timer(0.1, rig.delete, ("c1", one))
-        later.start()
-        answer = rig.add("c2", two, ipam=rig.ipam())
-        later.join()
+        with soon(0.1, rig.delete, "c1", one):
+            answer = rig.add("c2", two, ipam=rig.ipam())
         assert rig.in_pod(one) is None
         link = rig.link(two)
         assert link.mac == mac_of(0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent.errors import DeviceBusy
 from cni.call import DeviceLocks
 from cni.call_limits import NotWanted, Rules, Trust, Turn, Turns, too_many
-from tests.waiting import until
+from tests.waiting import soon, until
 
 KINDS = ("ADD", "DEL")
 WANTED = st.builds(
@@ -124,8 +124,7 @@ def test_who_waits_gets_the_place_that_becomes_free() -> None:
 def test_who_is_not_waited_for_any_more_waits_no_longer() -> None:
     turns, is_wanted = Turns("ADDs under way", Rules(2)), threading.Event()
     is_wanted.set()
-    threading.Timer(0.2, is_wanted.clear).start()
-    with turns.hold("ADD", "rails"), pytest.raises(NotWanted):
+    with soon(0.2, is_wanted.clear), turns.hold("ADD", "rails"), pytest.raises(NotWanted):
         turns.hold("ADD", "rails", seconds=60, is_wanted=is_wanted.is_set).__enter__()
 
 

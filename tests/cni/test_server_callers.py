@@ -24,7 +24,7 @@ from cni.protocol import Request
 from cni.server import BACKLOG, MAX_CONNECTIONS, MAX_SLOW
 from tests import frames
 from tests.cni.door import CONF, ENV, NEWEST, Door, read_all
-from tests.waiting import until
+from tests.waiting import soon, until
 
 
 @contextmanager
@@ -180,8 +180,7 @@ def test_the_end_lets_nobody_in_and_a_call_under_way_is_answered_all_the_same(do
 
 
 def test_the_end_waits_for_a_call_that_is_nearly_done(door: Door) -> None:
-    with under_way(door) as (go, _):
-        threading.Timer(0.05, go.set).start()
+    with under_way(door) as (go, _), soon(0.05, go.set):
         assert door.server.close(30)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from agent.errors import IpamFailed
 from cni.ipam import plugins as ipam
 from cni.ipam.plugins import IpamCall, IpamKilled
 from cni.ipam.program import VARIABLE
+from tests.waiting import soon
 
 PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 
@@ -146,11 +146,8 @@ def test_a_plugin_that_cannot_be_run_is_named(plugin: Callable[[str], Path], cal
 
 def test_a_plugin_that_an_installer_is_writing_is_waited_for(plugin: Callable[[str], Path], call: IpamCall) -> None:
     file = plugin('echo \'{"ips": [{"address": "10.0.0.2/24"}]}\'')
-    with file.open("ab") as opened:
-        done = threading.Timer(0.3, opened.close)
-        done.start()
+    with file.open("ab") as opened, soon(0.3, opened.close):
         assert ipam.add(network("stub"), call).addresses == ("10.0.0.2/24",)
-        done.join()
 
 
 def test_a_plugin_that_knows_only_an_older_version_is_asked_in_that(

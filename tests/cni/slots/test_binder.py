@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ from proto.deviceplugin.v1beta1 import api_pb2
 from tests.cni.slots.binding import LATE, OTHER, POD, RESOURCES, Rig, call, slot, stock_of
 from tests.deviceplugin.dra.nodes import recorded_node
 from tests.node import attach, change, gpu_uuid, granted, node, open_books, owner
+from tests.waiting import soon
 
 
 def note(rig: Rig, *entries: tuple[str, str, list[str]]) -> None:
@@ -125,10 +125,8 @@ def test_devices_in_use_are_waited_for_and_then_told(rig: Rig) -> None:
         rig.bind(call("c1"), wanted)
     assert len(looks) == 1
     row = next(a for a in rig.ledger.attachments() if a.attachment_id == rows[2])
-    leaving = threading.Timer(0.05, rig.ledger.finish_detach, [row])
-    leaving.start()
-    assert rig.bind(call("c1")) == {slot(0): row.device}
-    leaving.join()
+    with soon(0.05, rig.ledger.finish_detach, row):
+        assert rig.bind(call("c1")) == {slot(0): row.device}
 
 
 def test_sick_devices_are_named_by_their_reason(rig: Rig) -> None:

@@ -37,10 +37,14 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def following(world: World) -> AsyncIterator[Offering]:
+async def following(world: World, snapshot: Snapshot | None = None) -> AsyncIterator[Offering]:
+    """Follow a world, of which slices have told the snapshot if there is one."""
     offering = Offering(world.config, world.offer, world.dropped, NODE, world.leaves)
     running = asyncio.create_task(offering.run())
     try:
+        if snapshot is not None:
+            world.show(snapshot)
+            await until(lambda: offering.slices.value)
         yield offering
         assert not running.done()
     finally:
@@ -79,9 +83,7 @@ async def test_pods_that_come_and_go_are_no_news() -> None:
     resources = (VF, late(replace(NIC, name="rdma/nic")), replace(HCA, name="rdma/hca"))
     world = World(Latest(Config(resources=resources)))
     before = node(rails=2, vfs=3)
-    world.show(before)
-    async with following(world) as offering:
-        await until(lambda: offering.slices.value)
+    async with following(world, before) as offering:
         said = await settled(offering)
         taken = change(before, FIRST, netdevs=())
         for snapshot in (taken, change(taken, PF, netdevs=()), before):
@@ -94,9 +96,7 @@ async def test_pods_that_come_and_go_are_no_news() -> None:
 async def test_a_fault_is_said_and_taken_back() -> None:
     world = World(Latest(Config(resources=(VF,))))
     before = node(rails=1, vfs=1)
-    world.show(before)
-    async with following(world) as offering:
-        await until(lambda: offering.slices.value)
+    async with following(world, before) as offering:
         first = offering.slices.value
         world.show(change(before, FIRST, driver=None))
         await until(lambda: offering.catalog.value[0].taints)
@@ -108,9 +108,7 @@ async def test_a_fault_is_said_and_taken_back() -> None:
 async def test_an_offer_of_the_former_configuration_is_not_mixed_with_the_new_one() -> None:
     world = World(Latest(Config(resources=(VF,))))
     snapshot = node(rails=1, vfs=2)
-    world.show(snapshot)
-    async with following(world) as offering:
-        await until(lambda: offering.slices.value)
+    async with following(world, snapshot) as offering:
         said = await settled(offering)
         world.config.set(replace(world.config.value, resources=(VF, HCA)))
         assert await settled(offering) == said
@@ -120,21 +118,16 @@ async def test_an_offer_of_the_former_configuration_is_not_mixed_with_the_new_on
 
 async def test_what_the_cluster_drops_changes_the_slices_alone() -> None:
     world = World(Latest(Config(resources=(VF, HCA))))
-    world.show(node(rails=1, vfs=2))
-    async with following(world) as offering:
-        await until(lambda: offering.slices.value)
+    async with following(world, node(rails=1, vfs=2)) as offering:
         world.dropped.set(frozenset({"capacity"}))
         await until(lambda: offering.slices.value and len(offering.slices.value[0]["spec"]["devices"]) == 2)
         assert len(offering.catalog.value) == 3
 
 
 async def test_an_adapter_that_falls_off_the_bus_moves_no_other_device_while_it_is_missed() -> None:
-    resources = (late(VF),)
-    world = World(Latest(Config(resources=resources)))
+    world = World(Latest(Config(resources=(late(VF),))))
     before = node(rails=2, vfs=2)
-    world.show(before)
-    async with following(world) as offering:
-        await until(lambda: offering.slices.value)
+    async with following(world, before) as offering:
         other = [d for d in offering.catalog.value if value(d, "nearGpu") == before.gpus[1].uuid]
         gone = without(before, PF, FIRST, "0000:12:00.2")
         held = Reading(holders={FIRST: "rdma/vf"})
@@ -149,9 +142,7 @@ async def test_an_adapter_that_falls_off_the_bus_moves_no_other_device_while_it_
 async def test_gpus_whose_driver_is_replaced_keep_their_places() -> None:
     world = World(Latest(Config(resources=(late(VF),))))
     before = node(rails=2, vfs=2)
-    world.show(before)
-    async with following(world) as offering:
-        await until(lambda: offering.slices.value)
+    async with following(world, before) as offering:
         said = await settled(offering)
         world.show(replace(before, gpus=(), generation=2))
         assert await settled(offering) == said

@@ -44,6 +44,7 @@ from tests.deviceplugin.dra.preparing import (
     spec,
 )
 from tests.node import bound_slot
+from tests.waiting import soon
 
 # ------------------------------------------------------------------------------------------------------- prepare
 
@@ -201,10 +202,8 @@ def test_before_the_first_offer_a_claim_waits(desk: Desk) -> None:
     desk.catalog.set(())
     with pytest.raises(DeviceBusy, match="not known yet"):
         prepared(desk)
-    later = threading.Timer(0.1, desk.catalog.set, [offered])
-    later.start()
-    assert prepared(desk)
-    later.join()
+    with soon(0.1, desk.catalog.set, offered):
+        assert prepared(desk)
 
 
 def test_a_claim_for_a_node_that_offers_nothing_to_claims_any_more_is_told_so_at_once(desks: Desks) -> None:
@@ -288,11 +287,8 @@ def test_a_device_of_a_claim_whose_pods_have_ended_is_waited_for(desks: Desks, h
         desk.claimed(REF, claim(result("nic", "vf-0"), pods=[]))
     else:
         desk.ledger.set_claim_state(REF.uid, ClaimState.UNPREPARING)
-    later = threading.Timer(0.2, desk.preparer.unprepare, [REF])
-    later.start()
-
-    assert desk.preparer.prepare(of_another(desk))
-    later.join()
+    with soon(0.2, desk.preparer.unprepare, REF):
+        assert desk.preparer.prepare(of_another(desk))
     assert had_alone(desk) == {FIRST: OTHER}
 
 
@@ -306,11 +302,8 @@ def test_a_device_on_its_way_back_is_waited_for(desks: Desks) -> None:
     desk = desks(VF, patience=PATIENT)
     row = desk.attach(FIRST, OTHER_POD)
     desk.ledger.begin_detach([row.attachment_id])
-    later = threading.Timer(0.2, desk.ledger.finish_detach, [row])
-    later.start()
-
-    assert prepared(desk)
-    later.join()
+    with soon(0.2, desk.ledger.finish_detach, row):
+        assert prepared(desk)
 
 
 def test_who_waits_looks_ever_more_seldom_and_is_told_what_he_waited_for_in_vain(desks: Desks) -> None:
@@ -353,11 +346,9 @@ def test_what_a_pod_has_from_a_plugin_is_refused_and_that_of_a_pod_that_is_gone_
         prepared(desk)
 
     desk.others.held.clear()
-    ends = (desk.ledger.unbind, [[hold]]) if hold.is_slot else (desk.ledger.release, [[hold.key]])
-    later = threading.Timer(0.1, *ends)
-    later.start()
-    assert prepared(desk)
-    later.join()
+    ends = (desk.ledger.unbind, [hold]) if hold.is_slot else (desk.ledger.release, [hold.key])
+    with soon(0.1, *ends):
+        assert prepared(desk)
 
 
 # --------------------------------------------------------------------------------------------------- side by side
@@ -528,11 +519,8 @@ def test_a_device_on_its_way_back_is_home_when_unprepare_answers(desks: Desks) -
     prepared(desk)
     row = desk.attach(FIRST, POD, REF.uid)
     desk.ledger.begin_detach([row.attachment_id])
-    later = threading.Timer(0.2, desk.ledger.finish_detach, [row])
-    later.start()
-    desk.preparer.unprepare(REF)
-    later.join()
-
+    with soon(0.2, desk.ledger.finish_detach, row):
+        desk.preparer.unprepare(REF)
     assert (desk.ledger.attachments(), desk.ledger.claims()) == ((), ())
 
 
