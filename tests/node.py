@@ -208,19 +208,6 @@ def granted(
     ]
 
 
-def unit_hold(
-    key: str,
-    resource_name: str,
-    device: str,
-    since: float,
-    pod: PodRef | None = None,
-    spec: Spec | None = None,
-    others: Sequence[str] = (),
-) -> Hold:
-    """Say that a pod has a unit, which may be of several devices."""
-    return Hold(key, resource_name, (device, *others) if device else (), since, pod, spec)
-
-
 def bound_slot(
     key: str,
     resource_name: str,

@@ -18,11 +18,11 @@ from agent.errors import Unavailable
 from agent.ledger import Ledger
 from agent.model.allocation import ClaimState, Hold, Spec
 from agent.state import Latest
-from tests.node import bound_slot, claimed, prepare, unit_hold
+from tests.node import bound_slot, claimed, prepare
 
 EDITS = {"env": ["PCIDEVICE_RDMA_VF=0000:3b:00.2"], "deviceNodes": [{"path": "/dev/infiniband/uverbs3"}]}
 OTHER_EDITS = {"env": ["PCIDEVICE_RDMA_VF=0000:3b:00.3"]}
-UNIT = unit_hold("0000:3b:00.2", "rdma/vf", "0000:3b:00.2", 0.0, spec=Spec("vf", EDITS))
+UNIT = Hold("0000:3b:00.2", "rdma/vf", ("0000:3b:00.2",), spec=Spec("vf", EDITS))
 SLOT = bound_slot("slot-rdma:vf-0-3", "rdma/vf", "vf", "0000:3b:00.3", "main", "sandbox", "net1", None, EDITS)
 RESULT = claimed("nic", "node", "vf-1", "rdma/vf", "vf", "0000:3b:00.4", "uid-nics-0-vf-1", edits=EDITS)
 HOLDS = (UNIT, SLOT, replace(RESULT, claim_uid="uid-nics"))

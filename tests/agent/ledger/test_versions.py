@@ -19,6 +19,7 @@ from agent.model.allocation import (
     AttachmentState,
     ClaimRef,
     ClaimState,
+    Hold,
     NetnsId,
     Owner,
     PodRef,
@@ -29,7 +30,7 @@ from agent.model.allocation import (
 )
 from agent.model.vf_identity import KnownDevice, Rail
 from tests import sandbox, versions
-from tests.node import bound_slot, claimed, open_books, unit_hold
+from tests.node import bound_slot, claimed, open_books
 
 POD, OTHER = PodRef("default", "trainer", "uid-1"), PodRef("default", "worker", "uid-2")
 PLAIN = VfSettings(vlan=0, vlan_qos=0, vlan_proto="802.1q", trust=False)
@@ -128,13 +129,13 @@ def test_grants_bindings_and_devices_of_claims_became_holds(tmp_path: Path) -> N
     with open_books(tmp_path, "boot-1") as books:
         assert books.recovered_from is None
         assert {replace(hold, since=0.0, bound_at=0.0) for hold in books.holds() if hold.spec is None} == {
-            unit_hold(vf, "rdma/vf", vf, 0.0, POD),
-            unit_hold(f"{late}-1", "rdma/late", "", 0.0),
+            Hold(vf, "rdma/vf", (vf,), 0.0, POD),
+            Hold(f"{late}-1", "rdma/late"),
         }
         found = {hold.key: replace(hold, since=0.0, bound_at=0.0) for hold in books.holds() if hold.spec is not None}
         assert found == {
-            "hca-1": unit_hold("hca-1", "rdma/hca", "0000:5e:00.0", 0.0, None, hca),
-            "rail-GPU-1": unit_hold("rail-GPU-1", "rdma/rail", "0000:3c:00.0", 0.0, None, rail, ("0000:3d:00.0",)),
+            "hca-1": Hold("hca-1", "rdma/hca", ("0000:5e:00.0",), spec=hca),
+            "rail-GPU-1": Hold("rail-GPU-1", "rdma/rail", ("0000:3c:00.0", "0000:3d:00.0"), spec=rail),
             f"{late}-0": bound_slot(
                 f"{late}-0", "rdma/late", "vf", "0000:3b:00.6", "main", "c9", "eth0", OTHER, edits, "boot-1"
             ),
@@ -213,7 +214,7 @@ def test_another_process_reads_what_each_version_left_without_the_agent(tmp_path
         folder = tmp_path / version
         folder.mkdir()
         found = read_books(versions.unpack(version, folder) / "ledger.db")
-        assert unit_hold("0000:3b:00.2", "rdma/vf", "0000:3b:00.2", found.holds[0].since, POD) in found.holds
+        assert Hold("0000:3b:00.2", "rdma/vf", ("0000:3b:00.2",), found.holds[0].since, POD) in found.holds
         row = found.attachments[0]
         assert (row.device, row.state, row.claim_uid) == ("0000:3b:00.2", AttachmentState.ATTACHED, "")
         assert found.claims == ()

@@ -13,14 +13,13 @@ from hypothesis import strategies as some
 from agent.kubelet.podresources import HeldUnit
 from agent.model.allocation import Hold, PodRef, Spec
 from agent.reconcile.grants import Action, Bind, Ended, Move, Release, TakeOver, decide
-from tests.node import unit_hold
 
 A, B, C = "0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4"
 POD, NEXT = PodRef("default", "a", "uid"), PodRef("default", "b")
 
 
 def grant(unit: str, device: str | None = None, pod: PodRef | None = POD, at: float = 0.0) -> Hold:
-    return unit_hold(unit, "rdma/vf", device or unit, at, pod)
+    return Hold(unit, "rdma/vf", (device or unit,), at, pod)
 
 
 def held(unit: str, pod: PodRef = POD) -> HeldUnit:
@@ -54,7 +53,7 @@ NAMED = replace(grant(A, pod=None), spec=Spec("hca", {"deviceNodes": [{"path": "
 SLOT = "slot-rdma:vf-0-0"
 BOUND = grant(SLOT, A)
 RAIL, NICS, SOON = "rail-GPU-1", ("0000:3b:00.0", "0000:3c:00.0"), (A, "0000:5b:00.0")
-GRANTED_RAIL = unit_hold(RAIL, "rdma/rail", NICS[0], 0.0, POD, others=NICS[1:])
+GRANTED_RAIL = Hold(RAIL, "rdma/rail", tuple(NICS), 0.0, POD)
 MOVED_NIC = {NICS[1]: "0000:5b:00.0"}
 
 

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from agent.config import Config, Endpoints
 from agent.edits.add_facts import NOTED, RdmaFacts
 from agent.errors import NetlinkFailed
-from agent.model.allocation import Attachment, AttachmentState, ClaimState, OwedLease, Quarantine, Undo
+from agent.model.allocation import Attachment, AttachmentState, ClaimState, Hold, OwedLease, Quarantine, Undo
 from agent.model.cloud_topology import Places
 from agent.model.counters import Counters, RdmaPortCounters, VfCounters
 from agent.model.device import MigDevice, Problem, Snapshot
@@ -34,7 +34,7 @@ from agent.report.facts import DriverState, Facts
 from agent.report.metrics import Metrics
 from agent.state import Latest
 from tests.agent.ledger.test_claims import claim, of_share, of_vf
-from tests.node import POD, owner, recorded_node, unit_hold
+from tests.node import POD, owner, recorded_node
 
 PF, VF, OTHER, CLAIMED, BOUND, LEFT, FORMER, MADE = (f"0000:18:00.{n}" for n in range(8))
 GPU = "GPU-8fbb9b0e-0000-4000-8000-000000000000"
@@ -129,13 +129,13 @@ def facts() -> Facts:
             "rdma/none": (),
         },
         (
-            unit_hold("vf-1", "rdma/vf", VF, 3.0, POD),
-            unit_hold("vf-2", "rdma/vf", OTHER, 4.0),
-            unit_hold("slot-0", "rdma/vf", BOUND, 3.0, POD),
-            unit_hold("slot-1", "rdma/vf", "", 4.0),
-            unit_hold("rail-0", "rdma/rail", PF, 3.0, POD, others=(OTHER,)),
-            unit_hold("former", "rdma/former", FORMER, 3.0, POD),
-            *(unit_hold(share.unit_id, "rdma/hca", PF, 3.0, POD) for share in shares),
+            Hold("vf-1", "rdma/vf", (VF,), 3.0, POD),
+            Hold("vf-2", "rdma/vf", (OTHER,), 4.0),
+            Hold("slot-0", "rdma/vf", (BOUND,), 3.0, POD),
+            Hold("slot-1", "rdma/vf", (), 4.0),
+            Hold("rail-0", "rdma/rail", (PF, OTHER), 3.0, POD),
+            Hold("former", "rdma/former", (FORMER,), 3.0, POD),
+            *(Hold(share.unit_id, "rdma/hca", (PF,), 3.0, POD) for share in shares),
         ),
         (
             ROW,

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from agent.config import Config, HealthSettings
 from agent.errors import ClaimConflict, DeviceBusy, HardwareError, LedgerError, Unavailable
 from agent.health_history import HealthHistory
-from agent.model.allocation import AttachmentState
+from agent.model.allocation import AttachmentState, Hold
 from agent.model.counters import Counters, RdmaPortCounters
 from agent.model.device import Gpu, Problem, Snapshot
 from agent.model.device_health import GpuEvent
@@ -27,7 +27,7 @@ from agent.state import Latest
 from tests.agent.ledger.test_claims import claim
 from tests.agent.report import golden
 from tests.agent.report.golden import COUNTERS, ROW, VF
-from tests.node import POD, owner, unit_hold
+from tests.node import POD, owner
 
 
 def metrics_of(facts: Facts) -> CollectorRegistry:
@@ -66,7 +66,7 @@ def test_the_exporters_names_come_only_if_wanted() -> None:
 
 def test_a_granted_device_that_is_still_on_its_way_back_is_joined_with_its_new_pod_alone() -> None:
     former = replace(ROW, state=AttachmentState.DETACHING, owner=owner(pod=replace(POD, name="former", uid="former")))
-    holds = (unit_hold("vf-1", "rdma/vf", VF, 3.0, POD),)
+    holds = (Hold("vf-1", "rdma/vf", (VF,), 3.0, POD),)
     registry = metrics_of(Facts(Snapshot(), holds=holds, attachments=(former,)))
     (family,) = [f for f in registry.collect() if f.name == "nodefabric_allocation_info"]
     assert [s.labels["pod"] for s in family.samples if s.labels["device"] == VF] == ["trainer"]
