@@ -120,8 +120,6 @@ def _play(stage: Stage, file: Path) -> int:
         )
     say("Starting stand-ins for the API server and kubelet, and the agent, as three processes")
     port = scheduler.start_api_server(stage)
-    stage.write_config()
-    stage.write_conflist()
     stage.start_kubelet(*scheduler.kubelet_options(port))
     stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"))
     stage.await_ready()

@@ -40,7 +40,6 @@ def play_claims(stage: Stage, document: Mapping[str, Any] = CONFIG, node: str = 
     """Play a node with its VFs and shares for claims, and an API server, whose port is returned."""
     stage.build_node(node)
     stage.write_config(by_claims(document))
-    stage.write_conflist()
     port = start_api_server(stage)
     stage.start_kubelet(*kubelet_options(port))
     stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"))

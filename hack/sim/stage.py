@@ -64,6 +64,8 @@ class Stage:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "cni/nodefabric").symlink_to(self.relay.resolve())
         subprocess.run(["/usr/sbin/ip", "link", "set", "lo", "up"], check=True)
+        self.write_config()
+        self.write_conflist()
 
     def close(self) -> None:
         """End the processes, pods and links. Kubelet does not end its pods first, which would take its time."""
@@ -196,7 +198,7 @@ class Stage:
     # ---------------------------------------------------------------- processes
 
     def start_agent(self, *options: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start the agent. `write_config` and `build_node` come before. `env` is put into its environment."""
+        """Start the agent. `build_node` comes before. `env` is put into its environment."""
         config = self.folder / "config.yaml"
         former = self.code is not None and not (self.code / "hack/sim/agent.py").exists()
         program = "agent" if former else "hack.sim.agent"
@@ -210,7 +212,7 @@ class Stage:
         self.await_ready()
 
     def start_kubelet(self, *options: str) -> subprocess.Popen[bytes]:
-        """Start the kubelet stand-in. `write_conflist` comes before."""
+        """Start the kubelet stand-in."""
         arguments = {
             "dir": self.folder / "kubelet",
             "manifests": self.folder / "manifests",

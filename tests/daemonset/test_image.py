@@ -121,7 +121,6 @@ def test_its_agent_hears_of_a_link_that_goes_down_and_attaches_vfs(furnished: Im
             hardware = stage.build_node("h100-8gpu")
             networks = [{"name": "rails", "mtu": 4200}]  # no IPAM: its plugins are programs of the host
             stage.write_config({**CONFIG, "networks": networks, "rescanSeconds": 3600})
-            stage.write_conflist()
             stage.start_kubelet()
             start_agent_of(furnished, stage)
             stage.await_ready()

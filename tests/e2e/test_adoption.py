@@ -13,7 +13,6 @@ CONTAINER = "ab" * 32
 def test_a_pod_of_the_old_plugin_keeps_its_vf_and_gives_it_back(stage: Stage) -> None:
     stage.build_node("h100-8gpu")
     stage.write_config({**CONFIG, "netnsDirs": [str(stage.folder / "netns")]})
-    stage.write_conflist()
     machine = stage.machine
     snapshot = machine.scan()
     facts = next(device for device in snapshot.devices if device.is_vf and device.netdev is not None)

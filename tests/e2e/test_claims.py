@@ -180,8 +180,6 @@ def test_a_node_that_offers_nothing_to_claims_loads_no_driver_opens_no_socket_an
     stage: Stage,
 ) -> None:
     stage.build_node("h100-8gpu")
-    stage.write_config()
-    stage.write_conflist()
     port = start_api_server(stage)
     stage.start_kubelet(*kubelet_options(port))
     stage.start_agent("--kubeconfig", str(stage.folder / "kubeconfig"), env={"PYTHONPROFILEIMPORTTIME": "1"})

@@ -66,8 +66,6 @@ def test_a_restart_of_kubelet_is_no_error_and_sigterm_ends_the_agent_in_time_and
 
 def test_a_missing_kubelet_is_said_once_and_waited_for_and_the_network_is_ready_meanwhile(stage: Stage) -> None:
     stage.build_node("one-nic", with_links=False)
-    stage.write_config()
-    stage.write_conflist()
     process = stage.start_agent()
     resources = len(CONFIG["resources"])
     wait("a line for each", lambda: stage.log("agent").count("kubelet.sock is missing") >= resources or None)
@@ -91,8 +89,6 @@ def test_who_takes_the_port_gets_no_agent_killed_and_keeps_no_pod_from_its_netwo
     stage: Stage,
 ) -> None:
     stage.build_node("h100-8gpu")
-    stage.write_config()
-    stage.write_conflist()
     stage.start_kubelet()
     with socket.create_server(("127.0.0.1", stage.port)):
         stage.start_agent(env={probe.SOCKET: str(stage.folder / "probe.sock")})

@@ -25,7 +25,6 @@ def written(path: Path, document: object) -> str:
 
 def test_pods_run_on_the_pools_of_both(stage: Stage) -> None:
     stage.build_node("h100-8gpu")
-    stage.write_conflist()
     stage.write_config({"resources": [], "networks": []})
     sriov, shared = stage.folder / "pcidp.json", stage.folder / "shared.json"
     options = ["--sriov-config", written(sriov, SRIOV), "--rdma-shared-config", written(shared, SHARED)]

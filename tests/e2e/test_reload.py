@@ -19,8 +19,8 @@ HCA = {"name": "rdma/hca", "kind": "hca", "select": {"vendors": ["15b3"]}}
 def configured(stage: Stage) -> Stage:
     """A stage whose configuration is mounted as kubelet mounts a ConfigMap."""
     stage.build_node("h100-8gpu")
-    stage.write_conflist()
     stage.start_kubelet("--seed", "3")
+    (stage.folder / "config.yaml").unlink()
     (stage.folder / "config.yaml").symlink_to("volume/..data/config.yaml")
     mount(stage, {"resources": [VFS]})
     stage.start_agent()

@@ -38,8 +38,6 @@ def stage(own_network: None, short_folder: Path) -> Iterator[Stage]:
     made = Stage(short_folder, RELAY)
     try:
         made.build_node("one-nic", with_links=False)
-        made.write_config()
-        made.write_conflist()
         made.start_kubelet()
         options = ["run", "--config", str(made.folder / "config.yaml"), *made.host, "--log-format", "text"]
         made.spawn("agent", ["-c", AGENT, *options], {"NODE_NAME": "node"})

@@ -16,7 +16,6 @@ __all__ = ["stage"]
 def test_claims_go_on_after_an_update_and_only_the_next_agent_is_found(stage: Stage) -> None:
     stage.build_node("h100-8gpu")
     stage.write_config(by_claims(CONFIG))
-    stage.write_conflist()
     port = start_api_server(stage)
     stage.start_kubelet(*kubelet_options(port))
     agents = Agents(stage, ("--kubeconfig", str(stage.folder / "kubeconfig")))

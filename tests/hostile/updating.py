@@ -196,8 +196,6 @@ class DeadlyUpdates:
         self._agents = Agents(stage)
         machine = stage.build_node("h100-8gpu")
         self._machine, self._before = machine, machine.links.by_device()
-        stage.write_config()
-        stage.write_conflist()
         stage.start_kubelet("--seed", "7")
         self._serving = self._served(self._agents.start(self.PROGRAM))
         stage.run_pod("keeps", {"rdma/vf": 1})

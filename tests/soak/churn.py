@@ -93,7 +93,6 @@ class Churn:
         network = {"name": "claims", "vlan": 11, "ipam": stage.ipam("claims", "10.8.0.0/20")}
         # The pods are no kubelet's.
         stage.write_config({**CONFIG, "networks": [network], "resources": resources, "cni": {"requireGrant": False}})
-        stage.write_conflist()
         stage.start_kubelet()
         self._desk = Desk(stage)
         self._free = plain

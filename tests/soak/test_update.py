@@ -50,7 +50,6 @@ def test_pods_of_each_way_keep_their_devices_through_an_update_and_give_them_bac
         for n, (name, way) in enumerate(WAYS.items())
     ]
     stage.write_config({"resources": resources})
-    stage.write_conflist()
     port = start_api_server(stage)
     stage.start_kubelet(*kubelet_options(port))
     options = "--kubeconfig", str(stage.folder / "kubeconfig")

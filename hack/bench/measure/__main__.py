@@ -119,7 +119,6 @@ def _node(version: Version) -> Iterator[Played]:
         def start() -> SimulatedMachine:
             machine = stage.build_node(attach.NODE)
             stage.write_config({**CONFIG, "cni": {"requireGrant": False}})  # both plugins are told the device by hand
-            stage.write_conflist()
             stage.start_kubelet("--seed", "7")
             stage.start_agent()
             stage.await_ready()

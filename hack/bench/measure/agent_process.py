@@ -64,7 +64,6 @@ def running_agent(version: Version, *, publish: bool, say: Say, port: int = PORT
         try:
             root = stage.build_node(discovery.NODE, with_links=False).root
             stack.enter_context(in_memory(root / "var/run"))
-            stage.write_conflist()
             stage.start_kubelet()
             topology = {"publish": publish, "startSpreadSeconds": 0, "kubeletConfig": f"{folder}/kubelet.yaml"}
             stage.write_config({"resources": RESOURCES, "topology": topology})

@@ -37,7 +37,6 @@ def measure(say: Callable[[str], None], events: int, relay: Path) -> Figures:
         try:
             stage.build_node(NODE, with_links=False)
             (stage.folder / "node/gpus.live").write_text(json.dumps({"apart": 0.1}))
-            stage.write_conflist()
             stage.start_kubelet()
             stage.write_config({"resources": [{"name": RESOURCE, "kind": "gpu"}]})
             stage.start_agent(env=env)

@@ -110,7 +110,6 @@ def _agent(relay: Path, say: Callable[[str], None]) -> Iterator[tuple[Stage, Sim
         stage = Stage(Path(folder), relay)
         try:
             machine = stage.build_node(NODE, with_links=False)
-            stage.write_conflist()
             stage.start_kubelet()
             stage.write_config(CONFIG)
             stage.start_agent()

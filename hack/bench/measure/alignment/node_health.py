@@ -64,7 +64,6 @@ class NodeHealth:
 
     def _measure(self, stage: Stage, file: Path, scenario: Scenario) -> Soonness | None:
         machine = stage.build_node(file, with_links=False)
-        stage.write_conflist()
         stage.start_kubelet()
         stage.write_config(configuration(scenario))
         stage.start_agent()

@@ -47,7 +47,6 @@ def running_node(
         try:
             machine = stage.build_node(node, with_links=with_links)
             stack.enter_context(in_memory(machine.root / "var/run"))
-            stage.write_conflist()
             stage.write_config(config)
             cluster = _cluster(stage)
             options = ("--api-server", f"http://127.0.0.1:{cluster.port}", "--node", NODE)
