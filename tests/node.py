@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -165,11 +165,8 @@ def without(snapshot: Snapshot, *addresses: str) -> Snapshot:
 @contextmanager
 def open_books(folder: Path, boot_id: str = "boot", clock: Callable[[], float] = time.time) -> Iterator[Ledger]:
     """Open the ledger in a folder, and close it."""
-    books = Ledger.open(folder / "ledger.db", boot_id, clock)
-    try:
+    with closing(Ledger.open(folder / "ledger.db", boot_id, clock)) as books:
         yield books
-    finally:
-        books.close()
 
 
 def new_report(conditions: Conditions | None = None) -> Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,8 @@ def test_the_readme_lists_all_commands() -> None:
 def test_the_example_configuration_is_accepted(tmp_path: Path) -> None:
     (example,) = [text for text in blocks(README, "yaml") if text.startswith("resources:\n")]
     SimulatedMachine.create(tmp_path / "node", recorded.load(recorded.find("h100-8gpu")), with_links=False)
-    host = SimulatedMachine.open(tmp_path / "node")
-    try:
+    with closing(SimulatedMachine.open(tmp_path / "node")) as host:
         check(config.parse(example, "README.md"), host.scan())
-    finally:
-        host.close()
 
 
 def test_the_table_of_cni_keys_has_all_that_are_known_and_no_other() -> None:

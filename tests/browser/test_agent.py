@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from hack.sim.stage import Stage
@@ -12,8 +13,7 @@ from tests.e2e.conftest import RELAY
 
 def test_the_page_follows_a_pod_on_a_real_agent(own_network: None, short_folder: Path) -> None:
     program = find_browser()
-    stage = Stage(short_folder, RELAY)
-    try:
+    with closing(Stage(short_folder, RELAY)) as stage:
         stage.play()
         # A browser of its own: it must be in this test's network namespace.
         with started(program) as browser, opened(browser, f"http://127.0.0.1:{stage.port}/") as page:
@@ -26,5 +26,3 @@ def test_the_page_follows_a_pod_on_a_real_agent(own_network: None, short_folder:
             stage.end_pods("trainer-0")
             page.until("document.querySelectorAll('.cell[data-state=attached]').length === 0")
             assert page.complaints == []
-    finally:
-        stage.close()

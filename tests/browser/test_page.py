@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -239,12 +239,9 @@ def test_an_agent_that_is_away_or_begins_anew_with_a_wrong_configuration_is_told
         assert page.text("#freshness").endswith("the agent does not answer")
         assert page.evaluate("document.querySelectorAll('.gpu').length") == 8  # what was known stays
         node.attach(VF, PodRef("default", "trainer-0"))
-        server = EndpointServer.open("127.0.0.1", port, waiting)
-        try:
+        with closing(EndpointServer.open("127.0.0.1", port, waiting)):
             page.until("document.querySelector('#freshness').textContent.endsWith('repaired: resources: no list')")
             assert page.evaluate("document.title") == "node-1 – nodefabric"
-        finally:
-            server.close()
         node.open(port)
         page.until(READY)
         page.until(f"document.querySelector('[data-key=\"{VF}\"]').dataset.state === 'attached'")

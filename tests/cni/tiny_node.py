@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -285,11 +285,8 @@ class Rig:
 
     def settle_later(self) -> tuple[int, int]:
         """Give back what is owed, after the pause that follows a failure."""
-        later = LeaseBook(self.ledger, clock=lambda: time.time() + LONGEST_PAUSE_SECONDS)
-        try:
+        with closing(LeaseBook(self.ledger, clock=lambda: time.time() + LONGEST_PAUSE_SECONDS)) as later:
             return later.settle()
-        finally:
-            later.close()
 
     def unplug(self, index: int = 0) -> None:
         """Take a VF off the PCI bus, as a lower sriov_numvfs does."""

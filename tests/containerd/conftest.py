@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,8 @@ def stage(own_network: None) -> Iterator[Stage]:
         pytest.skip("containerd runs no pods without the machine's root")
     with sandbox.mounts(), tempfile.TemporaryDirectory(prefix="nf-") as folder:
         place = Path(folder)
-        with machine.covered(place):
-            made = Stage(place, RELAY)
-            try:
-                yield made
-            finally:
-                made.close()
+        with machine.covered(place), closing(Stage(place, RELAY)) as made:
+            yield made
 
 
 @pytest.fixture
@@ -63,13 +60,11 @@ def containerd(stage: Stage, suite: str, snapshotter: str) -> Iterator[Container
     folder.mkdir()
     made = Containerd(folder, unpacked, cgroups, stage.relay_environment)
     made.snapshotter = snapshotter
-    try:
+    with closing(made):
         made.write_config()
         made.start()
         made.import_images()
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,8 @@ def runtime(stage: Stage) -> Iterator[Runtime]:
     snapshot = machine.scan()
     pf = next(n.name for d in snapshot.devices if d.is_vf and (n := snapshot.pf_netdev(d)) is not None)
     stage.run({**CONFIG, "resources": [{"name": "nvidia.com/gpu", "kind": "gpu"}], "networks": []})
-    made = Runtime(stage, pf)
-    try:
+    with closing(Runtime(stage, pf)) as made:
         yield made
-    finally:
-        made.close()
 
 
 def owed(stage: Stage) -> list[dict[str, Any]]:

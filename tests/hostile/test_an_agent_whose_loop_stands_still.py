@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,16 +36,13 @@ interpreter's lock."""
 @pytest.fixture
 def stage(own_network: None, short_folder: Path) -> Iterator[Stage]:
     """A node on which kubelet and such an agent run."""
-    made = Stage(short_folder, RELAY)
-    try:
+    with closing(Stage(short_folder, RELAY)) as made:
         made.build_node("one-nic", with_links=False)
         made.start_kubelet()
         options = ["run", "--config", str(made.folder / "config.yaml"), *made.host, "--log-format", "text"]
         made.spawn("agent", ["-c", AGENT, *options], {"NODE_NAME": "node"})
         made.await_ready()
         yield made
-    finally:
-        made.close()
 
 
 def test_it_ends_and_shows_where_each_thread_stands(stage: Stage) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -296,12 +297,8 @@ def run(
     tell: Callable[[Figures], object] = lambda figures: None,
 ) -> Figures:
     """Make a node and churn it. Needs a network namespace of its own. `tell` gets the figures now and then."""
-    with tempfile.TemporaryDirectory(prefix="nf-") as folder:
-        stage = Stage(Path(folder), RELAY)
-        try:
-            figures = Churn(stage, vfs, seed, say, tell).run(pods, concurrency, crash_every)
-            if figures.failures or figures.leaks:
-                say(stage.log("agent")[-20000:])
-            return figures
-        finally:
-            stage.close()
+    with tempfile.TemporaryDirectory(prefix="nf-") as folder, closing(Stage(Path(folder), RELAY)) as stage:
+        figures = Churn(stage, vfs, seed, say, tell).run(pods, concurrency, crash_every)
+        if figures.failures or figures.leaks:
+            say(stage.log("agent")[-20000:])
+        return figures

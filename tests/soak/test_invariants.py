@@ -188,11 +188,8 @@ def test_what_happened_to_the_device_is_told() -> None:
 
 @pytest.fixture
 def node(own_network: None) -> Iterator[Node]:
-    made = Node(Path(tempfile.mkdtemp(prefix="nf-")))
-    try:
+    with closing(Node(Path(tempfile.mkdtemp(prefix="nf-")))) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture

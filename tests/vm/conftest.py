@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +80,11 @@ def containerd() -> Iterator[Containerd]:
     run("modprobe", "veth")
     with tempfile.TemporaryDirectory(prefix="nf-") as folder:
         made = Containerd(Path(folder), unpacked, Cgroups(Path(folder).name), {})
-        try:
+        with closing(made):
             made.write_config()
             made.start()
             made.import_images()
             yield made
-        finally:
-            made.close()
 
 
 @contextmanager

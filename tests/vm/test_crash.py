@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -121,11 +122,8 @@ class Bench:
 
 @pytest.fixture
 def bench(pfs: tuple[Pf, ...], vfs: MakeVfs) -> Iterator[Bench]:
-    made = Bench(pfs[0], vfs(pfs[0], 2)[0])
-    try:
+    with closing(Bench(pfs[0], vfs(pfs[0], 2)[0])) as made:
         yield made
-    finally:
-        made.close()
 
 
 def sample(points: tuple[Point, ...]) -> list[int]:

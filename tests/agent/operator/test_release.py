@@ -82,8 +82,7 @@ def test_what_does_not_come_back_is_forgotten_by_force_only(rig: Rig) -> None:
     rig.add("c1", pod, ipam=rig.stub_ipam(tiny_node.stub_answer("10.0.0.2/24")))
     (row,) = rig.ledger.attachments()
     rig.ledger.begin_detach([row.attachment_id])
-    held = open(pod)  # noqa: SIM115
-    try:
+    with open(pod):
         rig.remove(pod)  # the namespace lives on, unseen, with the device
         with pytest.raises(Exception, match="still lives"):
             rig.attachments.release(wish(), gone)
@@ -92,8 +91,6 @@ def test_what_does_not_come_back_is_forgotten_by_force_only(rig: Rig) -> None:
         assert done.startswith(f"{vf(0)} is forgotten though it is not back: ")
         assert (rig.ledger.attachments(), rig.ledger.quarantines()) == ((), ())
         assert [lease.container_id for lease in rig.ledger.owed_leases()] == ["c1"]
-    finally:
-        held.close()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 
 import pytest
@@ -45,12 +45,8 @@ async def test_work_that_blocks_goes_on_where_no_thread_can_be_started() -> None
 
 async def test_grants_are_written_where_no_thread_can_be_started() -> None:
     book, hold = Book(), Hold("u", "rdma/vf", ("d",))
-    allocator = Allocator(Latest(Offer()), book.grant, lambda unit: None)
-    try:
-        with no_thread_to_be_had():
-            await allocator._record([hold])
-    finally:
-        allocator.close()
+    with closing(Allocator(Latest(Offer()), book.grant, lambda unit: None)) as allocator, no_thread_to_be_had():
+        await allocator._record([hold])
     assert book.granted == [hold]
 
 

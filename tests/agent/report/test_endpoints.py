@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any
@@ -41,23 +41,17 @@ def pages(
 
 @contextmanager
 def serving(shown: Pages, address: str = "127.0.0.1") -> Iterator[EndpointServer]:
-    server = EndpointServer.open(address, 0, shown)
-    try:
+    with closing(EndpointServer.open(address, 0, shown)) as server:
         yield server
-    finally:
-        server.close()
 
 
 def ask(
     server: EndpointServer, path: str, method: str = "GET", *, to: str = "127.0.0.1", **headers: str
 ) -> tuple[HTTPResponse, bytes]:
-    connection = HTTPConnection(to, server.port, timeout=10)
-    try:
+    with closing(HTTPConnection(to, server.port, timeout=10)) as connection:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()
         return response, response.read()
-    finally:
-        connection.close()
 
 
 REBOUND, HERE = {"Host": "rebound.example:80"}, {"Host": "localhost:80"}

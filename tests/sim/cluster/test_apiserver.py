@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any
 
@@ -27,14 +28,11 @@ def topology(policy: str = "none", **changes: Any) -> dict[str, Any]:
 def call(
     port: int, method: str, path: str, document: Any = None, content_type: str = APPLY
 ) -> tuple[int, dict[str, Any], dict[str, str]]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
         body = None if document is None and method == "GET" else json.dumps(document)
         connection.request(method, path, body, {"Content-Type": content_type})
         response = connection.getresponse()
         return response.status, json.loads(response.read()), dict(response.headers)
-    finally:
-        connection.close()
 
 
 def apply(

@@ -224,12 +224,9 @@ class Attentive(Surprising):
 
 def test_a_scan_tells_where_the_kernel_has_gpus_with_their_driver() -> None:
     reader, snapshot = Attentive(), change(node(rails=3), "0000:24:00.0", driver="vfio-pci")
-    monitor = GpuMonitor(Times(first=10), reader=reader, is_installed=lambda: True)
-    try:
+    with contextlib.closing(GpuMonitor(Times(first=10), reader=reader, is_installed=lambda: True)) as monitor:
         with_newest_gpus(snapshot, monitor)
         assert reader.expected == {"0000:14:00.0", "0000:34:00.0"}
-    finally:
-        monitor.close()
 
 
 def test_an_error_that_nobody_foresaw_ends_nothing() -> None:
