@@ -330,6 +330,7 @@ class Node:
     def _look(self) -> World:
         self.machine.scan()  # the kernel gives a VF back from a namespace that ended; links of the simulation need this
         pods = observe.namespaces(self.folder / "pods")
+        books = observe.Books(self.folder / "state/ledger.db")  # before the links: a row goes when its VF is as it was
         found = observe.links(pods)
         return World(
             links={device: found.get(device, ()) for device in self.devices},
@@ -339,7 +340,7 @@ class Node:
             spool=observe.spool(self.folder / "spool"),
             specs=observe.specs(self.folder / SPECS),
             files=observe.claim_files(self.folder / SPECS),
-            **vars(observe.Books(self.folder / "state/ledger.db")),
+            **vars(books),
         )
 
     def expected(self) -> Expected:
