@@ -24,5 +24,7 @@ def soon(seconds: float, act: Callable[..., object], *values: Any) -> Iterator[N
     """Have something done on another thread in a moment; the block ends after that."""
     later = threading.Timer(seconds, act, values)
     later.start()
-    yield
-    later.join()
+    try:
+        yield
+    finally:
+        later.join()

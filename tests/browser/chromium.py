@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import closing, contextmanager
+from typing import Any, Literal
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, sync_playwright
 
 from tests.waiting import SECONDS, until
 
@@ -70,8 +70,9 @@ class Tab:
 @contextmanager
 def opened(browser: Browser, url: str, width: int = 1280, height: int = 900, *, dark: bool = False) -> Iterator[Tab]:
     """Open a page in a tab of its own, and close that."""
-    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
-    tab = Tab(page)
-    page.goto(url)
-    yield tab
-    page.close()
+    scheme: Literal["dark", "light"] = "dark" if dark else "light"
+    size: ViewportSize = {"width": width, "height": height}
+    with closing(browser.new_page(viewport=size, color_scheme=scheme, is_mobile=width < 600)) as page:
+        tab = Tab(page)
+        page.goto(url)
+        yield tab
